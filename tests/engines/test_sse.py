@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded
-from shoal.engines.sse import EVENT_MAX, EventReader
+from shoal.engines import sse
+from shoal.engines.sse import EventReader
 
 
 # From the examples and rules of WHATWG HTML, 9.2.6.
@@ -59,9 +60,12 @@ def test_events_survive_any_split(
 @pytest.mark.parametrize(
     "read", [b"data: " + b"x" * 65536 + b"\n", b"data:\n" * 65536, b"x" * 65536]
 )
-def test_oversized_event_is_rejected(read: bytes) -> None:
+def test_oversized_event_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, read: bytes
+) -> None:
+    monkeypatch.setattr(sse, "EVENT_MAX", 100_000)
     reader = EventReader()
-    reads = EVENT_MAX // 65536 + 2
+    reads = sse.EVENT_MAX // 65536 + 2
 
     with pytest.raises(LimitExceeded):
         deque((reader.feed(read) for _ in range(reads)), maxlen=0)
