@@ -213,9 +213,11 @@ class Coordinator:
         kind: JobKind = JobKind.CHAT,
         terms: JobTerms = DEFAULT_TERMS,
     ) -> Job:
+        # Without chance, so that any worker can repeat a lost answer.
+        chat = Chat(model, ({"role": "user", "content": prompt},), temperature=0.0)
         works: dict[JobKind, Work] = {
-            JobKind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
-            JobKind.COMPLETION: Completion(model, prompt),
+            JobKind.CHAT: chat,
+            JobKind.COMPLETION: Completion(model, prompt, temperature=0.0),
             JobKind.EMBEDDING: Embedding(model, (prompt,)),
             JobKind.RERANK: Rerank(model, prompt, (prompt,)),
             JobKind.TRANSCRIPTION: Transcription(model, "AA==", "wav"),

@@ -110,6 +110,56 @@ def test_lost_structured_answer_is_an_error() -> None:
     run_script(script)
 
 
+def sampled(coordinator: Coordinator) -> Job:
+    chat = Chat("m", ({"role": "user", "content": "hi"},), temperature=0.8)
+    return Job(coordinator.hub.new_id(), chat)
+
+
+def test_sampled_answer_that_nobody_continues_ends_at_once() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        async with coordinator.hub.run_job(sampled(coordinator)) as reader:
+            await run_pending()
+            first.write("Hello, ")
+            assert await reader.read() == ["Hello, "]
+            second = await coordinator.join("b")
+
+            first.port.on_disconnect("connection reset")
+
+            assert await reader.read() == []
+            with pytest.raises(WorkerLost, match="no other worker can continue it"):
+                await reader.outcome()
+            assert second.commands == []
+
+    run_script(script)
+
+
+def test_sampled_answer_waits_for_a_busy_worker_that_continues() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        busy = await coordinator.join("busy", features=CONTINUES)
+        other = await coordinator.request()
+        first = await coordinator.join("a")
+        async with coordinator.hub.run_job(sampled(coordinator)) as reader:
+            await run_pending()
+            first.write("Hello, ")
+            assert await reader.read() == ["Hello, "]
+            plain = await coordinator.join("plain")
+            first.port.on_disconnect("connection reset")
+            await run_pending()
+            assert plain.commands == []
+
+            busy.complete()
+            await run_pending()
+
+            assert other.outcome is not None
+            assert busy.runs[-1].continues == "Hello, "
+            busy.write("world")
+            busy.complete()
+            assert await reader.read() == ["world"]
+
+    run_script(script)
+
+
 def test_lost_unread_answer_restarts() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
@@ -139,6 +189,7 @@ def test_structured_work_is_never_continued() -> None:
         chat = Chat(
             "m",
             messages,
+            temperature=0.0,
             options={"tools": [{"type": "function", "function": {"name": "f"}}]},
         )
         async with coordinator.hub.run_job(

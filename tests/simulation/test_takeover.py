@@ -37,7 +37,9 @@ async def answer_with_a_kill(
     }
     await asyncio.sleep(1.0)
     text, killed = "", False
-    chat = Chat("m", ({"role": "user", "content": PROMPT},))
+    # Chance does no harm where the next worker goes on; else the answer is repeated.
+    temperature = 1.0 if continues else 0.0
+    chat = Chat("m", ({"role": "user", "content": PROMPT},), temperature=temperature)
     job = Job(JobId("job"), chat)
 
     async with world.hub.run_job(job) as reader:

@@ -366,7 +366,8 @@ class World:
             prompt += " rich"
         return Job(
             self.new_id(),
-            Chat(model, ({"role": "user", "content": prompt},)),
+            # Without chance, so that any worker can repeat a lost answer.
+            Chat(model, ({"role": "user", "content": prompt},), temperature=0.0),
             TimeLimits(queue=3600.0),
             self.random.choice(OWNERS),
             self.random.choice(list(Priority)),

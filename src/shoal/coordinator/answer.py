@@ -8,10 +8,17 @@ from shoal.coordinator.job_listener import JobListener
 from shoal.domain.answer_assembly import assemble, replay
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.vocabulary import CallResult
 
+THOUGHTS = {"reasoning_content"}
 ANSWER_MAX = 32 << 20  # characters of one answer
+NOT_CONTINUED = (
+    "the worker was lost in the middle of the answer, and no other worker can continue "
+    "it. Repeat the request. Answers survive on engines that continue them (`shoal "
+    "status` says which do), and with the temperature 0 or a seed, for then another "
+    "worker can repeat them"
+)
 TOKENS_MAX = 2**31 - 1  # the most that a worker may report for one answer
 
 
@@ -34,8 +41,8 @@ class Answer:
     """The output of one job so far, for any number of readers.
 
     The whole output is kept, because the successor of a lost worker needs it: a worker
-    that can continue gets it as its beginning; from a worker that starts over it is
-    expected again, and dropped.
+    that can continue gets its text as the beginning; from a worker that repeats it, the
+    text is expected again, and dropped.
 
     Several leases may write one after the other; ``lease`` is the current one.  While a
     job is hedged, it is the first worker's until one of the two begins.
@@ -51,7 +58,7 @@ class Answer:
         self._rival: tuple[LeaseNumber, WorkerId] | None = None
         self._read = False  # whether any reader has seen a piece
         self._pieces = PieceBuffer()
-        self._text_only = True  # whether all of them are texts
+        self._joinable = True  # whether all of them are text, or thoughts before it
         self._size = 0  # characters, as people count them
         self._cost = 0  # characters, as memory is counted
         self._expected = ""  # text that the present worker has to repeat
@@ -68,12 +75,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The output so far, if it is only text; else empty."""
-        if not self._text_only:
-            return ""
-        text = "".join(str(piece) for piece in self._pieces.all())
-        self._pieces.replace([text] if text else [])
-        return text
+        """The text so far, without the thoughts before it."""
+        return "".join(each for each in self._pieces.all() if isinstance(each, str))
 
     @property
     def size(self) -> int:
@@ -98,13 +101,21 @@ class Answer:
 
     # Leases.
 
-    def grant(self, lease: LeaseNumber, worker_id: WorkerId, *, continues: bool) -> str:
+    def grant(
+        self,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        *,
+        continues: bool,
+        repeats: bool = True,
+    ) -> str:
         """Let ``lease`` write from now on; return the text that it continues.
 
-        Only a worker that ``continues`` gets a beginning.  Any other starts over, and
-        must repeat what a client has read already.
+        Only a worker that ``continues`` gets a beginning.  Any other starts over; if a
+        client has read text already, it must repeat that.  An answer that was read in
+        its thoughts begins anew after them.
 
-        Raises UnusableOutput if no worker can do that.
+        Raises UnusableOutput if the worker cannot do that, as it ``repeats`` none.
         """
         self.lease = lease
         self.worker_id = worker_id
@@ -112,17 +123,22 @@ class Answer:
         self._rival = None
         self._expected = ""
         self._repeated = 0
-        if continues and self._text_only:
-            return self.text
+        text = self.text
+        if continues and self._joinable and text:
+            return text
         if not self._read:
             self._begin_anew()
-        elif self._text_only:
-            self._expected = self.text
-        else:
+        elif not self._joinable:
             raise UnusableOutput(
-                "the worker was lost in the middle of an answer that is more than text",
+                "the worker was lost in the middle of an answer that is more than text "
+                "(tool calls, log probabilities, several choices): nobody can join two "
+                "halves of that. Repeat the request",
                 lost=True,
             )
+        elif text and not repeats:
+            raise UnusableOutput(NOT_CONTINUED, lost=True)
+        else:
+            self._expected = text
         return ""
 
     def hedge(self, lease: LeaseNumber, worker_id: WorkerId) -> None:
@@ -167,7 +183,7 @@ class Answer:
             else:
                 cost += memory_cost(piece)
                 self._size += piece.size
-                self._text_only = False
+                self._joinable = self._joinable and _is_thought(piece)
         self._cost += cost
         if self._cost > ANSWER_MAX:
             limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
@@ -232,7 +248,7 @@ class Answer:
 
     def _begin_anew(self) -> None:
         self._pieces.replace([])
-        self._text_only = True
+        self._joinable = True
         self._size = self._cost = 0
         for reading in self._readings:
             reading.clear()
@@ -242,9 +258,10 @@ class Answer:
         beyond: list[AnswerPiece] = []
         for piece in pieces:
             if not isinstance(piece, str):
-                if self._expected:
+                if not self._expected:
+                    beyond.append(piece)
+                elif not _is_thought(piece):
                     raise _different_answer()
-                beyond.append(piece)
             elif not self._expected:
                 beyond.append(piece)
             elif text := self._skip_repeated_text(piece):
@@ -274,6 +291,15 @@ class Answer:
                 reading.wake()
             if self.listener is not None:
                 self.listener.on_end(self)
+
+
+def _is_thought(piece: AnswerPiece) -> bool:
+    """Return whether a piece is reasoning of the only choice, and nothing else."""
+    return (
+        isinstance(piece, Delta)
+        and piece.fields.keys() == THOUGHTS
+        and not (piece.choice or piece.logprobs or piece.finish_reason)
+    )
 
 
 def _different_answer() -> UnusableOutput:

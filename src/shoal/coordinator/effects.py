@@ -41,10 +41,12 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.trace_context import attempt_traceparent
-from shoal.domain.vocabulary import CancelJob, RunJob
-from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature
+from shoal.domain.vocabulary import CancelJob, Rejected, RunJob
+from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature, is_repeatable
 from shoal.domain.worker import Suspension
-from shoal.pool.inputs import AnswerRejected, HubInput
+from shoal.pool.eligibility import unsuitability
+from shoal.pool.inputs import AnswerRejected, HubInput, LeaseResult
+from shoal.pool.open_job import OpenJob
 from shoal.pool.react import Revocation
 from shoal.pool.state import PoolState
 
@@ -157,10 +159,22 @@ class Effects:
         )
         answer = self._answers[fact.job_id]
         try:
-            beginning = answer.grant(fact.lease, fact.worker_id, continues=continues)
+            beginning = answer.grant(
+                *(fact.lease, fact.worker_id),
+                continues=continues,
+                repeats=is_repeatable(job.job.work),
+            )
         except UnusableOutput as spoilt:
             # No worker got the job, so none has to stop.
-            self._post(AnswerRejected(fact.job_id, str(spoilt), spoilt.lost, cut=False))
+            if not continues and self._can_be_continued(job):
+                refusal = Rejected(
+                    fact.job_id, fact.lease, "cannot continue the answer"
+                )
+                self._post(LeaseResult(fact.worker_id, refusal))
+            else:
+                self._post(
+                    AnswerRejected(fact.job_id, str(spoilt), spoilt.lost, cut=False)
+                )
             return
         # If the worker has disconnected meanwhile, this is lost, and the disconnect is
         # in the mailbox.
@@ -175,6 +189,15 @@ class Effects:
             self._blobs.send(peer, job.job.work.blobs)
         peer.send(run)
         answer.notify_leased(peer)
+
+    def _can_be_continued(self, job: OpenJob) -> bool:
+        """Return whether a worker that is busy now could continue an answer."""
+        return not job.needs & INDIVISIBLE_FEATURES and any(
+            Feature.CONTINUE in worker.offer.features
+            and unsuitability(job, worker) is None
+            and worker.id not in job.refused_by
+            for worker in self._pool.workers.values()
+        )
 
     def _hedge(self, fact: JobHedged) -> None:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a

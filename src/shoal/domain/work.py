@@ -339,6 +339,16 @@ def _content_types(parts: Sequence[JSON]) -> set[str]:
     }
 
 
+def is_repeatable(work: "Work") -> bool:
+    """Return whether another worker may give the very same answer.
+
+    Models sample their texts, unless the temperature is 0 or the request has a seed.
+    """
+    if not isinstance(work, Chat | Completion):
+        return True
+    return work.temperature == 0 or work.options.get("seed") is not None
+
+
 def message_text(message: Mapping[str, JSON]) -> str:
     """Return the text of a message in OpenAI's form; text parts are joined."""
     content = message.get("content")
