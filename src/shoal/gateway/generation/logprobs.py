@@ -78,9 +78,15 @@ def _entry(given: Entry) -> Entry | None:
 
 
 def _number(value: JSON) -> float | None:
-    if not isinstance(value, int | float) or math.isnan(value) or value == math.inf:
+    if not isinstance(value, int | float):
         return None
-    return max(float(value), IMPOSSIBLE)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
+    if math.isnan(number) or number == math.inf:
+        return None
+    return max(number, IMPOSSIBLE)
 
 
 def _by_token(tops: JSON) -> Mapping[str, JSON]:
