@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import pytest
 
+from harness.profiles import some_long
 from protocols.pairs import streams
 from shoal.domain.facts import JobHedged
 from shoal.domain.work import JobKind
@@ -23,9 +24,19 @@ from simulation.faults import (
 )
 from simulation.world import World
 
-PROTOCOLS = [each for each in discover().values() if JobKind.CHAT in each.kinds]
+PROTOCOLS = sorted(
+    (each for each in discover().values() if JobKind.CHAT in each.kinds),
+    key=attrgetter("name"),
+)
 STREAMING = [protocol for protocol in PROTOCOLS if streams(protocol)]
 MODELS = ("small", "large")
+
+# What depends little on the wire; all wires: test_every_job_ends_exactly_once.
+one_short = pytest.mark.parametrize(
+    "protocol",
+    some_long(PROTOCOLS, short=1),
+    ids=[protocol.name for protocol in PROTOCOLS],
+)
 
 
 def fleet_of(world: World, count: int) -> Fleet:
@@ -124,7 +135,7 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
     virtual.run(scenario())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@one_short
 def test_every_job_ends_once_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
@@ -151,7 +162,7 @@ def test_every_job_ends_once_while_operators_suspend_workers(
     virtual.run(scenario())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@one_short
 def test_every_job_ends_once_though_the_disk_is_full_at_times(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
@@ -210,7 +221,11 @@ def test_thousand_workers_and_ten_thousand_jobs(
     virtual.run(scenario())
 
 
-@pytest.mark.parametrize("protocol", STREAMING, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "protocol",
+    some_long(STREAMING, short=1),
+    ids=[protocol.name for protocol in STREAMING],
+)
 def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
     async def waits(hedge_after: float | None) -> list[float]:
         """Return how long clients waited for the first piece, the longest first."""
@@ -221,10 +236,10 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
         found: list[float] = []
 
         async def ask_one() -> None:
-            await asyncio.sleep(world.random.uniform(0.0, 300.0))
+            await asyncio.sleep(world.random.uniform(0.0, 150.0))
             found.append(await world.first_piece(MODELS[0]))
 
-        await asyncio.gather(*(ask_one() for _ in range(200)))
+        await asyncio.gather(*(ask_one() for _ in range(100)))
         await world.settle()
         await fleet.stop()
         await world.close()
@@ -239,7 +254,7 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
     assert hedged[2] < 5.0
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@one_short
 def test_a_seed_tells_the_same_story_twice(protocol: AnyWireProtocol) -> None:
     async def scenario() -> object:
         world = await live_through(

@@ -74,7 +74,7 @@ async def kill_the_one_at_work(
     await asyncio.gather(workers[name], return_exceptions=True)
 
 
-@pytest.mark.parametrize("step", some_long([9, 1], short=1), ids=["some", "all"])
+@pytest.mark.parametrize("step", some_long([31, 1], short=1), ids=["some", "all"])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 @pytest.mark.parametrize("continues", [True, False], ids=["continues", "starts over"])
 def test_an_answer_survives_a_kill_at_every_piece(
