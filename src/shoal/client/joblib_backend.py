@@ -5,7 +5,7 @@ result or exception, so this backend also requires trust in the workers.
 """
 
 import io
-import pickle
+import pickle  # Trusted: users of this backend trust its workers.
 import platform
 import traceback
 from collections.abc import Callable, Sequence

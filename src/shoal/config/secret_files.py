@@ -1,6 +1,6 @@
 """The secrets in the coordinator's data directory, readable only by its user."""
 
-import secrets
+import secrets  # noqa: TID251  # it makes them
 import string
 from contextlib import suppress
 from pathlib import Path

@@ -206,6 +206,7 @@ class WorkerAdmission:
             (
                 each
                 for each in self.tokens
+                # No secret: a hint is sent in the clear, and reveals no digest.
                 if (not presented.hint or token_hint(each.digest) == presented.hint)
                 and presented.matches(each.digest)
             ),

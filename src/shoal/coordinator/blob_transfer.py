@@ -86,7 +86,7 @@ class BlobTransfer:
             return
         given = self._given.setdefault(peer, set())
         for digest in digests:
-            if digest in given:
+            if digest in given:  # No secret: a digest of a value.
                 continue
             try:
                 data = self._store.read(digest)
@@ -104,6 +104,7 @@ class BlobTransfer:
     def receive(self, given: SendBlob) -> None:
         """Store a blob from a peer; readers wait until it is on disk."""
         digest, size = given.digest, len(given.data)
+        # No secret: a digest of a value.
         if digest in self._coming or self._store.has(digest):
             return
         if self._coming_size + size > COMING_MAX:

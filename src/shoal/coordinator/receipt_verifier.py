@@ -57,7 +57,7 @@ class ReceiptVerifier:
         for each in _with_late_receipts(mail):
             check: SignatureCheck | None = None
             if isinstance(each, PresentedReceipt):
-                if each.job_id in presented:
+                if each.job_id in presented:  # No secret: these are jobs.
                     continue  # the first receipt counts
                 found = await self._verify_presented(each)
                 if found is None:

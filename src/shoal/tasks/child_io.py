@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from time import monotonic
+from time import monotonic  # noqa: TID251  # a process of its own
 from typing import Any, TypeAlias
 
 import msgspec

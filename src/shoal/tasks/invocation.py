@@ -88,7 +88,6 @@ class FunctionInvoker:
             if isinstance(arguments, InvocationResult):
                 return arguments
             positional, named = arguments
-            # A task is user code: it may raise anything, SystemExit included.
             try:
                 if bind is not None:
                     positional, named = bind(positional, named)
@@ -97,6 +96,7 @@ class FunctionInvoker:
                     pack(result, "result", size_max=RESULT_MAX).data
                 )
             except BaseException as error:
+                # A task is user code: it may raise anything, SystemExit included.
                 return _raised(error)
 
         return invoke
@@ -118,6 +118,7 @@ class FunctionInvoker:
             packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
             return InvocationResult(packed.data)
         except BaseException as error:
+            # A function that was sent may raise anything, too.
             return _raised(error, pickles=True)
 
     def _read(

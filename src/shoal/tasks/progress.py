@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic  # noqa: TID251  # a process of its own
 
 from shoal.tasks.limits import PROGRESS_INTERVAL, PROGRESS_TEXT_MAX
 

@@ -233,6 +233,7 @@ class Driver(Generic[In, Out]):
         except PeerError as error:
             self._end_by_peer(_protocol_broken(error))
         except Exception as error:
+            # A bug ends this connection, and `run` raises it.
             self._end(error)
 
     def _handle(
@@ -255,6 +256,7 @@ class Driver(Generic[In, Out]):
         except LinkClosed as closed:
             self._end_by_peer(ConnectionEnd.of_link(closed))
         except Exception as error:
+            # A bug ends this connection, and `run` raises it.
             self._end(error)
 
     def _step(
@@ -265,6 +267,7 @@ class Driver(Generic[In, Out]):
         except PeerError as error:
             self._end_by_peer(_protocol_broken(error))
         except Exception as error:
+            # A bug ends this connection, and `run` raises it.
             self._end(error)
 
     def _perform(self, outputs: Sequence[In | Output], patience: int = 1) -> None:

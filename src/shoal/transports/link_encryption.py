@@ -1,6 +1,6 @@
 """Opens the encryption of a TCP link, at either end: ``seam.encrypted_stream``."""
 
-import secrets
+import secrets  # noqa: TID251  # keys of one connection
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import (

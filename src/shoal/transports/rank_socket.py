@@ -164,7 +164,7 @@ def exchange(
             waits.append(source)
         if not waits:
             break
-        left = deadline - time.monotonic()
+        left = deadline - time.monotonic()  # noqa: TID251  # blocks a training process
         reads = [each.connection.fileno() for each in waits if each.waits_to_read]
         writes = [each.connection.fileno() for each in waits if not each.waits_to_read]
         if left <= 0 or not any(select.select(reads, writes, [], left)):

@@ -51,7 +51,7 @@ class ConnectionPolicy:
     tls: ServerTls | None = None
     gate: ConnectionGate = NoGate()  # noqa: RUF009  # it has no state
     handshake_timeout: float = 10.0
-    now: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.monotonic  # noqa: TID251  # a default
     strangers: Strangers = field(default_factory=Strangers)
 
 

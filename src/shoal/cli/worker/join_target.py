@@ -162,7 +162,7 @@ async def _on_this_machine(
     except Unavailable as error:
         if not (stored_token or certificate):  # this machine never ran one
             return await _on_local_network(wire, token, str(error))
-        if token not in ("", stored_token):
+        if token not in ("", stored_token):  # No secret: both are the user's own.
             # The token may be for this machine's coordinator after all.
             with suppress(ConfigError):
                 return await _on_local_network(wire, token, str(error))

@@ -96,6 +96,7 @@ class BrowserSessions:
 
     def is_open(self, session: BrowserSession, at: float) -> bool:
         """Say whether a session has not ended."""
+        # No secret: the digest of a random cookie, which reveals nothing.
         return session.digest in self._sessions and at < session.expires_at
 
     def check_page(self, request: web.Request) -> None:
@@ -113,6 +114,7 @@ class BrowserSessions:
         self.drop_ended(at)
         self._sessions[session.digest] = session
         everyone = list(self._sessions.values())
+        # No secret: the digest of a key that is known by now.
         of_key = [each for each in everyone if each.key_digest == key.digest]
         for each in (*of_key[:-OF_KEY_MAX], *everyone[:-SESSIONS_MAX]):
             self._sessions.pop(each.digest, None)
@@ -129,7 +131,7 @@ class BrowserSessions:
         ended = [
             digest
             for digest, each in self._sessions.items()
-            if each.key_digest == key.digest
+            if each.key_digest == key.digest  # No secret: an operator ends them.
         ]
         for digest in ended:
             del self._sessions[digest]

@@ -114,6 +114,7 @@ class StrongServerHandshake:
         peer = StrongPeer(
             has_token=bool(presented.digest),
             in_fleet=bool(presented.digest)
+            # No secret: both are our own, and the peer has proved one of them.
             and presented.digest == self._settings.digest,
             public_key=body.key if verified else b"",
             admitted=admitted,

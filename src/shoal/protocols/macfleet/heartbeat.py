@@ -49,7 +49,7 @@ class ReplayFilter:
         """Say whether a line has been received before, and remember it."""
         node_id, nonce, hardware = line
         proof = sign(key, node_id.encode(), b" ", nonce, b" ", hardware or b"")
-        if proof in self._proofs:
+        if proof in self._proofs:  # No secret: replays of valid proofs are no guesses.
             return True
         self._proofs[proof] = None
         if len(self._proofs) > REPLAYS_MAX:

@@ -270,6 +270,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             try:
                 call()
             except Exception as caught:
+                # The thread that waits for the work raises it.
                 error = caught
             work.finish(error)
 

@@ -152,6 +152,7 @@ class NodeRegistry:
                 "connection for each node",
             )
         verifies = self._context.verify
+        # No secret: it is public, and checked again only if it has changed.
         if before is None or before.profile.signature != message.signature:
             check_signature(message, verifies)
         proven = before is not None and before.proven
