@@ -112,14 +112,12 @@ def test_text_is_one_block() -> None:
         "type": "message",
         "role": "assistant",
         "model": 'm"1',
-        "content": [{"type": "text", "text": "hi", "citations": None}],
+        "content": [{"type": "text", "text": "hi"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
             "input_tokens": 3,
             "output_tokens": 4,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
         },
     }
 
@@ -135,7 +133,7 @@ PIECES: list[AnswerPiece] = [
 ]
 BLOCKS = [
     {"type": "thinking", "thinking": "Let me see.", "signature": ""},
-    {"type": "text", "text": "Two calls:\u2028", "citations": None},
+    {"type": "text", "text": "Two calls:\u2028"},
     {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
     {"type": "tool_use", "id": "c2", "name": "g", "input": {}},
 ]

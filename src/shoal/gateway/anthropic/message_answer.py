@@ -16,6 +16,7 @@ from shoal.domain.work import Chat
 from shoal.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from shoal.gateway.anthropic.token_count import estimated_input_tokens
 from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.options import matched_stop
 from shoal.gateway.generation.parts import (
     Part,
     PartBegun,
@@ -38,7 +39,7 @@ UNPARSED = "INVALID_JSON"
 object, as Anthropic's documentation of tools has it."""
 
 STOP_REASONS: Mapping[str, str] = {
-    "stop": "end_turn",  # or a stop sequence: engines do not say which of them it was
+    "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "content_filter": "refusal",
@@ -47,7 +48,6 @@ STOP_REASONS: Mapping[str, str] = {
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
@@ -61,12 +61,20 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
     input: dict[str, Any]
 
 
-class MessageUsage(msgspec.Struct, frozen=True):
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens; those of the input are without those that were in a cache.
+
+    What the engine does not tell is absent.
+    """
+
     input_tokens: int
     output_tokens: int
-    # Unknown: what a worker has in its cache is its own business.
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
+    cache_read_input_tokens: int | None = None
+    output_tokens_details: OutputTokensDetails | None = None
 
 
 class AnsweredMessage(msgspec.Struct, frozen=True):
@@ -98,6 +106,7 @@ def encode_message(
 ) -> bytes:
     """Encode a whole answer."""
     parts = parts_of(outcome, _call_prefix(job_id))
+    reason, sequence = stop_reason(chat, outcome, parts)
     message = AnsweredMessage(
         MESSAGE_ID_PREFIX + job_id,
         chat.model,
@@ -106,8 +115,9 @@ def encode_message(
             for part in parts
             if shows_thinking or part.kind is not PartKind.REASONING
         ],
-        stop_reason(outcome, parts),
+        reason,
         _usage(chat, outcome),
+        sequence,
     )
     return encode_json(message)
 
@@ -133,10 +143,10 @@ class MessageStreamEncoder:
         """Encode the end of the open block, the stop reason and the usage."""
         opening = self._opening()
         blocks = self._events(self._reader.end(outcome))
-        reason = stop_reason(outcome, self._reader.parts)
+        reason, sequence = stop_reason(self._chat, outcome, self._reader.parts)
         end = {
             "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": _usage(self._chat, outcome),
         }
         stop = _event("message_stop", {"type": "message_stop"})
@@ -209,16 +219,22 @@ _DELTAS: Mapping[PartKind, tuple[bytes, bytes]] = {
 """The type of the deltas of each kind of part, and their field with text."""
 
 
-def stop_reason(outcome: Outcome, parts: Sequence[Part]) -> str:
-    """Return why an answer ended, in Anthropic's words."""
+def stop_reason(
+    chat: Chat, outcome: Outcome, parts: Sequence[Part]
+) -> tuple[str, str | None]:
+    """Return why an answer ended, in Anthropic's words, and at which stop sequence."""
     kinds = {part.kind for part in parts}
     reason = STOP_REASONS.get(outcome.finish_reason, "end_turn")
     if PartKind.REFUSAL in kinds:
-        return "refusal"
+        return "refusal", None
+    if reason not in ("end_turn", "tool_use"):
+        return reason, None
     # Clients run the calls of an answer only if its reason says that there are some.
-    if reason in ("end_turn", "tool_use"):
-        return "tool_use" if PartKind.TOOL_CALL in kinds else "end_turn"
-    return reason
+    if PartKind.TOOL_CALL in kinds:
+        return "tool_use", None
+    fields = outcome.choices[0].fields if outcome.choices else {}
+    sequence = matched_stop(chat, fields)
+    return "end_turn" if sequence is None else "stop_sequence", sequence
 
 
 def _block(part: Part) -> TextBlock | ThinkingBlock | ToolUseBlock:
@@ -236,7 +252,13 @@ def _block(part: Part) -> TextBlock | ThinkingBlock | ToolUseBlock:
 
 def _usage(chat: Chat, outcome: Outcome) -> MessageUsage:
     usage = usage_of(chat, outcome)
-    return MessageUsage(usage.prompt_tokens, usage.completion_tokens)
+    thinking = usage.reasoning_tokens
+    return MessageUsage(
+        usage.prompt_tokens - (usage.cached_tokens or 0),
+        usage.completion_tokens,
+        usage.cached_tokens,
+        None if thinking is None else OutputTokensDetails(thinking),
+    )
 
 
 def _event(name: str, value: object) -> bytes:
