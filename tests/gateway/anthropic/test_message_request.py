@@ -434,7 +434,6 @@ PDF = document({"type": "base64", "media_type": "application/pdf", "data": "JVBE
     ("role", "block", "field", "words"),
     [
         ("user", PDF, "source.type", "application/pdf"),
-        ("user", result([PDF]), "content[0].source.type", "application/pdf"),
         ("user", document({"type": "file", "file_id": "f"}), "source.type", "file"),
         (
             "user",
@@ -454,7 +453,6 @@ PDF = document({"type": "base64", "media_type": "application/pdf", "data": "JVBE
         ("user", {"type": "tool_result"}, "tool_use_id", "missing"),
         ("user", CALL, "type", "tool_use is not supported"),
         ("assistant", IMAGE, "type", "image is not supported"),
-        ("assistant", {"type": "server_tool_use"}, "type", "server_tool_use"),
         ("assistant", {**CALL, "input": [1]}, "input", "xpected `object`"),
         ("assistant", {"type": "thinking"}, "thinking", "missing"),
     ],

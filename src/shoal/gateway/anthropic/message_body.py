@@ -20,6 +20,12 @@ BlockType = Annotated[str, Meta(min_length=1, max_length=64)]
 ToolCallId = Annotated[str, Meta(min_length=1, max_length=CALL_ID_MAX)]
 
 
+AnyContent = Annotated[
+    Raw, Meta(extra_json_schema={"type": ["string", "array", "object", "null"]})
+]
+"""What a block contains; of which form it is depends on the block's type."""
+
+
 class PlainBlock(msgspec.Struct, frozen=True):
     """A block where only text is allowed."""
 
@@ -56,12 +62,13 @@ class ResultBlock(ReadableBlock, frozen=True):
     """A block in the result of a tool."""
 
     content: list[PlainBlock] | UnsetType = UNSET
+    tool_name: FunctionName | UnsetType = UNSET
 
 
 class MessageBlock(ReadableBlock, frozen=True):
     """A block of a message; which fields it has depends on its type."""
 
-    content: str | list[ResultBlock] | UnsetType = UNSET
+    content: AnyContent | UnsetType = UNSET
     id: ToolCallId | UnsetType = UNSET
     name: FunctionName | UnsetType = UNSET
     input: FreeObject | UnsetType = UNSET

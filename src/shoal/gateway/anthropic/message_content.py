@@ -7,7 +7,8 @@ the images of a result follow in the user's message, each after its call's id.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
@@ -30,16 +31,24 @@ from shoal.gateway.generation.messages import (
     text_part,
     tool_call,
 )
+from shoal.gateway.generation.server_steps import server_step
 from shoal.gateway.http.decoding import (
+    decode_field,
     decode_object,
+    decode_value,
     is_given,
     missing,
     required,
+    size_of,
     unsupported,
 )
 from shoal.gateway.http.responses import encode_json
 
 MessagePart = Message  # of a message's content
+
+
+OF_USERS = ("image", "document", "search_result", "tool_result", "container_upload")
+"""The types of blocks that are in no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +148,10 @@ def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
                 pass  # encrypted: only Anthropic can read it
             case "tool_use":
                 calls.append(_tool_call(block, at))
-            case _:
+            case _ if block.type in OF_USERS:
                 raise unsupported(f"{at}.type", block.type)
+            case _:
+                texts.append(_server_step(block, at))
     reasoning = joined(thoughts) or None
     return assistant_message(joined(texts), reasoning=reasoning, tool_calls=calls)
 
@@ -157,13 +168,68 @@ def _tool_call(block: MessageBlock, at: str) -> Message:
 def _tool_result(block: MessageBlock, at: str) -> tuple[Message, list[MessagePart]]:
     """Return the message with the text of a result, and the parts of its images."""
     call_id = required(block.tool_use_id, f"{at}.tool_use_id")
-    parts = [] if block.content is UNSET else _parts(block.content, f"{at}.content")
+    path = f"{at}.content"
+    content = _decoded_content(block, path) if is_given(block.content) else ""
+    if isinstance(content, str):
+        parts = [text_part(content)]
+    else:
+        parts = [
+            _result_part(each, f"{path}[{index}]") for index, each in enumerate(content)
+        ]
     text = _joined_texts(parts)
     if block.is_error:
         text = f"Error: {text}"
     images = [part for part in parts if part["type"] != "text"]
     message, shown = result_with_images(call_id, text, images)
     return message, [*shown]
+
+
+_contents: msgspec.json.Decoder[str | list[ResultBlock]] = msgspec.json.Decoder(
+    str | list[ResultBlock]
+)
+
+
+def _decoded_content(block: MessageBlock, path: str) -> str | list[ResultBlock]:
+    raw = block.content
+    if not is_given(raw):
+        raise missing(path)
+    return decode_field(_contents, raw, path, size_of(raw))
+
+
+READABLE = {"image": ("base64", "url"), "document": ("text", "content")}
+"""The types of sources that a block can be read from."""
+
+
+def _result_part(block: ResultBlock, at: str) -> MessagePart:
+    """Return a part of a tool's result.
+
+    A program has put it there: an error would refuse its conversation for ever.
+    """
+    match block.type:
+        case "text" | "search_result":
+            return _part(block, at)
+        case "image" | "document" if _source(block, at).type in READABLE[block.type]:
+            return _part(block, at)
+        case "tool_reference":
+            name = required(block.tool_name, f"{at}.tool_name")
+            return text_part(f"The tool {name} is available.")
+        case _:
+            source = block.source
+            media = source.media_type if isinstance(source, BlockSource) else ""
+            what = f"{block.type} as {media}" if media else block.type
+            return text_part(f"[{what}: it cannot be read here]")
+
+
+def _server_step(block: MessageBlock, at: str) -> str:
+    """Return what Anthropic's servers did within an answer: a call, or its result."""
+    given = [
+        decode_value(raw, f"{at}.{name}")
+        for name, raw in (("input", block.input), ("content", block.content))
+        if is_given(raw)
+    ]
+    name = block.type if isinstance(block.name, UnsetType) else block.name
+    text = "" if isinstance(block.text, UnsetType) else block.text
+    return server_step(name, *given, text)
 
 
 def _parts(
@@ -217,7 +283,11 @@ def _document_text(block: ReadableBlock, at: str) -> str:
 def _search_result_text(block: MessageBlock | ResultBlock, at: str) -> str:
     _check_citations(block, at)
     source = block.source if isinstance(block.source, str) else ""
-    text = _plain_text(block.content, f"{at}.content")
+    path = f"{at}.content"
+    if isinstance(block, MessageBlock):
+        text = _plain_text(_decoded_content(block, path), path)
+    else:
+        text = _plain_text(block.content, path)
     return joined([block.title or "", source, text])
 
 

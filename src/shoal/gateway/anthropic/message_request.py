@@ -54,6 +54,12 @@ models that were trained on them."""
 SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 """What the types of tools begin with that only Anthropic's servers can run."""
 
+SEARCH_TOOLS = "tool_search_tool_"
+"""What the types of tools begin with that find other tools of the request.
+
+They are left out: every tool is described to the model, as if it had been found.
+"""
+
 REASONING_EFFORTS = {
     "low": "low",
     "medium": "medium",
@@ -152,11 +158,15 @@ def _options(body: CountMessageTokens) -> dict[str, JSON]:
 def _tool_options(
     tools: list[ToolParam], choice: ToolChoiceParam | None
 ) -> dict[str, JSON]:
-    if not tools:
+    functions = [
+        _function(tool, f"tools[{index}]")
+        for index, tool in enumerate(tools)
+        if not (tool.type or "").startswith(SEARCH_TOOLS)
+    ]
+    if not functions:
         if choice is not None and choice.type in ("any", "tool"):
             raise no_tools()
         return {}
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     options: dict[str, JSON] = {"tools": function_tools(functions)}
     match choice:
         case ToolChoiceParam(type="any"):

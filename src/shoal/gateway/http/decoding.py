@@ -56,6 +56,7 @@ SMALL = 64  # bytes: neutral values are smaller
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _objects = msgspec.json.Decoder(dict[str, Any])
+_values = msgspec.json.Decoder()
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
@@ -92,6 +93,17 @@ def decode_object(raw: msgspec.Raw, path: str) -> dict[str, JSON]:
     more deeply than ``NESTING_MAX``.
     """
     value = decode_field(_objects, raw, path)
+    if is_too_deep(value):
+        raise _too_deep(path)
+    return value
+
+
+def decode_value(raw: msgspec.Raw, path: str) -> JSON:
+    """Decode a value of any form, found at ``path``.
+
+    Raises InvalidRequest if it is nested more deeply than ``NESTING_MAX``.
+    """
+    value: JSON = decode_field(_values, raw, path, size_of(raw))
     if is_too_deep(value):
         raise _too_deep(path)
     return value
