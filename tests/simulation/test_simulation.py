@@ -236,10 +236,10 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
         found: list[float] = []
 
         async def ask_one() -> None:
-            await asyncio.sleep(world.random.uniform(0.0, 150.0))
+            await asyncio.sleep(world.random.uniform(0.0, 300.0))
             found.append(await world.first_piece(MODELS[0]))
 
-        await asyncio.gather(*(ask_one() for _ in range(100)))
+        await asyncio.gather(*(ask_one() for _ in range(200)))
         await world.settle()
         await fleet.stop()
         await world.close()
