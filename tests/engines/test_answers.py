@@ -1,6 +1,7 @@
 """The pieces in a streamed answer."""
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.domain.errors import ContextExceeded, JobError, ShoalError, Unavailable
+from shoal.domain.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    Unavailable,
+)
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.work import JSON
+from shoal.engines import answers
 from shoal.engines.answers import AnswerReader
 from shoal.engines.engine import Finished
 
@@ -28,7 +36,12 @@ def delta(index: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 DONE = b"data: [DONE]\n\n"
-CALL: JSON = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f"}}
+CALL: JSON = {
+    "index": 0,
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "f", "arguments": ""},
+}
 REST: JSON = {"index": 0, "function": {"arguments": "{}"}}
 LIKELY: JSON = {"content": [{"token": "a", "logprob": -0.5}]}
 
@@ -55,7 +68,7 @@ LIKELY: JSON = {"content": [{"token": "a", "logprob": -0.5}]}
         ),
         (
             [delta(content="", reasoning="hm", role="assistant", tool_calls=[])],
-            [Delta(0, {"reasoning": "hm"})],
+            [Delta(0, {"reasoning_content": "hm"})],
         ),
         ([delta(refusal="no")], [Delta(0, {"refusal": "no"})]),
         (
@@ -68,7 +81,10 @@ LIKELY: JSON = {"content": [{"token": "a", "logprob": -0.5}]}
         ),
         ([delta(content="a", role="assistant", tool_calls=None, refusal=None)], ["a"]),
         ([{"text": "a"}, {"index": 0, "text": "b", "logprobs": None}], ["ab"]),
-        ([text("a", 1), text("b", 1)], [Delta(1, {"content": "ab"})]),
+        # One choice was asked for, however the server numbers it.
+        ([text("a", 1), text("b", 1), text("another", 0)], ["ab"]),
+        ([text("a"), text("another", 1), text("another", 2048)], ["a"]),
+        ([text("a", -1), text("b", -1)], ["ab"]),
         ([{}], []),
     ],
 )
@@ -140,12 +156,282 @@ def test_aborted_answer_is_incomplete(reason: str) -> None:
         AnswerReader().feed(event(text("a", finish_reason=reason)))
 
 
-@pytest.mark.parametrize("reason", ["", "x" * 9999, "\0", "eos"])
-def test_unknown_finish_reason_becomes_stop(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "known"),
+    [
+        *((reason, "stop") for reason in ("", "x" * 9999, "\0", "eos", "tool_calls")),
+        *((reason, "length") for reason in ("length", "max_tokens", "MAX_TOKENS")),
+        (7, "stop"),
+        ({"type": "stop"}, "stop"),
+    ],
+)
+def test_finish_reason_becomes_one_that_clients_know(
+    reason: object, known: str
+) -> None:
     answer = AnswerReader()
     answer.feed(event(text("a", finish_reason=reason)))
 
-    assert answer.finished() == Finished("stop")
+    assert answer.finished() == Finished(known)
+
+
+@pytest.mark.parametrize(
+    ("reason", "known"),
+    [
+        *(
+            (reason, "tool_calls")
+            for reason in ("stop", "", "function_call", "tool_use")
+        ),
+        ("length", "length"),
+    ],
+)
+def test_answer_with_calls_ends_with_calls(reason: str, known: str) -> None:
+    for choices in (1, 2):
+        answer = AnswerReader(choices)
+        answer.feed(
+            event(delta(tool_calls=[CALL]), text("a", 1))
+            + event(text("", finish_reason=reason), text("", 1, finish_reason="stop"))
+            + DONE
+        )
+
+        assert answer.finished().finish_reason == known
+
+
+def test_a_blank_finish_reason_in_each_chunk_is_none() -> None:
+    whole, cut = AnswerReader(), AnswerReader()
+    chunks = event(text("a", finish_reason="")) * 2
+
+    assert read_all(chunks + DONE, whole) == ["aa"]
+    assert whole.finished() == Finished("stop")
+    read_all(chunks, cut)
+    with pytest.raises(Unavailable, match="ended in the middle"):
+        cut.finished()
+
+
+def read_all(data: bytes, reader: AnswerReader | None = None) -> list[AnswerPiece]:
+    reader = reader or AnswerReader()
+    return [*reader.feed(data), *reader.end()]
+
+
+HELLO = event(text("Hello"))
+STOP = event(text(None, finish_reason="stop"))
+COUNTS = {"prompt_tokens": 10, "completion_tokens": 5}
+LONG = b"1" * 5000  # digits, more than Python takes
+
+
+@pytest.mark.parametrize(
+    ("stream", "usage"),
+    [
+        (HELLO + STOP + event(usage=COUNTS) + DONE, Usage(10, 5)),
+        # No [DONE], or no end of the last event.
+        (HELLO + STOP, None),
+        (HELLO + STOP[:-2], None),
+        (HELLO + DONE[:-2], None),
+        (HELLO + b"data: [done]  \n\n", None),
+        (HELLO + b'data: "[DONE]"\n\n', None),
+        # Events without anything in them.
+        (b"data: \n\n" + HELLO + b"data:\n\ndata: \n\n" + STOP + DONE, None),
+        (b"data: null\n\n" + HELLO + b"data: {}\n\ndata: []\n\n" + STOP, None),
+        (
+            b'data: {"type": "ping"}\n\ndata: {"status": "working"}\n\n' + HELLO + DONE,
+            None,
+        ),
+        # Lines without an empty one in between, a list of chunks, or other lines.
+        ((HELLO + STOP + DONE).replace(b"\n\n", b"\n"), None),
+        ((HELLO + STOP).replace(b"\n\n", b"\n") + b"data: {", None),
+        (b"data: [%b,%b]\n\n" % (HELLO[6:-2], STOP[6:-2]) + DONE, None),
+        (HELLO[6:-1] + STOP[6:-1], None),
+        # Null, missing or odd fields.
+        (HELLO + STOP + event(usage=COUNTS).replace(b"[]", b"null"), Usage(10, 5)),
+        (HELLO + STOP + event(usage=COUNTS).replace(b"[]", b"4"), Usage(10, 5)),
+        (HELLO + STOP + event(usage=COUNTS).replace(b"[]", b"[null, 5]"), Usage(10, 5)),
+        (HELLO.replace(b'"index": 0', b'"index": null') + STOP, None),
+        (HELLO.replace(b'"index": 0, ', b"") + STOP, None),
+        (HELLO.replace(b'"index": 0', b'"index": "0"') + STOP, None),
+        (HELLO.replace(b'"index": 0', b'"index": 0.0') + STOP, None),
+        (HELLO.replace(b'"index": 0', b'"index": %b' % LONG) + STOP, None),
+        (HELLO.replace(b"[{", b"{").replace(b"}]", b"}") + STOP, None),
+        (HELLO.replace(b'{"content": "Hello"}', b'"Hello"') + STOP, None),
+        (HELLO.replace(b'"Hello"', b'[{"text": "Hel"}, {"text": "lo"}]') + STOP, None),
+        (HELLO + event({"finish_reason": "stop"}) + DONE, None),
+        (event(text("Hello", finish_reason=False)) + STOP, None),
+        (event(text("Hello"), error=None, object="chat.completion.chunk") + STOP, None),
+        (event(text("Hello"), error="", usage=None) + STOP, None),
+        (event(text("Hello"), model=["m"], created="now", id=None) + STOP, None),
+        (event(text("Hello")).replace(b"}]}", b'}], "nan": NaN}') + STOP, None),
+        (event(text("Hello")).replace(b"}]}", b'}], "odd": -1e999}') + STOP, None),
+        # Counts.
+        (HELLO + STOP + event(usage={**COUNTS, "completion_tokens": None}), None),
+        (HELLO + STOP + event(usage={"prompt_tokens": 10}), None),
+        (HELLO + STOP + event(usage={}), None),
+        (HELLO + STOP + event(usage=[1]), None),
+        (HELLO + STOP + event(usage=-1), None),
+        (HELLO + STOP + event(usage={**COUNTS, "completion_tokens": -1}), None),
+        (HELLO + STOP + event(usage={**COUNTS, "completion_tokens": 2**40}), None),
+        (
+            HELLO + event(usage={"input_tokens": 1e1, "output_tokens": "5"}) + DONE,
+            Usage(10, 5),
+        ),
+        (
+            HELLO + STOP + event(usage={"prompt_tokens": 10, "total_tokens": 15}),
+            Usage(10, 5),
+        ),
+        (
+            HELLO + STOP + event(usage={"input_tokens": 10, "output_tokens": 5}),
+            Usage(10, 5),
+        ),
+        (
+            HELLO
+            + STOP
+            + event(
+                usage={
+                    **COUNTS,
+                    "prompt_tokens_details": {"cached_tokens": 8},
+                    "completion_tokens_details": {"reasoning_tokens": 3.0},
+                }
+            ),
+            Usage(10, 5, 8, 3),
+        ),
+        (
+            HELLO + STOP + event(usage={**COUNTS, "prompt_tokens_details": None}),
+            Usage(10, 5),
+        ),
+        (event(text("Hello", finish_reason="stop"), usage=COUNTS), Usage(10, 5)),
+        # The whole message, in place of the stream or at its end.
+        (
+            event(
+                {"message": {"role": "assistant", "content": "Hello"}}, usage=COUNTS
+            )[6:-2],
+            Usage(10, 5),
+        ),
+        (b"\xef\xbb\xbf\n" + event({"text": "Hello"})[6:-2], None),
+        (
+            HELLO
+            + event({"delta": {}, "message": {"content": "Hello"}, "index": 0})
+            + STOP,
+            None,
+        ),
+        (
+            event(delta(role="assistant"))
+            + event({"delta": {}, "message": {"content": "Hello"}})
+            + DONE,
+            None,
+        ),
+        (event({"message": {"content": "Hel"}}) + event({"message": {"content": "lo"}})
+         + STOP, None),
+    ],
+)  # fmt: skip
+def test_odd_streams_are_read_as_they_are_meant(
+    stream: bytes, usage: Usage | None
+) -> None:
+    for several in (False, True):
+        reader = AnswerReader()
+        if several:  # each byte by itself
+            pieces = [
+                piece
+                for at in range(len(stream))
+                for piece in reader.feed(stream[at : at + 1])
+            ]
+        else:
+            pieces = reader.feed(stream)
+        pieces += reader.end()
+
+        assert "".join(str(piece) for piece in pieces) == "Hello"
+        assert reader.finished() == Finished("stop", usage)
+
+
+def test_pretty_printed_body_is_read() -> None:
+    message = {"role": "assistant", "content": [{"type": "text", "text": "Hello"}]}
+    body = {"choices": [{"message": message, "finish_reason": "length"}]}
+    reader = AnswerReader()
+
+    assert read_all(json.dumps(body, indent=2).encode(), reader) == ["Hello"]
+    assert reader.finished() == Finished("length")
+
+
+def test_too_large_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "BODY_MAX", 99)
+
+    with pytest.raises(JobError, match="more than 99 bytes"):
+        AnswerReader().feed(b"{" + b" " * 99)
+
+
+def test_characters_that_are_cut_between_chunks_are_joined() -> None:
+    def half(escaped: bytes) -> bytes:
+        return event(text("?")).replace(b"?", escaped)
+
+    whole = "a🐀b".encode()
+    thought = b'data: {"choices":[{"delta":{"reasoning":"%b"}}]}\n\n'
+
+    assert read_all(half(rb"a\ud83d") + half(rb"\udc00b")) == ["a🐀b"]
+    assert read_all(half(whole[:3]) + half(whole[3:])) == ["a🐀b"]
+    assert read_all(half(rb"a\ud83d") + event(text("b"))) == ["a\ufffdb"]
+    assert read_all(half(rb"a\ud83d") + STOP + DONE) == ["a", "\ufffd"]
+    assert read_all(thought % rb"\ud83d" + half(rb"\udc00") + thought % rb"\udc00") == [
+        "\ufffd",
+        Delta(0, {"reasoning_content": "🐀"}),
+    ]
+
+
+def test_logprobs_that_json_cannot_express_are_replaced() -> None:
+    def likely(logprob: bytes) -> bytes:
+        return event(text("a", logprobs=LIKELY)).replace(b"-0.5", logprob)
+
+    for written, read in ((b"-Infinity", -9999.0), (b"NaN", None), (b"1e999", None)):
+        entry: JSON = {"token": "a", "logprob": read}
+        assert read_all(likely(written)) == [
+            Delta(0, {"content": "a"}, {"content": [entry]})
+        ]
+
+
+def test_too_deep_logprobs_are_left_out() -> None:
+    deep = json.loads("[" * 200 + "]" * 200)
+
+    assert read_all(event(text("a", logprobs=deep))) == ["a"]
+
+
+def test_stop_string_is_told() -> None:
+    for field in ("stop_reason", "matched_stop"):
+        stopped = text("a", finish_reason="stop")
+
+        assert read_all(event(stopped | {field: "###"})) == [
+            Delta(0, {"content": "a", "stop_reason": "###"})
+        ]
+        assert read_all(event(stopped | {field: 128009})) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "stream", [DONE, b"data: {}\n\n" + DONE, event() + DONE, b'{"choices": []}', b"{}"]
+)
+def test_an_answer_without_a_choice_is_an_error(stream: bytes) -> None:
+    reader = AnswerReader()
+
+    assert read_all(stream, reader) == []
+    with pytest.raises(JobError, match="ended its answer before it began"):
+        reader.finished()
+
+
+def test_a_call_without_a_name_is_an_error() -> None:
+    reader = AnswerReader()
+    nameless = {"index": 0, "id": "c1", "function": {"arguments": "{}"}}
+
+    assert read_all(event(delta(tool_calls=[nameless])) + STOP + DONE, reader) == []
+    with pytest.raises(JobError, match="call without a name"):
+        reader.finished()
+
+
+def test_calls_without_ids_get_different_ones_that_templates_accept() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in "fg"]
+    (piece,) = read_all(event(delta(tool_calls=calls)))
+
+    assert isinstance(piece, Delta)
+    made: Any = piece.fields["tool_calls"]
+    assert [call["function"] for call in made] == [
+        {"name": name, "arguments": "{}"} for name in "fg"
+    ]
+    assert [call["index"] for call in made] == [0, 1]
+    first, second = (call["id"] for call in made)
+    assert first != second
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in (first, second))
 
 
 @pytest.mark.parametrize(
@@ -166,21 +452,54 @@ def test_unknown_finish_reason_becomes_stop(reason: str) -> None:
             ContextExceeded,
             "Trying to keep",
         ),
-        (b'data: {"error": [1]}\n\n', JobError, "chunk"),
-        (event(text("a", -1)), JobError, "chunk"),
-        (event(text("a", 2048)), JobError, "chunk"),
-        (event({"delta": {"content": ["a"]}}), JobError, "a list for text"),
+        # llama.cpp's builds of 2025 have a field of the stream in place of data.
+        (
+            b'error: {"code":400,"message":"the request exceeds the available context '
+            b'size","type":"exceed_context_size_error"}\n\ndata: [DONE]\n\n',
+            ContextExceeded,
+            "available context size",
+        ),
+        (b"error: out of paper\n\n", JobError, "^out of paper$"),
+        (b"event: error\ndata: out of paper\n\n", JobError, "^out of paper$"),
+        (b'event: error\ndata: {"message": "no", "code": 503}\n\n', Unavailable, "no$"),
+        (b"event: error\n\n", JobError, "no message"),
+        (b'data: {"error": [1]}\n\n', JobError, "^1$"),
+        (b'data: {"error": {"message": null}}\n\n', JobError, "no message"),
+        (
+            b'data: {"error": {"message": NaN, "code": "400"}}\n\n',
+            InvalidRequest,
+            "nan",
+        ),
+        (b'data: {"error": true, "message": "no"}\n\n', JobError, "^no$"),
+        (b'data: {"error": {"error": {"msg": "no"}}}\n\n', JobError, "^no$"),
+        (b'data: {"errors": [{"detail": "no"}]}\n\n', JobError, "^no$"),
+        (b'data: {"detail": "no", "choices": []}\n\n', JobError, "^no$"),
+        (b'data: {"type": "error", "message": "no"}\n\n', JobError, "^no$"),
+        (b'data: {"message": "no", "status": 429}\n\n', Unavailable, "no$"),
+        (
+            event(text("", finish_reason="error"), error={"message": "no"}),
+            JobError,
+            "^no$",
+        ),
+        (
+            b'{"error": {"message": "no", "type": "invalid_request_error"}}\n',
+            InvalidRequest,
+            "^no$",
+        ),
+        (event(text("a")) + b'{"error": "no"}\n', JobError, "^no$"),
+        # What may have been text, or calls.
         (event({"delta": {"tool_calls": "a"}}), JobError, "a str for tool calls"),
-        (event({"delta": {"tool_calls": [{"index": -1}]}}), JobError, "the index -1"),
-        (b'data: {"choices": [{"delta": "a"}]}\n\n', JobError, "chunk"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", JobError, "chunk"),
+        (b"data: Hello\n\n", JobError, "no chunk"),
+        (b'data: "Hello"\n\n', JobError, "no chunk of an answer: a str"),
+        (b'data: {"choices": [{"delta": {"content": "Hel\n\n', JobError, "no chunk"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", JobError, "nested too deeply"),
     ],
 )
-def test_malformed_chunk_is_an_error(
+def test_errors_and_chunks_that_may_be_text_are_errors(
     data: bytes, error: type[ShoalError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        AnswerReader().feed(data)
+        read_all(data)
 
 
 @given(

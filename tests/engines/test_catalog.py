@@ -184,7 +184,7 @@ async def test_model_named_by_its_file_is_requested_by_it(
 
     async def chat(request: web.Request) -> web.StreamResponse:
         queried.append((await request.json())["model"])
-        return web.Response(body=b"data: [DONE]\n\n", content_type="text/event-stream")
+        return web.json_response({"choices": [{"message": {"content": "hi"}}]})
 
     path = "C:\\models\\tiny.gguf"
     routes = {

@@ -1,6 +1,7 @@
 """The engine for OpenAI-compatible servers, also with faulty servers."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -82,7 +83,7 @@ def answers(
         ((HELLO, LO, STOP), Outcome("hello")),
         ((HELLO, LO, STOP, DONE, b"data: and more\n\n"), Outcome("hello")),
         ((STOP.replace(b"stop", b"length"), DONE), Outcome("", "length")),
-        ((DONE,), Outcome("")),
+        ((HELLO, LO, STOP[:-2]), Outcome("hello")),
     ],
 )
 async def test_complete_streams_are_decoded(
@@ -90,6 +91,26 @@ async def test_complete_streams_are_decoded(
 ) -> None:
     async with running(await serve(streams(*parts))) as engine:
         assert await ask(engine, "hello?") == outcome
+
+
+WHOLE = json.dumps({"choices": [{"message": {"content": "hello"}}], "usage": None})
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (WHOLE, "application/json"),
+        (WHOLE, "text/event-stream"),
+        ((HELLO + LO + DONE).decode(), "application/json"),
+        ((HELLO + LO + DONE).decode(), "text/plain"),
+        ((HELLO + LO + STOP).decode().replace("data: ", ""), "application/x-ndjson"),
+    ],
+)
+async def test_answers_of_any_type_are_decoded(
+    serve: Serve, body: str, kind: str
+) -> None:
+    async with running(await serve(answers(200, body, kind))) as engine:
+        assert await ask(engine, "hello?") == Outcome("hello")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +121,8 @@ async def test_complete_streams_are_decoded(
         (streams(HELLO, DONE[:8]), Unavailable, "ended in the middle"),
         (streams(b"data: {not json}\n\n"), JobError, "no chunk of an answer"),
         (streams(b"data: [1, 2]\n\n"), JobError, "no chunk of an answer"),
-        (streams(b'data: {"choices": 4}\n\n'), JobError, "no chunk of an answer"),
+        (streams(b'data: {"choices": 4}\n\n'), Unavailable, "ended in the middle"),
+        (streams(DONE), JobError, "before it began"),
         (streams(b"data: " + b"x" * 2**20), JobError, "exceeds the limit"),
         (
             streams(HELLO, b'data: {"error": {"message": "out of paper"}}\n\n'),
@@ -112,7 +134,9 @@ async def test_complete_streams_are_decoded(
             JobError,
             "sent text/html, expected text/event-stream",
         ),
-        (answers(200, '{"choices": []}'), JobError, "sent application/json"),
+        (answers(200, "a", "image/png"), JobError, "sent image/png"),
+        (answers(200, '{"choices": []}'), JobError, "before it began"),
+        (answers(200, '{"error": "no"}'), JobError, "^no$"),
         (answers(302, "", Location="/elsewhere"), JobError, "status 302"),
         (answers(400, '{"error": {"message": "no"}}'), InvalidRequest, "^no$"),
         (answers(401, '{"error": "who?"}'), JobError, "status 401.*--engine-key"),
@@ -419,7 +443,7 @@ async def test_scores_are_in_the_order_of_the_documents(
     ("answer", "reason"),
     [
         ({"results": [{"index": 0, "relevance_score": 1}]}, "1 scores for 2"),
-        ({"results": [{"index": 0}]}, "no scores"),
+        ({"results": [{"index": 0}]}, "lacks its index or score"),
         ({"error": {"message": "it does not rank"}}, "it does not rank"),
     ],
 )

@@ -82,11 +82,19 @@ async def test_times_come_with_the_text(fake: Fakes) -> None:
     assert ("timestamp_granularities[]", "segment") in form
 
 
+async def test_details_that_cannot_be_understood_are_left_out(fake: Fakes) -> None:
+    details = {"language": 7, "duration": "long", "segments": "none", "words": [None]}
+
+    items, _ = await transcribe(fake, speech(), {"text": "a", **details})
+
+    assert items == [Delta(0, {"content": "a"}), Finished("stop")]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ({"segments": []}, "no transcription"),
-        ({"text": "a", "duration": "long"}, "duration of 'long'"),
+        ({"text": None}, "no transcription"),
         ({"error": {"message": "too noisy"}}, "too noisy"),
     ],
 )

@@ -15,6 +15,8 @@ from shoal.domain.work import JSON
 
 CALLS_MAX = 1024  # tool calls in one answer
 
+_MAPPINGS = (dict, Mapping)  # nearly all are of the first, which is known sooner
+
 _MARKS = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
 
 
@@ -94,14 +96,21 @@ class CallAssembler:
         """Add the pieces of a chunk; return their calls, with the added arguments."""
         added: list[tuple[CallDraft, str]] = []
         for piece in pieces:
-            if not isinstance(piece, Mapping):
+            if not isinstance(piece, _MAPPINGS):
                 continue
             function = piece.get("function")
-            if not isinstance(function, Mapping):
+            if not isinstance(function, _MAPPINGS):
                 function = piece  # some servers do not nest it
-            index = _index(piece.get("index"))
-            call_id, name = _text(piece.get("id")), _text(function.get("name"))
-            text = arguments_text(function.get("arguments"))
+            index = piece.get("index")
+            draft = self._by_index.get(index) if type(index) is int else None
+            arguments, call_id = function.get("arguments"), piece.get("id")
+            name = function.get("name")
+            if draft is not None and not (call_id or name) and type(arguments) is str:
+                draft.texts.append(arguments)  # the hot path, once per token
+                added.append((draft, arguments))
+                continue
+            index, call_id, name = _index(index), _text(call_id), _text(name)
+            text = arguments_text(arguments)
             if not (call_id or name or text):
                 continue
             draft = self._find(index, call_id, name, text)
@@ -170,9 +179,12 @@ def arguments_text(arguments: JSON) -> str:
     """Return the arguments of a call, or a part of them, as JSON text."""
     if isinstance(arguments, str):
         return arguments
-    if arguments is None:
-        return ""
-    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return "" if arguments is None else json_text(arguments)
+
+
+def json_text(value: JSON) -> str:
+    """Return the JSON text of a value that a server has parsed."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _index(value: JSON) -> int | None:

@@ -3,31 +3,54 @@
 Source: OpenAI API reference, "Streaming".
 """
 
+import secrets
+import string
+from contextlib import suppress
+
 import msgspec
 
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
-from shoal.domain.outcome import AnswerPiece, Delta
+from shoal.domain.json_limits import NESTING_MAX, is_too_deep
+from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
+from shoal.domain.streamed_message import REASONING, MessageReader
+from shoal.domain.work import JSON
 from shoal.engines.engine import Finished
+from shoal.engines.half_characters import HalfCharacters
+from shoal.engines.odd_chunks import DONE, read_odd_chunks
 from shoal.engines.server_errors import (
     DECODE_ERRORS,
     ServerLost,
+    describes_error,
     stream_error,
 )
-from shoal.engines.sse import EventReader
+from shoal.engines.sse import ErrorEvent, EventReader
 from shoal.engines.stream_chunks import (
     ABORTED,
+    StreamChoice,
     StreamChunk,
     UsageTally,
     known_finish_reason,
-    piece_from_choice,
 )
 
 TRUNCATED = "the server's answer ended in the middle"
 
+BODY_MAX = 16 << 20  # bytes of an answer that is not streamed
+
+BLANK = b"\xef\xbb\xbf \t\r\n"  # what may precede an answer: a byte order mark, blanks
+
+ID_LETTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9  # characters; Mistral's templates refuse ids of any other length
+
+TOKEN_FIELDS = ("content", *REASONING[:2])
+"""The fields of a delta with a token, in the forms of most servers."""
+
 # llama-server sends null while it reads one of several prompts.
-_decoder: msgspec.json.Decoder[StreamChunk | None] = msgspec.json.Decoder(
-    StreamChunk | None
-)
+_decode = msgspec.json.Decoder(StreamChunk | None).decode
+
+
+def new_call_id() -> str:
+    """Return an id for a call that came without one."""
+    return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
 
 
 class AnswerReader:
@@ -43,65 +66,213 @@ class AnswerReader:
         self._choices = choices * prompts
         self._tally = UsageTally(choices, prompts)
         self._secret = secret
+        self._body: bytearray | None = bytearray()  # None: it is a stream
         self._events = EventReader()
-        self._seen_choices: set[int] = set()
-        self._ended_choices: set[int] = set()
-        self._finish_reason: str | None = None
+        self._halves = HalfCharacters()
+        self._messages: dict[int, MessageReader] = {}  # of the choices that began
+        self._only: int | None = None  # the index of the only choice
+        self._plain = False  # whether a text of the choice 0 is a piece as it is
+        self._begun = False  # whether there was any piece
+        self._by_message = False  # whether pieces are a ``message``
+        self._reasons: dict[int, str] = {}  # why choices ended
+        # Choices that ended for the reason "", by which some servers mean null.
+        self._blank: set[int] = set()
+        self._blank_is_null = False
 
     def feed(self, data: bytes) -> list[AnswerPiece]:
         """Decode received bytes; return the complete pieces, joined where possible.
 
+        A server that does not stream sends a JSON object, whose pieces come at the
+        ``end``.
+
         Raises JobError if the format is invalid, and the result of ``stream_error`` if
         the server reports an error.
         """
+        if self._body is not None:
+            if not self._body:
+                data = data.lstrip(BLANK)
+            if self._body or data.startswith((b"{", b"[")):
+                self._body += data
+                if len(self._body) > BODY_MAX:
+                    raise JobError(f"the server sent more than {BODY_MAX} bytes")
+                return []
+            if not data:
+                return []
+            self._body = None
         batch = PieceBatch()
         try:
-            for event in self._events.feed(data):
-                if not self.done:
-                    self._receive(event, batch)
+            self._read(self._events.feed(data), batch)
         except LimitExceeded as error:
             raise JobError(f"the server sent too much: {error}") from error
         return batch.pieces()
 
+    def end(self) -> list[AnswerPiece]:
+        """Return the last pieces, when no more data comes."""
+        batch = PieceBatch()
+        if self._body:
+            self._read([bytes(self._body)], batch)
+            self.done = True
+        else:
+            with suppress(JobError):  # the stream was cut in an event
+                self._read(self._events.flush(), batch)
+        return [*batch.pieces(), *self._halves.drain()]
+
     def finished(self) -> Finished:
         """Return how the answer ended.
 
-        Raises ServerLost if the stream broke off, and JobError if choices are missing.
+        Raises ServerLost if the stream broke off, and JobError if there is no answer,
+        or only a part of it.
         """
-        if not self.done and len(self._ended_choices) < self._choices:
+        ended = self._reasons.keys() | (set() if self._blank_is_null else self._blank)
+        if not self.done and len(ended) < self._choices:
             raise ServerLost(TRUNCATED)
-        missing = self._choices - len(self._seen_choices | self._ended_choices)
-        if self._choices > 1 and missing > 0:
+        if not self._messages:
+            raise JobError("the server ended its answer before it began")
+        if missing := self._choices - len(self._messages):
             raise JobError(f"the server left out {missing} of {self._choices} choices")
-        return Finished(
-            known_finish_reason(self._finish_reason) or "stop", self._tally.usage()
-        )
+        if any(each.nameless_arguments for each in self._messages.values()):
+            raise JobError("the server sent a tool call without a name")
+        reason = self._reasons.get(0, "stop")
+        calls = self._messages[0].has_calls
+        return Finished(known_finish_reason(reason, calls=calls), self._tally.usage())
+
+    def _read(self, events: list[bytes], batch: "PieceBatch") -> None:
+        try:
+            for event in events:
+                if not self.done:
+                    self._receive(event, batch)
+        except RecursionError as error:
+            raise JobError("the server sent a chunk nested too deeply") from error
+        if not self._begun and batch:
+            self._begun = True
 
     def _receive(self, event: bytes, batch: "PieceBatch") -> None:
-        if event == b"[DONE]":
-            self.done = True
-            return
         try:
-            chunk = _decoder.decode(event)
-        except DECODE_ERRORS as error:
-            raise JobError(f"the server sent no chunk of an answer: {error}") from error
+            chunk = _decode(event)
+        except DECODE_ERRORS:
+            self._receive_odd(event, batch)
+            return
         if chunk is None:
             return
-        if chunk.is_error:
+        choices = chunk.choices
+        if self._plain and choices and len(choices) == 1 and not chunk.error:
+            # The hot path, once per token: a text or a thought, and nothing else.
+            choice = choices[0]
+            delta, name, text = choice.delta, "content", choice.text
+            if delta is not None:
+                size = len(delta)
+                text = None
+                if size == 1 or (size == 2 and "role" in delta):
+                    for name in TOKEN_FIELDS:
+                        if (text := delta.get(name)) is not None:
+                            break
+            if (
+                text
+                and type(text) is str
+                and choice.index == 0
+                and choice.finish_reason is None
+                and choice.logprobs is None
+                and chunk.usage is None
+            ):
+                batch.add(text if name == "content" else Delta(0, {REASONING[0]: text}))
+                return
+        self._read_chunk(chunk, event, batch)
+
+    def _receive_odd(self, event: bytes, batch: "PieceBatch") -> None:
+        if event.strip().upper() in DONE:
+            self.done = True
+            return
+        if isinstance(event, ErrorEvent):
             raise stream_error(event, self._secret)
-        several = self._choices > 1
-        for choice in chunk.choices:
-            if several:
-                self._seen_choices.add(choice.index)
-            if choice.finish_reason is not None:
-                if choice.finish_reason in ABORTED:
-                    raise Unavailable("the server gave the answer up")
-                self._ended_choices.add(choice.index)
-                self._finish_reason = choice.finish_reason
-            if (piece := piece_from_choice(choice, several)) is not None:
-                batch.add(piece)
+        try:
+            chunks = list(read_odd_chunks(event))
+        except ValueError as error:
+            if len(lines := event.splitlines()) > 1:
+                # There was no empty line between the events.
+                for line in lines:
+                    self._receive(line, batch)
+                return
+            raise JobError(f"the server sent no chunk of an answer: {error}") from error
+        for chunk in chunks:
+            self._read_chunk(chunk, event, batch, odd=True)
+
+    def _read_chunk(
+        self, chunk: StreamChunk, event: bytes, batch: "PieceBatch", odd: bool = False
+    ) -> None:
+        """Read a chunk; an ``odd`` one has halves of characters."""
+        if (
+            chunk.error
+            or isinstance(event, ErrorEvent)
+            or not (chunk.choices or chunk.usage or not describes_error(event))
+        ):
+            raise stream_error(event, self._secret)
+        for position, choice in enumerate(chunk.choices or ()):
+            index = position if choice.index is None else choice.index
+            if self._choices == 1:
+                if self._only is None:
+                    self._only = index
+                index = 0 if index == self._only else -1
+            if choice.logprobs is not None and _is_too_deep(event, choice.logprobs):
+                choice = msgspec.structs.replace(choice, logprobs=None)
+            if 0 <= index < self._choices:  # others were not asked for
+                self._read_choice(index, choice, batch, odd)
+        self._plain = self._only == 0 and not self._halves.pending
         if chunk.usage is not None:
             self._tally.add(chunk.usage)
+
+    def _read_choice(
+        self, index: int, choice: StreamChoice, batch: "PieceBatch", odd: bool
+    ) -> None:
+        message = self._messages.get(index)
+        if message is None:
+            message = self._messages[index] = MessageReader(new_call_id)
+        delta = choice.delta
+        if not delta:
+            delta = {} if choice.text is None else {"content": choice.text}
+            # Some servers repeat the whole message at the end of the stream.
+            if choice.message and (self._by_message or not (self._begun or batch)):
+                delta = choice.message
+                self._by_message = True
+        try:
+            fields = message.read(delta)
+        except ValueError as error:
+            raise JobError(f"the server sent {error}") from error
+        if odd or self._halves.pending:
+            fields = self._halves.join_fields(index, fields)
+        several = self._choices > 1
+        reason = None
+        if choice.finish_reason is not None:
+            reason = self._read_reason(index, choice.finish_reason)
+            for stop in (choice.stop_reason, choice.matched_stop):
+                if isinstance(stop, str):
+                    fields = {**fields, STOP_REASON: stop}
+        if reason is not None:
+            calls = message.has_calls
+            reason = known_finish_reason(reason, calls=calls) if several else None
+        if not (fields or choice.logprobs is not None or reason):
+            return
+        text = fields.get("content")
+        plain = len(fields) == 1 and choice.logprobs is None and not several
+        if plain and isinstance(text, str):
+            batch.add(text)
+        else:
+            batch.add(Delta(index, fields, choice.logprobs, reason))
+
+    def _read_reason(self, index: int, reason: str) -> str | None:
+        """Record why a choice ended; return the reason, None if it may not have."""
+        if not reason:
+            self._blank_is_null = self._blank_is_null or index in self._blank
+            self._blank.add(index)
+            return None
+        if reason.lower() in ABORTED:
+            raise Unavailable("the server gave the answer up")
+        self._reasons[index] = reason
+        return reason
+
+
+def _is_too_deep(event: bytes, value: JSON) -> bool:
+    brackets = event.count(b"[") + event.count(b"{")
+    return brackets > NESTING_MAX and is_too_deep(value)
 
 
 class PieceBatch:
@@ -114,6 +285,9 @@ class PieceBatch:
         self._pieces: list[AnswerPiece] = []
         self._texts: list[str] = []
         self._texts_of: tuple[int, str] | None = None  # None: the only choice
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces or self._texts)
 
     def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, str):

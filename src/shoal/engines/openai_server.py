@@ -58,9 +58,7 @@ from shoal.engines.server_errors import (
     RefusedWork,
     ServerLost,
     minimal_job,
-    parse_problem,
     refusal_error,
-    stream_error,
 )
 from shoal.engines.server_kinds import UNKNOWN, ServerKind, Way, describe_model
 
@@ -127,6 +125,7 @@ DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded in the event loop's th
 LATEST = ":latest"  # Ollama accepts names without it
 
 NO_LIST_STATUSES = frozenset({404, 405})  # a small server may not list its models
+MEDIA = ("image/", "audio/", "video/")
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 
@@ -280,6 +279,8 @@ class OpenAIEngine:
                             yield piece
                         if answer.done:
                             break
+                    for piece in answer.end():
+                        yield piece
                 finally:
                     # A disconnect stops the server, and some servers never end the
                     # response after the last event.
@@ -386,9 +387,12 @@ class OpenAIEngine:
         raise AssertionError("the last try returns or raises")
 
     async def _check(self, response: aiohttp.ClientResponse, expected: str) -> None:
-        """Raise unless the response is OK and of the expected content type."""
+        """Raise if the response is an error, or of a type that is never ``expected``.
+
+        Some servers give JSON and streams another type than they should.
+        """
         type_ = response.content_type
-        if response.status != 200:
+        if not 200 <= response.status < 300:
             raise refusal_error(
                 response.status,
                 type_,
@@ -396,10 +400,7 @@ class OpenAIEngine:
                 retry_after=response.headers.get("Retry-After", ""),
                 secret=self._secret,
             )
-        if type_ != expected:
-            body = await read_prefix(response, REPLY_MAX)
-            if "json" in type_ and parse_problem(body) is not None:
-                raise stream_error(body, self._secret)
+        if "html" in type_ or type_.startswith(MEDIA):
             raise JobError(f"the engine sent {type_}, expected {expected}")
 
     def _forget_server(self) -> None:

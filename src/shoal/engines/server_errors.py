@@ -6,10 +6,8 @@ Source: responses of real servers; see ``domain.server_refusals``.
 import asyncio
 import base64
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 from shoal.domain.errors import (
     ContextExceeded,
@@ -31,8 +29,9 @@ from shoal.domain.work import (
     Transcription,
 )
 from shoal.domain.worker import ServedModel
-from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
+from shoal.engines.json_values import decode_json, integer, without_halves
 
+ERROR_MAX = 500  # characters of a server's message that are passed on
 RETRY_AFTER_MAX = 600  # seconds
 
 # Errors of msgspec, including invalid UTF-8 and excessive nesting.
@@ -51,6 +50,16 @@ class NotServed(Unavailable):
         self.model = model
 
 
+@dataclass(frozen=True, slots=True)
+class ServerProblem:
+    """An error in OpenAI's form; servers vary in their values."""
+
+    message: str = "no message"
+    code: Any = None
+    type: Any = None
+    param: Any = None
+
+
 def refusal_error(
     status: int, content_type: str, body: bytes, *, retry_after: str = "", secret: str
 ) -> ShoalError:
@@ -64,24 +73,30 @@ def refusal_error(
     problem = parse_problem(body, secret)
     if problem is None and "html" in content_type:
         problem = ServerProblem(f"it sent {content_type}, expected JSON")
-    if problem is None:
-        text = _redacted(body.decode(errors="replace").strip(), secret)
-        problem = ServerProblem(text[:ERROR_MAX] or "no message")
-    error = _error(status, problem)
+    error = _error(status, problem or _plain_problem(body, secret))
     if isinstance(error, Unavailable):
         error.retry_after = _seconds(retry_after, error.retry_after)
     return error
 
 
 def stream_error(event: bytes, secret: str) -> ShoalError:
-    """Return the error for an error event in a stream."""
-    return error_for(parse_problem(event, secret) or ServerProblem())
+    """Return the error for an error event in a stream.
+
+    Its code is used if it is an HTTP status.
+    """
+    problem = parse_problem(event, secret) or _plain_problem(event, secret)
+    status = integer(problem.code)
+    if status is None or not 400 <= status < 600:
+        status = 400 if str(problem.type) in REQUEST_ERRORS else 500
+    return _error(status, problem, in_stream=True)
 
 
-def error_for(problem: ServerProblem) -> ShoalError:
-    """Return the error for a problem; its code is used if it is an HTTP status."""
-    status = problem.code if isinstance(problem.code, int) else 500
-    return _error(status if 400 <= status < 600 else 500, problem, in_stream=True)
+REQUEST_ERRORS = frozenset(
+    {"invalid_request_error", "BadRequestError", "exceed_context_size_error"}
+)
+"""Types of errors at which the request is at fault, whatever else they say."""
+
+MESSAGES = ("message", "msg", "detail", "error_description", "description")
 
 
 def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
@@ -91,24 +106,59 @@ def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
     ``{"object": "error", "message": …}``; FastAPI: ``{"detail": …}``.
     """
     try:
-        data = msgspec.json.decode(body)
-    except DECODE_ERRORS:
+        data = decode_json(body)
+    except ValueError:
         return None
     if not isinstance(data, dict):
         return None
-    match data.get("error", data):
-        case str() as message:
-            problem = ServerProblem(message)
-        case {"message": str() as message, **rest}:
-            problem = ServerProblem(
-                message, rest.get("code"), rest.get("type"), rest.get("param")
-            )
-        case {"detail": detail}:
-            problem = ServerProblem(_detail(detail))
-        case _:
-            return None
-    text = _redacted(problem.message, secret)[:ERROR_MAX] or "no message"
-    return msgspec.structs.replace(problem, message=text)
+    error: Any = data
+    while isinstance(error, dict) and (
+        inner := error.get("error") or error.get("errors")
+    ):
+        error = inner[0] if isinstance(inner, list) else inner
+    fields = {**data, **error} if isinstance(error, dict) else data
+    message = None if isinstance(error, bool | dict) else error
+    for name in MESSAGES:
+        message = message or fields.get(name)
+    if message is None and error is data:
+        return None
+    codes = (fields.get(name) for name in ("code", "status", "status_code"))
+    return ServerProblem(
+        _passed_on(_detail(message), secret),
+        next((code for code in codes if code is not None), None),
+        fields.get("type"),
+        fields.get("param"),
+    )
+
+
+def describes_error(event: bytes) -> bool:
+    """Return whether an event of a stream, in which nothing else is, is an error.
+
+    Some servers send others, such as their progress.
+    """
+    try:
+        data = decode_json(event)
+    except ValueError:
+        return False
+    if not isinstance(data, dict):
+        return False
+    named = (data.get(name) for name in ("object", "type", "status"))
+    has_code = any(name in data for name in ("code", "status", "status_code"))
+    return (
+        any(data.get(name) for name in ("error", "errors", "detail"))
+        or "error" in named
+        or (has_code and any(data.get(name) for name in MESSAGES))
+    )
+
+
+def _plain_problem(body: bytes, secret: str) -> ServerProblem:
+    return ServerProblem(_passed_on(body.decode(errors="replace").strip(), secret))
+
+
+def _passed_on(text: str, secret: str) -> str:
+    """Return a server's message as it is shown: short, and without the secret."""
+    text = without_halves(text)
+    return (text.replace(secret, "…") if secret else text)[:ERROR_MAX] or "no message"
 
 
 def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> ShoalError:
@@ -143,16 +193,14 @@ def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> Shoa
 
 
 def _detail(detail: Any) -> str:
-    """Return the text of FastAPI's ``detail``, which may be a list with locations."""
+    """Return the text of a message: FastAPI's may be a list with locations."""
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         where = detail[0].get("loc")
         location = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
         return f"{location}{detail[0].get('msg', 'no message')}"
-    return detail if isinstance(detail, str) else "no message"
-
-
-def _redacted(text: str, secret: str) -> str:
-    return text.replace(secret, "…") if secret else text
+    if detail is None or isinstance(detail, str):
+        return detail or ""
+    return str(detail)
 
 
 def _seconds(header: str, default: int) -> int:

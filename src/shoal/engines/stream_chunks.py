@@ -5,66 +5,93 @@ object".  Undeclared fields are skipped, except those of a chat's delta, which a
 passed on.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from shoal.domain.answer_assembly import CHOICES_MAX, describe_invalid_fields
-from shoal.domain.errors import JobError
-from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.answer_assembly import CHOICES_MAX
+from shoal.domain.outcome import Usage
 
 TOKENS_MAX = 2**31 - 1
-ERROR_MAX = 500  # characters of a server's message that are passed on
 
-REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+FINISH_REASONS = {
+    **{name: name for name in ("stop", "length", "tool_calls", "content_filter")},
+    **dict.fromkeys(("max_tokens", "max_length", "model_length"), "length"),
+    **dict.fromkeys(("function_call", "tool_call", "tool_use"), "tool_calls"),
+    **dict.fromkeys(("safety", "recitation", "blocked"), "content_filter"),
+}
+"""Finish reasons by the names that servers give them; any other means ``stop``."""
 
 # Finish reasons of vLLM and SGLang for aborted answers.
 ABORTED = frozenset({"abort", "error"})
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """The part of a chunk for one choice: ``delta`` in a chat, else ``text``."""
+    """The part of a chunk for one choice: ``delta`` in a chat, else ``text``.
 
-    index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
+    A whole answer has a ``message``.  vLLM's ``stop_reason``, and SGLang's
+    ``matched_stop``, is the stop string, or the number of a token.
+    """
+
+    index: int | None = 0
     delta: dict[str, Any] | None = None
     text: str | None = None
+    message: dict[str, Any] | None = None
     logprobs: Any = None
     finish_reason: str | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+
+
+class TokenDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class StreamUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    # Some servers have the names of another API of OpenAI's.
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
 
-    @property
-    def plausible(self) -> bool:
-        """Whether these are valid counts, which wires require."""
-        return all(
-            0 <= n <= TOKENS_MAX for n in (self.prompt_tokens, self.completion_tokens)
+    def read(self) -> int | None:
+        """Return the tokens of the prompt; None if they are unknown or implausible."""
+        read = _known(self.prompt_tokens, self.input_tokens)
+        if read is None and self.total_tokens is not None:
+            written = _known(self.completion_tokens, self.output_tokens)
+            read = self.total_tokens - (written or 0)
+        return _plausible(read)
+
+    def usage(self) -> Usage | None:
+        """Return the tokens; None if any are unknown or implausible."""
+        read = self.read()
+        written = _known(self.completion_tokens, self.output_tokens)
+        if read is None:
+            return None
+        if written is None and self.total_tokens is not None:
+            written = self.total_tokens - read
+        if (written := _plausible(written)) is None:
+            return None
+        prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
+        return Usage(
+            read,
+            written,
+            None if prompt is None else _plausible(prompt.cached_tokens),
+            None if completion is None else _plausible(completion.reasoning_tokens),
         )
-
-
-class ServerProblem(msgspec.Struct, frozen=True):
-    """An error in OpenAI's form; servers vary in their values."""
-
-    message: str = "no message"
-    code: Any = None
-    type: Any = None
-    param: Any = None
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
     """A piece of the answer, its usage, or an error."""
 
-    choices: tuple[StreamChoice, ...] = ()
+    choices: tuple[StreamChoice, ...] | None = ()
     usage: StreamUsage | None = None
-    error: ServerProblem | str | None = None
-    object: Any = None  # "error" where an older vLLM has one
-
-    @property
-    def is_error(self) -> bool:
-        """Whether this is an error."""
-        return self.error is not None or self.object == "error"
+    error: Any = None
+    object: Any = None
 
 
 class UsageTally:
@@ -73,54 +100,40 @@ class UsageTally:
     def __init__(self, choices: int = 1, prompts: int = 1) -> None:
         self._choices = choices
         self._expected = choices * prompts
-        self._counts: list[StreamUsage] = []
+        self._counts: list[Usage] = []
 
     def add(self, tokens: StreamUsage) -> None:
         """Record the server's counts, if they are plausible."""
-        if tokens.plausible and len(self._counts) < CHOICES_MAX:
-            self._counts.append(tokens)
+        usage = tokens.usage()
+        if usage is not None and len(self._counts) < CHOICES_MAX:
+            self._counts.append(usage)
 
     def usage(self) -> Usage | None:
         """Return the tokens of all choices, as far as reported."""
         if not self._counts:
             return None
         if len(self._counts) != self._expected or self._expected == 1:
-            last = self._counts[-1]
-            return Usage(last.prompt_tokens, last.completion_tokens)
+            return self._counts[-1]
         # llama.cpp counts each choice separately, each including the prompt.
         read = sum(each.prompt_tokens for each in self._counts)
         written = sum(each.completion_tokens for each in self._counts)
         return Usage(read // self._choices, written)
 
 
-def piece_from_choice(choice: StreamChoice, several: bool) -> AnswerPiece | None:
-    """Return the piece that a choice adds to the answer; None if none.
+def known_finish_reason(reason: str, *, calls: bool) -> str:
+    """Return the finish reason as clients know it, of a choice with ``calls`` or not.
 
-    With ``several`` choices, each has its own finish reason.
-
-    Raises JobError if the text is invalid.
+    Some servers say that an answer with calls has stopped.
     """
-    delta, reason = choice.delta, choice.finish_reason if several else None
-    if delta is None:
-        delta = {"content": choice.text}
-    if (fault := describe_invalid_fields(delta)) is not None:
-        raise JobError(f"the server sent {fault}")
-    text: str | None = delta.get("content")
-    simple = choice.logprobs is None and not several and choice.index == 0
-    if simple and text and len(delta) == 1:
-        return text
-    fields = {
-        name: value
-        for name, value in delta.items()
-        if name != "role" and value is not None and value != "" and value != []
-    }
-    if simple and text and len(fields) == 1:
-        return text
-    if not fields and choice.logprobs is None and reason is None:
-        return None
-    return Delta(choice.index, fields, choice.logprobs, known_finish_reason(reason))
+    known = FINISH_REASONS.get(reason.lower(), "stop")
+    if calls and known == "stop":
+        return "tool_calls"
+    return "stop" if known == "tool_calls" and not calls else known
 
 
-def known_finish_reason(reason: str | None) -> str | None:
-    """Return the finish reason, if it is one that clients know."""
-    return reason if reason is None or reason in REASONS else "stop"
+def _known(count: int | None, other: int | None) -> int | None:
+    return other if count is None else count
+
+
+def _plausible(count: int | None) -> int | None:
+    return count if count is not None and 0 <= count <= TOKENS_MAX else None
