@@ -141,6 +141,7 @@ async def test_without_the_hub_other_ways_are_named(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE"])
 async def test_a_folder_that_cannot_be_written_is_named(
     environment: Mapping[str, str], tmp_path: Path, variable: str
@@ -154,14 +155,3 @@ async def test_a_folder_that_cannot_be_written_is_named(
     assert "Not a directory" in done.stderr
     assert "choose another folder: HF_HOME=FOLDER" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-async def test_a_model_larger_than_the_disk_is_not_begun(
-    hub: HubServer, environment: Mapping[str, str]
-) -> None:
-    hub.claimed_size = 10**16
-
-    done = await pull(environment, f"{REPOSITORY}:Q8_0")
-
-    assert done.returncode == 1
-    assert "of free space, and the model has 10000000.0 GB; make room" in done.stderr

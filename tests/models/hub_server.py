@@ -20,7 +20,7 @@ class HubServer:
     arrive with another first byte.  ``claimed_size`` is told of each file.
     """
 
-    repositories: Mapping[str, Mapping[str, bytes]]
+    repositories: Mapping[str, Mapping[str, bytes]] = field(repr=False)
     cut_after: int | None = None
     damaged: bool = False
     claimed_size: int | None = None

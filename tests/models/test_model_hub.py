@@ -1,0 +1,54 @@
+"""Downloads from a hub into its cache; as a command: tests/cli/test_models_pull."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from models.hub_server import HubServer, serving
+from shoal.domain.errors import ConfigError
+from shoal.models.model_hub import ModelHub
+
+REPOSITORY = "org/Tiny-GGUF"
+FILES = {"tiny-Q8_0.gguf": b"GGUF"}
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[HubServer]:
+    async with serving(HubServer({REPOSITORY: FILES})) as running:
+        yield running
+
+
+def download(url: str) -> Path:
+    """Download the only model of the repository."""
+    hub = ModelHub(url)
+    (model,) = hub.models(REPOSITORY)
+    return hub.download(REPOSITORY, model, lambda size: None)
+
+
+async def test_folder_that_cannot_be_written_is_named(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(file / "hub"))
+
+    with pytest.raises(ConfigError) as refusal:
+        await asyncio.to_thread(download, hub.url)
+
+    assert "Not a directory" in str(refusal.value)
+    assert "choose another folder: HF_HOME=FOLDER" in str(refusal.value)
+
+
+async def test_model_larger_than_the_disk_is_not_begun(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.claimed_size = 10**16
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    with pytest.raises(ConfigError, match=r"model has 10000000\.0 GB; make room"):
+        await asyncio.to_thread(download, hub.url)
+
+    assert os.listdir(tmp_path) == []
