@@ -71,6 +71,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a trial is a fork")
 def test_mutants_that_no_test_notices_are_reported(project: Path) -> None:
     run = mutate("door", "--root", str(project))
