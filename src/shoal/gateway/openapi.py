@@ -49,6 +49,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     for operation in documented:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
+        types |= {*operation.parts}
     order = sorted(types, key=lambda each: each.__name__)
     _, schemas = msgspec.json.schema_components(order, ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}

@@ -45,7 +45,7 @@ from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResp
 from shoal.gateway.openai.rerank import CreateRerank, CreateRerankResponse
 from shoal.gateway.openai.transcription import TranscriptionAnswer
 from shoal.gateway.responses import endpoints as responses
-from shoal.gateway.responses.body import CreateResponse
+from shoal.gateway.responses.body import CreateResponse, ResponseInputItem
 from shoal.gateway.responses.response_object import ResponseObject
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.consistency import ConsistencyProof
@@ -122,6 +122,7 @@ RESPONSES = (
         use(responses.create_response),
         answer=ResponseObject,
         body=CreateResponse,
+        parts=(ResponseInputItem,),
         streams=True,
     ),
     Operation(

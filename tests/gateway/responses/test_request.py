@@ -337,7 +337,6 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "truncation": ({"truncation": "auto"}, "not supported"),
     "background": ({"background": True, "store": False}, "store"),
     "input": ({"input": []}, "no message"),
-    "input[0].type": ({"input": [{"type": "computer_call"}]}, "computer_call"),
     "input[0].role": ({"input": [{"role": "tool", "content": ""}]}, "expected one of"),
     "input[0].call_id": (
         {"input": [{"type": "function_call_output", "output": ""}]},
@@ -361,18 +360,6 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
             ]
         },
         "only a user",
-    ),
-    "input[0].output[0].type": (
-        {
-            "input": [
-                {
-                    "type": "function_call_output",
-                    "call_id": "c",
-                    "output": [{"type": "input_file", "file_id": "f"}],
-                }
-            ]
-        },
-        "input_file",
     ),
     "text.format.name": ({"text": {"format": {"type": "json_schema"}}}, "required"),
     "metadata[...]": ({"metadata": {"a": "x" * 513}}, "512"),

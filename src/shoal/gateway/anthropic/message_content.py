@@ -31,7 +31,7 @@ from shoal.gateway.generation.messages import (
     text_part,
     tool_call,
 )
-from shoal.gateway.generation.server_steps import server_step
+from shoal.gateway.generation.server_steps import server_step, unreadable
 from shoal.gateway.http.decoding import (
     decode_field,
     decode_object,
@@ -217,7 +217,7 @@ def _result_part(block: ResultBlock, at: str) -> MessagePart:
             source = block.source
             media = source.media_type if isinstance(source, BlockSource) else ""
             what = f"{block.type} as {media}" if media else block.type
-            return text_part(f"[{what}: it cannot be read here]")
+            return text_part(unreadable(what))
 
 
 def _server_step(block: MessageBlock, at: str) -> str:

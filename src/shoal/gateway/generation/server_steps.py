@@ -24,6 +24,11 @@ def server_step(name: str, *values: JSON) -> str:
     return f"[{' '.join([name, *texts])}]"
 
 
+def unreadable(what: str) -> str:
+    """Return the text of something in a history that no model here can read."""
+    return f"[{what}: it cannot be read here]"
+
+
 def _readable(value: JSON) -> JSON:
     match value:
         case str():

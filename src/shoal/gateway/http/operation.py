@@ -68,9 +68,10 @@ class Operation:
 
     ``endpoint`` is ``Authorized``, or a handler that answers requests without a key.
     ``answer``, ``body`` and ``query`` are the types of the answer, the request's body
-    and its query; an operation that ``streams`` may answer with a stream of the
-    type ``stream_media``, as the body asks, and one with a ``text_media`` with a text
-    of that type, as the query asks.  An operation that is not ``documented`` is
+    and its query; ``parts`` are types that raw fields of the body refer to.  An
+    operation that ``streams`` may answer with a stream of the type ``stream_media``,
+    as the body asks, and one with a ``text_media`` with a text of that type, as the
+    query asks.  An operation that is not ``documented`` is
     left out of ``/openapi.json``.
     """
 
@@ -80,6 +81,7 @@ class Operation:
     endpoint: Authorized | PublicHandler
     answer: type[Any] | None = None
     body: type[Any] | None = None
+    parts: tuple[type[Any], ...] = ()
     query: type[Any] | None = None
     status: int = 200
     media: str = JSON_TYPE

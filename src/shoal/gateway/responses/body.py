@@ -36,10 +36,15 @@ class ResponseInputPart(msgspec.Struct, frozen=True):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class ResponseInputItem(msgspec.Struct, frozen=True):
-    """An item of the input.  One without a type is a message, or a reference."""
+class ItemKind(msgspec.Struct, frozen=True):
+    """The type of an item; one without a type is a message, or a reference."""
 
     type: Word | None = None
+
+
+class ResponseInputItem(ItemKind, frozen=True):
+    """An item of the input."""
+
     id: Id | None = None
     role: Word | None = None
     content: str | list[ResponseInputPart] | None = None
@@ -48,6 +53,12 @@ class ResponseInputItem(msgspec.Struct, frozen=True):
     arguments: str | None = None
     output: str | list[ResponseInputPart] | None = None
     summary: list[ResponseInputPart] | None = None
+
+
+RawItem = Annotated[
+    Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/ResponseInputItem"})
+]
+"""An item of the input.  Those of OpenAI's own tools have forms of their own."""
 
 
 class ResponseFunction(msgspec.Struct, frozen=True):
@@ -98,7 +109,7 @@ class ResponseBody(msgspec.Struct, frozen=True):
     # Its other options are added from the table ``CHAT_OPTIONS``.
 
     model: ModelName
-    input: str | Annotated[list[ResponseInputItem], Meta(max_length=MESSAGES_MAX)]
+    input: str | Annotated[list[RawItem], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: Id | None = None
     max_output_tokens: TokenCount | None = None

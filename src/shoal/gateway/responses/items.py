@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+from msgspec import Raw
+
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, message_text
 from shoal.gateway.generation.messages import (
@@ -23,14 +26,37 @@ from shoal.gateway.generation.messages import (
     tool_result,
 )
 from shoal.gateway.generation.parts import Part, PartKind
-from shoal.gateway.http.decoding import required, unsupported
-from shoal.gateway.responses.body import ResponseInputItem, ResponseInputPart
+from shoal.gateway.generation.server_steps import server_step, unreadable
+from shoal.gateway.http.decoding import (
+    decode_field,
+    decode_value,
+    required,
+    size_of,
+    unsupported,
+)
+from shoal.gateway.responses.body import (
+    ItemKind,
+    ResponseInputItem,
+    ResponseInputPart,
+)
 
 ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",  # the newer name of the same role
     "user": "user",
 }
+
+ITEMS = (
+    *("message", "function_call", "function_call_output"),
+    *("reasoning", "item_reference"),
+)
+"""The types of items that a chat has a form for."""
+
+CLIENTS_SUFFIXES = ("_output", "_response")
+"""What the types of other items end with that are the client's."""
+
+UNSHOWN = frozenset({"type", "id", "call_id", "status"})
+"""Fields of other items that say nothing to a model."""
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
 
@@ -57,11 +83,22 @@ InputItem: TypeAlias = ChatItem | ItemReference
 """An item as a request has it: also a reference to a part."""
 
 
-def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
+_kinds = msgspec.json.Decoder(ItemKind)
+_items = msgspec.json.Decoder(ResponseInputItem)
+
+
+def decode_item(raw: Raw, path: str) -> Sequence[InputItem]:
     """Decode an item of the input; one may have several parts.
+
+    What OpenAI's servers did, and what a client did with their tools, is read as text.
 
     Raises InvalidRequest naming the invalid field.
     """
+    size = size_of(raw)
+    kind = decode_field(_kinds, raw, path, size).type
+    if kind not in (None, *ITEMS):
+        return [_server_item(kind, raw, path)]
+    item = decode_field(_items, raw, path, size)
     match item.type:
         case None if item.role is None and item.id is not None:
             return [ItemReference(item.id, path)]
@@ -76,10 +113,18 @@ def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
             return _decode_output(item, path)
         case "reasoning":
             return [Part(PartKind.REASONING, _reasoning_text(item))]
-        case "item_reference":
-            return [ItemReference(required(item.id, f"{path}.id"), path)]
         case _:
-            raise unsupported(f"{path}.type", item.type[:40])
+            return [ItemReference(required(item.id, f"{path}.id"), path)]
+
+
+def _server_item(kind: str, raw: Raw, path: str) -> ChatItem:
+    fields = decode_value(raw, path)
+    assert isinstance(fields, Mapping), "an item has a type"
+    shown = {name: each for name, each in fields.items() if name not in UNSHOWN}
+    text = server_step(kind, shown)
+    if kind.endswith(CLIENTS_SUFFIXES):
+        return {"role": "user", "content": text}
+    return Part(PartKind.TEXT, text)
 
 
 def messages_of(items: Iterable[ChatItem]) -> list[Message]:
@@ -205,8 +250,10 @@ def _assistant_parts(
         field = f"{path}[{index}]"
         if part.type == "refusal":
             yield Part(PartKind.REFUSAL, required(part.refusal, f"{field}.refusal"))
-        else:
+        elif part.type in TEXT_PARTS:
             yield Part(PartKind.TEXT, _text(part, field))
+        else:
+            yield Part(PartKind.TEXT, server_step(part.type, part.text))
 
 
 def _decode_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
@@ -220,13 +267,23 @@ def _decode_output(item: ResponseInputItem, path: str) -> Sequence[ChatItem]:
     if output is None or isinstance(output, str):
         return [tool_result(call_id, required(output, f"{path}.output"))]
     parts = [
-        _decode_part(part, f"{path}.output[{index}]")
+        _output_part(part, f"{path}.output[{index}]")
         for index, part in enumerate(output)
     ]
     images = [part for part in parts if part["type"] != "text"]
     text = message_text({"content": parts})
     message, shown = result_with_images(call_id, text, images)
     return [message, ResultImages(shown)] if shown else [message]
+
+
+def _output_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
+    """Return a part of a function's output.
+
+    A program has put it there: an error would refuse its conversation for ever.
+    """
+    if part.type in TEXT_PARTS or part.image_url is not None:
+        return _decode_part(part, path)
+    return text_part(unreadable(part.type))
 
 
 def _reasoning_text(item: ResponseInputItem) -> str:
