@@ -205,7 +205,11 @@ def test_answer_that_breaks_off_is_a_failed_response() -> None:
     assert events[-1]["type"] == "response.failed"
     response = events[-1]["response"]
     assert response["status"] == "failed"
-    assert response["error"] == {"code": "job_failed", "message": "no memory"}
+    assert response["error"] == {
+        "code": "server_error",
+        "message": "no memory",
+        "type": "job_failed",
+    }
     assert response["output"][0]["content"][0]["text"] == "Hel"
 
 

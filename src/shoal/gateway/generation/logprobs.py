@@ -28,7 +28,15 @@ def chat_logprobs(logprobs: JSON) -> Mapping[str, JSON] | None:
 def token_logprobs(logprobs: JSON, name: str = "content") -> Sequence[Entry]:
     """Return the entries of the tokens of a choice's text."""
     given = logprobs.get(name) if isinstance(logprobs, Mapping) else None
-    return _entries(given, _token_entry)
+    return _entries(given, token_entry)
+
+
+def token_entry(given: Entry) -> Entry | None:
+    """Return the entry of a token; None if it has no text or no number."""
+    entry = _entry(given)
+    if entry is None:
+        return None
+    return {**entry, "top_logprobs": [*_entries(given.get("top_logprobs"), _entry)]}
 
 
 def completion_logprobs(logprobs: JSON, offset: int) -> Mapping[str, JSON] | None:
@@ -58,13 +66,6 @@ def _entries(given: JSON, read: Callable[[Entry], Entry | None]) -> Sequence[Ent
         return ()
     found = (read(each) for each in given if isinstance(each, Mapping))
     return [entry for entry in found if entry is not None]
-
-
-def _token_entry(given: Entry) -> Entry | None:
-    entry = _entry(given)
-    if entry is None:
-        return None
-    return {**entry, "top_logprobs": [*_entries(given.get("top_logprobs"), _entry)]}
 
 
 def _entry(given: Entry) -> Entry | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import JSON
+from shoal.gateway.generation.logprobs import token_entry
 
 
 class LogprobQueue:
@@ -62,4 +63,5 @@ class LogprobQueue:
             if isinstance(token, Mapping):
                 text = token.get("token")
                 self._end += len(text) if isinstance(text, str) else 0
-                self._waiting.append((self._end, token))
+                if (entry := token_entry(token)) is not None:
+                    self._waiting.append((self._end, entry))

@@ -17,7 +17,7 @@ from shoal.domain.work import JSON, Chat
 from shoal.gateway.generation.messages import Message
 from shoal.gateway.generation.parts import Part, PartKind, parts_of
 from shoal.gateway.http.answer_ids import RESPONSE_ID_PREFIX
-from shoal.gateway.http.errors import error_report
+from shoal.gateway.http.errors import CLIENT, LIMIT, QUOTA, error_report
 from shoal.gateway.responses.items import items_of
 from shoal.gateway.responses.logprobs import LogprobQueue
 from shoal.gateway.responses.response_fields import ResponseFields
@@ -40,6 +40,16 @@ INCOMPLETE_REASONS: Mapping[str, str] = {
     "content_filter": "content_filter",
 }
 """Why a response is incomplete, by the finish reasons that make it so."""
+
+FAILURE_CODES: Mapping[str, str] = {
+    CLIENT: "invalid_prompt",
+    LIMIT: "rate_limit_exceeded",
+    QUOTA: "rate_limit_exceeded",
+}
+"""OpenAI's codes of failed responses, by the types of errors; others are the type."""
+
+CODES = frozenset({"context_length_exceeded", "insufficient_quota"})
+"""Further codes, which OpenAI's reference leaves out and its clients read."""
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
@@ -87,8 +97,11 @@ OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class ResponseFailure(msgspec.Struct, frozen=True):
+    """Why a response failed: OpenAI's code, and as its type the one of other errors."""
+
     code: str
     message: str
+    type: str
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
@@ -96,22 +109,22 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int = 0
+    cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """The tokens.  Workers do not tell those of reasoning or of caches apart."""
+    """The tokens.  Clients require all details: those that are unknown count as 0."""
 
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: InputTokensDetails = InputTokensDetails()
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    input_tokens_details: InputTokensDetails
+    output_tokens_details: OutputTokensDetails
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +256,10 @@ class ResponseDraft:
         if isinstance(error, Cancelled):
             return self.response("cancelled", output)
         report = error_report(error)
-        failure = ResponseFailure(report.code, report.message)
+        code = FAILURE_CODES.get(report.type, report.type)
+        if report.code in CODES:
+            code = report.code
+        failure = ResponseFailure(code, report.message, report.code)
         return self.response("failed", output, error=failure)
 
     def item(
@@ -316,7 +332,11 @@ def incomplete_reason(outcome: Outcome) -> str | None:
 
 def _usage(chat: Chat, outcome: Outcome) -> ResponseUsage:
     usage = usage_of(chat, outcome)
-    return ResponseUsage(usage.prompt_tokens, usage.completion_tokens, usage.tokens)
+    return ResponseUsage(
+        *(usage.prompt_tokens, usage.completion_tokens, usage.tokens),
+        InputTokensDetails(usage.cached_tokens or 0),
+        OutputTokensDetails(usage.reasoning_tokens or 0),
+    )
 
 
 def _tool(tool: JSON) -> dict[str, Any]:
