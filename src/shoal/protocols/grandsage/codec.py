@@ -9,6 +9,7 @@ import json
 import re
 import struct
 from codecs import utf_8_decode
+from dataclasses import astuple
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -79,11 +80,13 @@ def encode_stop(task_id: int) -> str:
     return f'{{"id":{task_id},"stop":true}}'
 
 
-class UsageCounts(msgspec.Struct, frozen=True):
-    """Token usage on the wire."""
+class UsageCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Token usage on the wire, as in ``Usage``."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
+    cached_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,7 +123,7 @@ def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
     """Encode the finish reason and usage of a task."""
     tokens = None
     if usage is not None:
-        tokens = UsageCounts(usage.prompt_tokens, usage.completion_tokens)
+        tokens = UsageCounts(*astuple(usage))
     return encode_text_message(
         TextMessage(
             id=task_id, usage=tokens, finish_reason=well_formed(finish_reason)[:64]

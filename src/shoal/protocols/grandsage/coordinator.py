@@ -343,7 +343,10 @@ class GrandSageNodeSession:
             return (Failed(task.job_id, task.lease, error, message.fault),)
         task.finish_reason = message.finish_reason or "stop"
         if (tokens := message.usage) is not None:
-            task.usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
+            task.usage = Usage(
+                *(tokens.prompt_tokens, tokens.completion_tokens),
+                *(tokens.cached_tokens, tokens.reasoning_tokens),
+            )
         return ()
 
     def _remove_task(self, task_id: int) -> None:

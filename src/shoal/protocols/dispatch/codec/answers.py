@@ -4,7 +4,7 @@ Source: the WebSocket protocol document, "job_complete", what original workers s
 what clients of original coordinators read.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -106,7 +106,10 @@ def read_answer(
         rest = found or ()
     usage = None
     if (tokens := ending.usage) is not None:
-        usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
+        usage = Usage(
+            *(tokens.prompt_tokens, tokens.completion_tokens),
+            *(tokens.cached_tokens, tokens.reasoning_tokens),
+        )
     reason = ending.finish_reason
     return (
         Completed(job.job_id, job.lease, reason, usage, rest, text, receipt),
@@ -183,7 +186,7 @@ def completion_extension(
     usage = outcome.usage
     tokens = None
     if usage is not None:
-        tokens = TokenCounts(usage.prompt_tokens, usage.completion_tokens)
+        tokens = TokenCounts(*astuple(usage))
     logprobs = [choice.logprobs for choice in outcome.choices]
     answer_logprobs = logprobs if any(each is not None for each in logprobs) else []
     return CompletionExtension(

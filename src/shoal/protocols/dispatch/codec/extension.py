@@ -76,11 +76,13 @@ class AttemptExtension(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-class TokenCounts(msgspec.Struct, frozen=True):
-    """Token usage on the wire."""
+class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Token usage on the wire, as in ``Usage``."""
 
     prompt_tokens: _Tokens
     completion_tokens: _Tokens
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
 
 
 class CompletionExtension(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,6 +5,7 @@ peers may send more.
 """
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from enum import StrEnum
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -204,11 +205,13 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     queued: Count | None = None
 
 
-class UsageExtension(msgspec.Struct, frozen=True):
-    """Token usage."""
+class UsageExtension(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Token usage, as in ``Usage``."""
 
     prompt_tokens: Count
     completion_tokens: Count
+    cached_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
 
 
 class ReceiptExtension(msgspec.Struct, frozen=True):
@@ -307,7 +310,10 @@ def usage_of(tokens: UsageExtension | None) -> Usage | None:
     """Translate token usage."""
     if tokens is None:
         return None
-    return Usage(tokens.prompt_tokens, tokens.completion_tokens)
+    return Usage(
+        *(tokens.prompt_tokens, tokens.completion_tokens),
+        *(tokens.cached_tokens, tokens.reasoning_tokens),
+    )
 
 
 def completion_extension(event: Completed) -> InferenceCompleteExtension:
@@ -315,9 +321,7 @@ def completion_extension(event: Completed) -> InferenceCompleteExtension:
     usage, receipt = event.usage, event.receipt
     return InferenceCompleteExtension(
         finish_reason=well_formed(event.finish_reason)[:WORD_MAX],
-        usage=None
-        if usage is None
-        else UsageExtension(usage.prompt_tokens, usage.completion_tokens),
+        usage=None if usage is None else UsageExtension(*astuple(usage)),
         output=event.output,
         receipt=None
         if receipt is None
