@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -12,8 +12,8 @@ from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact, JobCompleted
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, Privacy
-from shoal.domain.outcome import Outcome
-from shoal.domain.work import ANY_MODEL, Chat, Completion, Task
+from shoal.domain.outcome import STOP_REASON, Choice, Outcome
+from shoal.domain.work import ANY_MODEL, JSON, Chat, Completion, Task
 from shoal.pool.inputs import AnswerDisputed
 from shoal.store.port import Store
 
@@ -159,13 +159,23 @@ def comparable(job: Job) -> bool:
 
 
 def comparable_part(job: Job, outcome: Outcome) -> object:
-    """Return the part of an answer that is the same on every wire."""
+    """Return the part of an answer that is the same on every wire, of every engine.
+
+    Only some engines tell the stop string that ended a text.
+    """
     if not isinstance(job.work, Task):
-        return outcome.text, outcome.choices
+        choices = outcome.choices or (Choice({"content": outcome.text}),)
+        return [(_told_by_all(choice.fields), choice.logprobs) for choice in choices]
     try:
         return json.loads(outcome.text)
     except (ValueError, RecursionError):
         return outcome.text
+
+
+def _told_by_all(fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    return {
+        name: value for name, value in fields.items() if value and name != STOP_REASON
+    }
 
 
 def _names(answers: Sequence[CheckedAnswer]) -> list[str]:
