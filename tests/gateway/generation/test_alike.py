@@ -25,7 +25,11 @@ class Dialect:
     error: tuple[str, ...] = ("error", "message")
 
     def request(self, *, stream: bool = False) -> dict[str, Any]:
-        return {**self.body, "stream": stream}
+        # Without chance, so that any worker can repeat a lost answer; Ollama's name for
+        # it is the second.
+        settings = {"temperature": 0, "options": {"temperature": 0}}
+        name = "options" if "ollama" in self.path else "temperature"
+        return {**self.body, name: settings[name], "stream": stream}
 
     def error_in(self, answer: Any) -> str:
         for name in self.error:

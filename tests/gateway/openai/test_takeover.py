@@ -15,6 +15,7 @@ PIECES = [piece for piece in PIECES if piece]
 BODY = {
     "model": "m1",
     "messages": [{"role": "user", "content": "hi"}],
+    "temperature": 0,  # any worker can repeat the answer
     "stream": True,
     "stream_options": {"include_usage": True},
 }

@@ -592,7 +592,7 @@ async def test_stream_continues_when_another_worker_takes_over(
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         stream = await openai.responses.create(
-            model="m1", input="hi", background=True, stream=True
+            model="m1", input="hi", temperature=0, background=True, stream=True
         )
         await eventually(lambda: bool(one.tasks or two.tasks))
         lost, heir = (one, two) if one.tasks else (two, one)
