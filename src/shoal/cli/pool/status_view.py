@@ -114,7 +114,11 @@ def _beneath(machine: Machine) -> Iterator[str]:
     yield from _indented("; ".join([*hardware, *connections, *releases]))
     offered = ", ".join(sorted(machine.models))
     functions = len(machine.functions)
-    parts = [offered, _count(functions, "function") if functions else ""]
+    parts = [
+        offered,
+        _count(functions, "function") if functions else "",
+        _continued(machine.workers),
+    ]
     if any(parts):
         yield from _indented("; ".join(part for part in parts if part))
     workers = machine.workers
@@ -124,6 +128,16 @@ def _beneath(machine: Machine) -> Iterator[str]:
         yield from _indented(machine.remark, whole=True)
     for remark in _unique([*remarks, *told]):
         yield from _indented(remark)
+
+
+def _continued(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return whose answers the machine can continue when another is lost."""
+    chatting = [each for each in workers if "chat" in each["kinds"]]
+    able = [each for each in chatting if "continue" in each["features"]]
+    names = sorted({name for each in able for name in each["models"]})
+    if not names or len(able) == len(chatting):
+        return "continues answers" if names else ""
+    return f"continues answers of {', '.join(names)}"
 
 
 def _orders(machine: Machine, status: Mapping[str, Any]) -> Iterator[str]:
