@@ -195,17 +195,47 @@ def test_result_belongs_to_the_last_call_with_its_id() -> None:
     """A client may count its ids anew in each turn, and leave a call unanswered."""
     again = calls("a", "b")
     again["tool_calls"][1]["id"] = "call_0"
-    result = {"tool_call_id": "call_0", "tool_name": "b"}
-    told = [{"role": "tool", "content": "5", **each} for each in (result, {})]
+    result = {"role": "tool", "tool_call_id": "call_0", "tool_name": "b"}
     first = {"role": "tool", "content": "5"}
 
-    with pytest.raises(InvalidRequest, match="no call before it is without one"):
-        chat(messages=[*HI, again, *told])
-    work = chat(messages=[*HI, again, told[0], calls("c"), first]).work
+    work = chat(messages=[*HI, again, result, calls("c"), first]).work
 
     assert isinstance(work, Chat)
     answered = [each.get("tool_call_id") for each in work.messages]
     assert [each for each in answered if each] == ["call_0", "call_2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "result", "call_id"),
+    [
+        (HI, {}, "call_0"),
+        (HI, {"tool_name": "b"}, "call_0"),
+        (HI, {"tool_call_id": "c7"}, "c7"),
+        ([calls("a")], {"tool_name": "b"}, "call_1"),
+        ([calls("a"), {"role": "tool"}], {}, "call_1"),
+        ([calls("a"), {"role": "tool"}], {"tool_call_id": "call_0"}, "call_0"),
+        ([calls("a")], {"tool_call_id": "call_0", "tool_name": "b"}, "call_0"),
+    ],
+    ids=[
+        "no call",
+        "named",
+        "with an id",
+        "of another",
+        "one more",
+        "again",
+        "renamed",
+    ],
+)
+def test_result_without_a_call_is_read(
+    before: list[dict[str, Any]], result: dict[str, Any], call_id: str
+) -> None:
+    told = {"role": "tool", "content": "5", **result}
+
+    work = chat(messages=[*before, told]).work
+
+    assert isinstance(work, Chat)
+    last = {"role": "tool", "content": "5", "tool_call_id": call_id}
+    assert work.messages[-1] == last
 
 
 def test_a_prompt_is_a_question_after_its_instructions() -> None:
@@ -255,23 +285,6 @@ def test_nothing_to_answer_is_a_model_to_load(
         ({"model": ""}, "model: expected"),
         ({"messages": [{"content": "hi"}]}, r"messages\[0\].role: required"),
         ({"messages": [{"role": "boss"}]}, r"messages\[0\].role: expected one of sys"),
-        (
-            {"messages": [{"role": "tool", "content": "5"}]},
-            r"messages\[0\]: the result of a tool, but no call before",
-        ),
-        (
-            {"messages": [calls("a"), {"role": "tool", "tool_name": "b"}]},
-            r"messages\[1\]: .* but no call of 'b'",
-        ),
-        (
-            {
-                "messages": [
-                    *(calls("a"), calls("b")),
-                    {"role": "tool", "tool_call_id": "call_0", "tool_name": "b"},
-                ]
-            },
-            r"messages\[2\]: .* but no call of 'b'",
-        ),
         (
             {"messages": [{**calls("a"), "role": "user"}]},
             r"messages\[0\].tool_calls: only an assistant",

@@ -1,7 +1,8 @@
 """Translates Ollama's messages and tools to those of a chat.
 
 Ollama's results of tools name the function, or nothing, where a chat's name the call:
-each result belongs to the first call without one.
+each result belongs to the first call without one.  A result without a call is read all
+the same: clients cut the beginning of long conversations off.
 
 Source: Ollama's API reference, "Generate a chat completion".
 """
@@ -119,7 +120,7 @@ class _Translator:
                     text, reasoning=message.thinking or None, tool_calls=calls
                 )
             case "tool":
-                return tool_result(self._answered_call(message, path), text)
+                return tool_result(self._answered_call(message), text)
             case "user":
                 images = message.images or ()
                 content = user_content(text, images, f"{path}.images")
@@ -134,8 +135,8 @@ class _Translator:
         given = message.tool_calls[number]
         name = given.function.name
         at = f"{path}.tool_calls[{number}].function.arguments"
-        call = _Call(given.id or f"call_{self._calls}", name)
-        self._calls += 1
+        next_id = self._next_id()  # also if it is not used: a client may count them
+        call = _Call(given.id or next_id, name)
         if (replaced := self._by_id.get(call.id)) is not None:
             replaced.answered = True  # a result of this id is the new one's
         self._by_id[call.id] = call
@@ -143,22 +144,22 @@ class _Translator:
         self._by_function[name].append(call)
         return tool_call(call.id, name, decoded_arguments(given.function.arguments, at))
 
-    def _answered_call(self, message: OllamaMessage, path: str) -> str:
-        """Return the id of the call that a message has the result of."""
+    def _answered_call(self, message: OllamaMessage) -> str:
+        """Return the id of the call that a message has the result of, or a new one."""
         named, call_id = message.tool_name, message.tool_call_id
         if call_id:
             call = self._by_id.get(call_id)
         else:
             call = _first_open(self._by_function[named] if named else self._all)
-        if call and not call.answered and named in ("", None, call.function):
-            call.answered = True
-            return call.id
-        called = f" of {named[:40]!r}" if named else ""
-        raise InvalidRequest(
-            f"{path}: the result of a tool, but no call{called} before it is without "
-            "one",
-            path,
-        )
+        if call is None or call.answered:
+            next_id = self._next_id()
+            return call_id or next_id
+        call.answered = True
+        return call.id
+
+    def _next_id(self) -> str:
+        self._calls += 1
+        return f"call_{self._calls - 1}"
 
 
 def _first_open(calls: "deque[_Call]") -> _Call | None:
