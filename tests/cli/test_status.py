@@ -22,6 +22,7 @@ WORKER: Mapping[str, Any] = {
     "id": "wire:w/m",
     "models": ["m"],
     "kinds": ["chat"],
+    "features": ["stop"],
     "slots": 2,
     "busy": 1,
     "draining": "",
@@ -111,6 +112,16 @@ def test_a_machine_has_a_row_and_beneath_it_its_wires_and_models() -> None:
         "  Apple M2 Pro, 32 GB; wire (Noise); Shoal 1.2.3",
         "  m, n",
     ]
+
+
+def test_models_whose_answers_a_machine_continues_are_named() -> None:
+    one = {**WORKER, "id": "wire:ab/m", "features": ["continue", "stop"]}
+    other = {**WORKER, "id": "wire:ab/n", "models": ["n"]}
+    texts = {**WORKER, "id": "wire:ab/e", "models": ["e"], "kinds": ["embedding"]}
+
+    assert "  m; continues answers" in shown(workers=[one])
+    assert "  e, m; continues answers" in shown(workers=[one, texts])
+    assert "  m, n; continues answers of m" in shown(workers=[one, other])
 
 
 def test_jobs_of_this_pool_at_a_machines_other_models_are_not_those_of_others() -> None:
