@@ -11,6 +11,9 @@ import pytest
 from harness.speed import scaled
 from shoal.cli.main import MODULES
 
+# Writing them imports all commands, in a process of its own.
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "write_man.py"
 
 

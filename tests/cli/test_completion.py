@@ -10,23 +10,10 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from click.shell_completion import BashComplete
 
 from harness.speed import PATIENCE
-from shoal.cli.main import MODULES
-
-
-def completions(*words: str) -> list[str]:
-    """Return what may stand in the place of the last word."""
-    asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal"],
-        env={**os.environ, **asked, "_SHOAL_COMPLETE": "bash_complete"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    return [each.removeprefix("plain,") for each in done.stdout.split()]
+from shoal.cli.main import MODULES, shoal
 
 
 @pytest.mark.parametrize(
@@ -43,7 +30,11 @@ def completions(*words: str) -> list[str]:
     ],
 )
 def test_words_are_completed(words: list[str], completed: list[str]) -> None:
-    assert completions("shoal", *words) == completed
+    complete = BashComplete(shoal, {}, "shoal", "_SHOAL_COMPLETE")
+
+    found = complete.get_completions(words[:-1], words[-1])
+
+    assert [each.value for each in found] == completed
 
 
 def test_all_commands_are_listed_without_importing_one() -> None:
@@ -84,6 +75,7 @@ def bash(tmp_path: Path) -> "Iterator[pexpect.spawn[str]]":
     shell.close(force=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("bash") is None,
     reason="completion needs bash 4.4",

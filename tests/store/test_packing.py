@@ -16,7 +16,10 @@ NOISE = random.Random(0).randbytes(PACKED_MAX)
 
 def test_texts_of_every_size_are_unpacked_as_they_were() -> None:
     for size in (
-        *range(600),
+        *range(0, 600, 20),
+        PACKED_FROM - 2,
+        PACKED_FROM - 1,
+        PACKED_FROM,
         4096,
         40_000,
         PACKED_MAX - 100,

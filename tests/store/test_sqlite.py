@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.profiles import some_long
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobCancelled, JobLeased, JobSubmitted, LateResult
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -117,7 +118,7 @@ async def test_every_commit_is_synchronous(path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("after", [1, 10, 100])
+@pytest.mark.parametrize("after", some_long([10, 1, 100], short=1))
 async def test_stored_jobs_survive_a_kill(path: Path, after: int) -> None:
     stored = write_until_killed(path, after)
 

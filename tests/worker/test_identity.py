@@ -134,13 +134,17 @@ def test_concurrent_workers_create_one_key(file: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(4)
+        for _ in range(3)
     ]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
-    keys = {process.communicate("go\n")[0] for process in processes}
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    keys = {process.communicate()[0] for process in processes}
 
     assert keys == {load_identity(file).public_key.hex() + "\n"}
 

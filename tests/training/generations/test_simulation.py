@@ -5,11 +5,13 @@ from random import Random
 
 import pytest
 
+from harness.profiles import some_long
 from training.generations.simulated_run import SimulatedRun
 
 SIZE = 4
 OPERATIONS = 30
-SEEDS = 100
+SEEDS = 25
+SEEDS_OF_LONG = 300
 SEEDS_OF_ALL = 3000  # with --every
 
 
@@ -53,10 +55,12 @@ def test_an_undisturbed_run_is_one_generation() -> None:
     assert len({tuple(each.results) for each in run.ranks.values()}) == 1
 
 
+@pytest.mark.parametrize("seeds", some_long([SEEDS, SEEDS_OF_LONG], short=1))
 def test_no_two_generations_go_on_and_all_results_are_the_same(
-    request: pytest.FixtureRequest,
+    request: pytest.FixtureRequest, seeds: int
 ) -> None:
-    seeds = SEEDS_OF_ALL if request.config.getoption("every") else SEEDS
+    if request.config.getoption("every"):
+        seeds = SEEDS_OF_ALL
     ends, generations = 0, 0
 
     for seed in range(1, seeds + 1):
