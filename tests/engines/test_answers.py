@@ -134,8 +134,17 @@ def test_usage_of_llama_cpp_choices_is_summed() -> None:
     assert answer.finished().usage == Usage(17, 20)
 
 
-def test_missing_choice_is_detected() -> None:
+@pytest.mark.parametrize("end", [DONE, b""])
+def test_missing_choices_are_told(end: bytes) -> None:
     answer = AnswerReader(choices=3)
+    answer.feed(event(text("a", finish_reason="length")) + end)
+
+    assert answer.finished() == Finished("length")
+    assert answer.missing == [1, 2]
+
+
+def test_missing_answer_to_one_of_several_prompts_is_an_error() -> None:
+    answer = AnswerReader(prompts=3)
     answer.feed(event(text("a", finish_reason="stop")) + DONE)
 
     with pytest.raises(JobError, match="left out 2 of 3 choices"):

@@ -2,34 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from shoal.domain.work import JSON, Chat
 from shoal.engines.requests import openai_request, with_chosen_tools
-
-ANSWER = {"role": "tool", "content": "4", "tool_call_id": "c1"}
-
-
-@pytest.mark.parametrize(
-    ("message", "role"),
-    [
-        *(({"role": role, "content": "x"}, role) for role in ("system", "user")),
-        ({"role": "assistant", "content": "x"}, "assistant"),
-        ({"role": "Boss", "content": "x"}, "user"),
-        ({"role": "tool", "content": "x"}, "user"),
-        (ANSWER, "tool"),
-    ],
-)
-def test_a_role_that_engines_may_refuse_becomes_the_users(
-    message: dict[str, Any], role: str
-) -> None:
-    chat = Chat("m", (message,))
-
-    (sent,) = json.loads(openai_request(chat, "m").body)["messages"]
-
-    assert sent == {**message, "role": role}
 
 
 def test_options_cannot_override_the_chat() -> None:

@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Streaming".
 
 import secrets
 import string
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -24,6 +25,7 @@ from shoal.engines.server_errors import (
     stream_error,
 )
 from shoal.engines.sse import ErrorEvent, EventReader
+from shoal.engines.stop_strings import StopStrings
 from shoal.engines.stream_chunks import (
     ABORTED,
     StreamChoice,
@@ -56,6 +58,8 @@ def new_call_id() -> str:
 class AnswerReader:
     """Decodes one answer; ``done`` once it is complete.
 
+    The answer ends at the strings of ``stop_at``, for servers that do not.
+
     Args:
         choices: for each of the ``prompts``.
         secret: text removed from the server's error messages.
@@ -64,10 +68,12 @@ class AnswerReader:
     def __init__(self, choices: int = 1, prompts: int = 1, secret: str = "") -> None:
         self.done = False
         self._choices = choices * prompts
+        self._prompts = prompts
         self._tally = UsageTally(choices, prompts)
         self._secret = secret
         self._body: bytearray | None = bytearray()  # None: it is a stream
         self._events = EventReader()
+        self._stops: StopStrings | None = None
         self._halves = HalfCharacters()
         self._messages: dict[int, MessageReader] = {}  # of the choices that began
         self._only: int | None = None  # the index of the only choice
@@ -78,6 +84,10 @@ class AnswerReader:
         # Choices that ended for the reason "", by which some servers mean null.
         self._blank: set[int] = set()
         self._blank_is_null = False
+
+    def stop_at(self, stops: Sequence[str]) -> None:
+        """End the answer at the first of these strings in its text."""
+        self._stops = StopStrings(stops) if stops else None
 
     def feed(self, data: bytes) -> list[AnswerPiece]:
         """Decode received bytes; return the complete pieces, joined where possible.
@@ -104,7 +114,8 @@ class AnswerReader:
             self._read(self._events.feed(data), batch)
         except LimitExceeded as error:
             raise JobError(f"the server sent too much: {error}") from error
-        return batch.pieces()
+        pieces = batch.pieces()
+        return pieces if self._stops is None else self._stopped(self._stops, pieces)
 
     def end(self) -> list[AnswerPiece]:
         """Return the last pieces, when no more data comes."""
@@ -115,26 +126,46 @@ class AnswerReader:
         else:
             with suppress(JobError):  # the stream was cut in an event
                 self._read(self._events.flush(), batch)
-        return [*batch.pieces(), *self._halves.drain()]
+        pieces = [*batch.pieces(), *self._halves.drain()]
+        if self._stops is None:
+            return pieces
+        return [*self._stopped(self._stops, pieces), *self._stops.rest()]
+
+    @property
+    def missing(self) -> list[int]:
+        """The choices that the server left out, once the answer is ``finished``."""
+        return [each for each in range(self._choices) if each not in self._messages]
 
     def finished(self) -> Finished:
         """Return how the answer ended.
 
         Raises ServerLost if the stream broke off, and JobError if there is no answer,
-        or only a part of it.
+        or no answer to one of several prompts.
         """
+        begun = self._messages.keys()
         ended = self._reasons.keys() | (set() if self._blank_is_null else self._blank)
-        if not self.done and len(ended) < self._choices:
+        missing = self.missing if self._prompts > 1 else []
+        if not self.done and (missing or not begun or not begun <= ended):
             raise ServerLost(TRUNCATED)
-        if not self._messages:
+        if not begun:
             raise JobError("the server ended its answer before it began")
-        if missing := self._choices - len(self._messages):
-            raise JobError(f"the server left out {missing} of {self._choices} choices")
+        if missing:
+            of_all = f"{len(missing)} of {self._choices}"
+            raise JobError(f"the server left out {of_all} choices")
         if any(each.nameless_arguments for each in self._messages.values()):
             raise JobError("the server sent a tool call without a name")
         reason = self._reasons.get(0, "stop")
-        calls = self._messages[0].has_calls
+        calls = 0 in begun and self._messages[0].has_calls
         return Finished(known_finish_reason(reason, calls=calls), self._tally.usage())
+
+    def _stopped(
+        self, stops: StopStrings, pieces: Sequence[AnswerPiece]
+    ) -> list[AnswerPiece]:
+        passed = stops.passed(pieces)
+        if stops.found:
+            self.done = True
+            self._reasons[0] = "stop"
+        return passed
 
     def _read(self, events: list[bytes], batch: "PieceBatch") -> None:
         try:

@@ -22,6 +22,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.work import (
     JSON,
     Chat,
@@ -43,6 +44,8 @@ from shoal.engines.catalog import (
 from shoal.engines.continuation import continue_answer, find_way
 from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
+from shoal.engines.messages import engine_messages
+from shoal.engines.refused_parts import refused_part
 from shoal.engines.requests import (
     CONTINUE_FLAGS,
     AudioForm,
@@ -51,6 +54,8 @@ from shoal.engines.requests import (
     openai_request,
     prompt_count,
     reject_ignored_options,
+    single_choice,
+    unsent_stops,
     with_chosen_tools,
 )
 from shoal.engines.server_errors import (
@@ -110,6 +115,25 @@ def form_data(form: AudioForm) -> aiohttp.FormData:
     return data
 
 
+def _of_choice(item: Item, choice: int) -> AnswerPiece:
+    """Return an item of an answer with one choice as a piece of this choice."""
+    match item:
+        case str():
+            return Delta(choice, {"content": item})
+        case Delta():
+            return replace(item, choice=choice)
+        case Finished():
+            return Delta(choice, finish_reason=item.finish_reason)
+
+
+def _with_usage_of(one: Finished, end: Finished) -> Finished:
+    """Return the end of an answer with the tokens of one more choice."""
+    if one.usage is None or end.usage is None:
+        return replace(end, usage=None)
+    written = one.usage.completion_tokens + end.usage.completion_tokens
+    return replace(end, usage=Usage(end.usage.prompt_tokens, written))
+
+
 CONNECT_LIMIT = 10.0  # seconds
 LIST_LIMIT = 30.0  # seconds for the first list of a server, which may be busy
 TRIAL_LIMIT = 3.0  # seconds
@@ -164,6 +188,8 @@ class OpenAIEngine:
         self._ways: dict[str, Way | None] = {}
         self._answered: set[str] = set()
         self._busy_trials: Counter[str] = Counter()
+        # Parts of requests that the server refuses, by the model's name on it.
+        self._refused_parts: dict[str, frozenset[str]] = {}
 
     @property
     def models(self) -> Sequence[ServedModel]:
@@ -234,6 +260,10 @@ class OpenAIEngine:
                 raise Unavailable("the engine cannot continue an answer of this model")
             listed = self._find(work.model)
             begun = work if listed is None else replace(work, model=listed.id)
+            if isinstance(begun, Chat):
+                refused = self._refused_by(begun.model)
+                messages = engine_messages(begun.messages, refused)
+                begun = replace(begun, messages=tuple(messages))
             answer = continue_answer(self, begun, continues, way)
         try:
             async with aclosing(answer) as items:
@@ -249,8 +279,6 @@ class OpenAIEngine:
         self, work: Inference, flags: Mapping[str, JSON] | None = None
     ) -> AsyncGenerator[Item, None]:
         """Run ``work`` from its beginning; ``flags`` are more fields of a chat."""
-        if self._session is None:
-            raise Unavailable("the engine is not running")
         if (server := self.server_kind) is not None:
             reject_ignored_options(work, server)
             if not server.chooses_tools:
@@ -259,21 +287,17 @@ class OpenAIEngine:
         if flags is None and is_begun(work) and self._needs_flags(work.model):
             flags = CONTINUE_FLAGS
         name = listed.id if listed is not None else work.model
-        request = openai_request(work, name, flags)
         answer = AnswerReader(
             choice_count(work.options), prompt_count(work), self._secret
         )
         try:
-            url = f"{self.url}{request.path}"
-            async with await self._request(
-                self._session, url, request.form or request.body
-            ) as response:
+            async with await self._open(work, name, flags) as response:
                 try:
                     if isinstance(work, InputWork):
                         for item in await self._read_whole(response, work):
                             yield item
                         return
-                    await self._check(response, "text/event-stream")
+                    answer.stop_at(unsent_stops(work, self._refused_by(name)))
                     async for data in response.content.iter_any():
                         for piece in answer.feed(data):
                             yield piece
@@ -291,7 +315,16 @@ class OpenAIEngine:
             raise ServerLost(f"{self.url}: {reason}") from error
         if listed is not None:
             self._answered.add(listed.model.name)
-        yield answer.finished()
+        end = answer.finished()
+        for choice in answer.missing:
+            # The server makes one at a time, and may not say so.
+            single = self.generate(single_choice(work, choice), flags)
+            async with aclosing(single) as items:
+                async for item in items:
+                    if isinstance(item, Finished):
+                        end = _with_usage_of(item, end)
+                    yield _of_choice(item, choice)
+        yield end
 
     async def query(self, query: ServerQuery) -> ServerReply:
         """Query the server.  Raises Unavailable if it does not respond."""
@@ -341,10 +374,46 @@ class OpenAIEngine:
         kind = self.server_kind
         return proven is Way.FLAGS or (kind is not None and kind.takes_flags)
 
+    def _refused_by(self, name: str) -> frozenset[str]:
+        """Return the parts of requests to a model that the server refuses."""
+        return self._refused_parts.get(name, frozenset())
+
+    async def _open(
+        self, work: Inference, name: str, flags: Mapping[str, JSON] | None
+    ) -> aiohttp.ClientResponse:
+        """Send a job; return the response, whose body is the answer.
+
+        What the server refuses and can do without is left out, now and henceforth.
+        """
+        if self._session is None:
+            raise Unavailable("the engine is not running")
+        expected = "application/json"
+        if not isinstance(work, InputWork):
+            expected = "text/event-stream"
+        refused = self._refused_by(name)
+        while True:
+            request = openai_request(work, name, flags, refused)
+            response = await self._request(
+                self._session, f"{self.url}{request.path}", request.form or request.body
+            )
+            try:
+                await self._check(response, expected)
+            except ShoalError as error:
+                response.close()
+                if (part := refused_part(error, request.parts)) is None:
+                    raise
+                refused |= {part}
+            except BaseException:
+                response.close()
+                raise
+            else:
+                if refused:
+                    self._refused_parts[name] = refused
+                return response
+
     async def _read_whole(
         self, response: aiohttp.ClientResponse, work: InputWork
     ) -> list[Item]:
-        await self._check(response, "application/json")
         body = await read_prefix(response, INPUT_ANSWER_MAX + 1)
         if len(body) > INPUT_ANSWER_MAX:
             raise JobError(f"the engine sent more than {INPUT_ANSWER_MAX} bytes")
@@ -409,6 +478,7 @@ class OpenAIEngine:
         self._ways.clear()
         self._answered.clear()
         self._busy_trials.clear()
+        self._refused_parts.clear()
 
     async def _find_ways(self) -> None:
         """Try how models continue answers: those that are loaded, each once."""

@@ -7,9 +7,9 @@ and others share.
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import msgspec
 
@@ -23,7 +23,16 @@ from shoal.domain.work import (
     Rerank,
     Transcription,
 )
+from shoal.engines.messages import engine_messages, refusable_parts
+from shoal.engines.refused_parts import (
+    STOPS_TAKEN,
+    is_single_text,
+    removable_fields,
+    without_refused,
+)
 from shoal.engines.server_kinds import ServerKind
+
+TextWork: TypeAlias = Chat | Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +46,15 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A POST request: the path below the base URL, and JSON or a form."""
+    """A POST request: the path below the base URL, and JSON or a form.
+
+    The server may refuse ``parts`` of it; see ``refused_parts``.
+    """
 
     path: str
     body: bytes = b""
     form: AudioForm | None = None
+    parts: frozenset[str] = frozenset()
 
 
 # Fields that the engine sets; an option must not override them.
@@ -64,11 +77,14 @@ relatives, which begin a new turn without them."""
 
 
 def openai_request(
-    work: Inference, model: str, flags: Mapping[str, JSON] | None = None
+    work: Inference,
+    model: str,
+    flags: Mapping[str, JSON] | None = None,
+    refused: Set[str] = frozenset(),
 ) -> EngineRequest:
     """Return the job as a request to ``model``, streamed if possible.
 
-    ``flags`` are more fields of a chat.
+    ``flags`` are more fields of a chat; ``refused`` are parts that the server refuses.
     """
     body: dict[str, object] = {
         name: value for name, value in work.options.items() if name not in RESERVED
@@ -79,17 +95,17 @@ def openai_request(
             # Lists of numbers are far larger; servers without support for base64 send
             # those instead.
             body |= {"input": work.inputs, "encoding_format": "base64"}
-            return EngineRequest("/embeddings", msgspec.json.encode(body))
+            return _json_request("/embeddings", body, refused)
         case Rerank():
             body |= {"query": work.query, "documents": work.documents}
-            return EngineRequest("/rerank", msgspec.json.encode(body))
+            return _json_request("/rerank", body, refused)
         case Transcription():
             return EngineRequest(
                 "/audio/transcriptions", form=_transcription_form(work, model)
             )
         case Chat():
             path = "/chat/completions"
-            body["messages"] = [with_known_role(each) for each in work.messages]
+            body["messages"] = engine_messages(work.messages, refused)
             body |= flags or {}
         case Completion():
             path = "/completions"
@@ -99,7 +115,19 @@ def openai_request(
         body["max_tokens"] = work.max_tokens
     if work.temperature is not None:
         body["temperature"] = work.temperature
-    return EngineRequest(path, msgspec.json.encode(body))
+    return _json_request(path, body, refused)
+
+
+def _json_request(
+    path: str, body: Mapping[str, object], refused: Set[str]
+) -> EngineRequest:
+    fields = without_refused(body, refused)
+    parts = removable_fields(fields)
+    if isinstance(messages := fields.get("messages"), list):
+        parts |= refusable_parts(messages)
+    return EngineRequest(
+        path, msgspec.json.encode(fields), parts=frozenset(parts - refused)
+    )
 
 
 TRANSCRIPTION_FIELDS = ("language", "prompt", "temperature")
@@ -138,6 +166,29 @@ def choice_count(options: Mapping[str, JSON]) -> int:
     """Return the number of requested choices per prompt."""
     n = options.get("n")
     return n if isinstance(n, int) and n > 1 else 1
+
+
+def single_choice(work: TextWork, number: int) -> TextWork:
+    """Return the work that makes one choice, for a server that makes one at a time.
+
+    With the seed of the others, it would be the same.
+    """
+    options = {name: value for name, value in work.options.items() if name != "n"}
+    if isinstance(seed := options.get("seed"), int):
+        options["seed"] = seed + number
+    return replace(work, options=options)
+
+
+def unsent_stops(work: Inference, refused: Set[str]) -> Sequence[str]:
+    """Return the stop strings that a server does not get which ``refused`` them."""
+    prompt = work.prompt if isinstance(work, Completion) else None
+    stops = work.options.get("stop") if "stop" in refused else None
+    if not (
+        isinstance(stops, list | tuple)
+        and is_single_text({**work.options, "prompt": prompt})
+    ):
+        return []
+    return [each for each in stops[STOPS_TAKEN:] if isinstance(each, str)]
 
 
 def prompt_count(work: Inference) -> int:
@@ -181,20 +232,3 @@ def function_name(tool: JSON) -> str | None:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
-
-
-ROLES = frozenset({"system", "developer", "user", "assistant"})
-
-
-def with_known_role(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Return the message with a role that engines know.
-
-    Some wires pass on any role.  An engine may refuse those, and a tool's message that
-    answers no call: they become the user's, as at the wires' own nodes.
-    """
-    if "role" not in message:
-        return message  # an invalid request, which the engine refuses
-    role = message["role"]
-    if role in ROLES or (role == "tool" and "tool_call_id" in message):
-        return message
-    return {**message, "role": "user"}

@@ -1,0 +1,53 @@
+"""Ends an answer at stop strings that its server did not get."""
+
+from collections.abc import Sequence
+
+from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
+
+
+class StopStrings:
+    """Looks for ``stops`` in the text of an answer; ``found`` is the one that ended it.
+
+    Text that may be the beginning of one is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.found = ""
+        self._stops = stops
+        self._held = ""
+
+    def passed(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
+        """Return what of these pieces, and of what was held back, is in the answer."""
+        passed: list[AnswerPiece] = []
+        for piece in pieces:
+            if self.found:
+                break
+            if isinstance(piece, str):
+                passed += self._passed_text(self._held + piece)
+            else:
+                passed += [*self.rest(), piece]
+        return passed
+
+    def rest(self) -> list[AnswerPiece]:
+        """Return what was held back, and is no stop string."""
+        held, self._held = self._held, ""
+        return [held] if held else []
+
+    def _passed_text(self, text: str) -> list[AnswerPiece]:
+        found = [(text.find(stop), -len(stop), stop) for stop in self._stops]
+        at, _, self.found = min(
+            (each for each in found if each[0] >= 0), default=(len(text), 0, "")
+        )
+        if not self.found:
+            at = self._beginning_of_stop(text)
+        self._held = "" if self.found else text[at:]
+        passed: list[AnswerPiece] = [text[:at]] if at else []
+        return [*passed, Delta(0, {STOP_REASON: self.found})] if self.found else passed
+
+    def _beginning_of_stop(self, text: str) -> int:
+        """Return where a stop string may begin at the end of a text; else its end."""
+        longest = max(map(len, self._stops))
+        for at in range(max(0, len(text) - longest + 1), len(text)):
+            if any(stop.startswith(text[at:]) for stop in self._stops):
+                return at
+        return len(text)
