@@ -1,6 +1,7 @@
 """Checks the lines of a batch before any of them runs."""
 
 import asyncio
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from shoal.batches.input_lines import InputLines
@@ -26,12 +27,16 @@ async def validate(
     while line <= len(lines) and len(check.errors) < ERRORS_MAX:
         async with share.turn(batch.owner):
             data = await asyncio.to_thread(lines.read_from, line, SLICE)
-            await asyncio.to_thread(check.check, line, data)
+            numbers = lines.numbers[line - 1 : line - 1 + len(data)]
+            await asyncio.to_thread(check.check, numbers, data)
         line += len(data)
     if not check.errors:
         rejection = jobs.rejection(batch, check.model)
         if rejection is not None:
-            check.errors.append(BatchError("model_not_found", rejection, 1, "model"))
+            number = lines.numbers[0]
+            check.errors.append(
+                BatchError("model_not_found", rejection, number, "model")
+            )
     return tuple(check.errors[:ERRORS_MAX]) or check.model
 
 
@@ -45,9 +50,9 @@ class _LineCheck:
         self._jobs = jobs
         self._ids: dict[bytes, int] = {}  # lines, by the digests of their ids
 
-    def check(self, first: int, lines: list[bytes]) -> None:
-        """Check lines from the number ``first`` on."""
-        for number, data in enumerate(lines, first):
+    def check(self, numbers: Sequence[int], lines: list[bytes]) -> None:
+        """Check lines, which have these ``numbers`` in the file."""
+        for number, data in zip(numbers, lines, strict=True):
             try:
                 found = self._jobs.check(self._batch.endpoint, data)
             except InvalidRequest as error:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeGuard, TypeVar
 
@@ -68,6 +69,7 @@ def decode(
 
     Raises InvalidRequest naming the invalid field.
     """
+    data = data.removeprefix(BOM_UTF8)  # Windows begins files with it
     if not data:
         raise InvalidRequest("the body is empty: send a JSON object")
     try:
