@@ -63,6 +63,7 @@ class ChatRequestMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: Raw | UnsetType = UNSET  # vLLM's name, for which others have objects
     tool_calls: Annotated[list[ToolCall], Meta(max_length=CALLS_MAX)] | None = None
     tool_call_id: Annotated[str, Meta(max_length=CALL_ID_MAX)] | None = None
     function_call: Raw | UnsetType = UNSET
@@ -99,6 +100,7 @@ class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | UnsetType = UNSET
+    schema: FreeObject | UnsetType = UNSET  # llama.cpp's, with ``json_object``
 
 
 class ChatBody(msgspec.Struct, frozen=True):

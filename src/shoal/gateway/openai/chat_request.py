@@ -117,14 +117,19 @@ def _tools(tools: list[Tool]) -> list[JSON]:
 
 
 def _format(format: ResponseFormat) -> JSON:
+    if format.type == "json_object" and is_given(format.schema):
+        schema = decode_object(format.schema, "response_format.schema")
+        # Most servers know the first form, and ignore the other.
+        described: JSON = {"name": "answer", "schema": schema}
+        return {"type": "json_schema", "json_schema": described, "schema": schema}
     if format.type != "json_schema":
         return {"type": format.type}
     field = "response_format.json_schema"
     given = required(format.json_schema, field)
-    described = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
+    fields = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
     if is_given(given.schema):
-        described["schema"] = decode_object(given.schema, f"{field}.schema")
-    return {"type": format.type, "json_schema": described}
+        fields["schema"] = decode_object(given.schema, f"{field}.schema")
+    return {"type": format.type, "json_schema": fields}
 
 
 OPTION_ENCODERS: Mapping[str, Encoder] = {
@@ -171,10 +176,19 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
             field = f"{path}.tool_calls"
             raise InvalidRequest(f"{field}: only an assistant calls tools", field)
         decoded["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    for field in ("refusal", "reasoning_content"):
-        if (text := getattr(message, field)) is not None:
-            decoded[field] = text
+    if message.refusal is not None:
+        decoded["refusal"] = message.refusal
+    if (thoughts := _thoughts(message)) is not None:
+        decoded["reasoning_content"] = thoughts
     return decoded
+
+
+def _thoughts(message: ChatRequestMessage) -> str | None:
+    """Return the thoughts in a history, under either of their names."""
+    if message.reasoning_content is not None or not is_given(message.reasoning):
+        return message.reasoning_content
+    thoughts = msgspec.json.decode(message.reasoning)
+    return thoughts if isinstance(thoughts, str) else None
 
 
 def _content(message: ChatRequestMessage, path: str) -> JSON:
