@@ -7,11 +7,13 @@ have written is right if it counts once from one to ten.
 Source: requests to the real programs, in November 2026.
 """
 
+import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +57,18 @@ NEW_TURN = Habits("somebody")
 
 
 class SamplingServer:
-    """One server; ``answers`` has what it wrote, and ``asked`` the requests for it."""
+    """One server; ``asked`` has the requests for answers.
 
-    def __init__(self, habits: Habits, seed: int) -> None:
+    For each number in ``breaks``, which servers may share, the connection of an answer
+    breaks after so many tokens.
+    """
+
+    def __init__(
+        self, habits: Habits, seed: int, breaks: list[int] | None = None
+    ) -> None:
         self.habits = habits
         self.asked: list[Mapping[str, Any]] = []
-        self.stop_after = 0  # tokens after which its connection breaks; 0: never
+        self._breaks = breaks if breaks is not None else []
         self._random = random.Random(seed)
         self._vocabulary: dict[str, int] = {}
 
@@ -148,11 +156,13 @@ class SamplingServer:
         await response.prepare(request)
         stops = body.get("stop") or []
         text, written, reason = "", 0, "stop"
+        is_trial = body.get("max_tokens") == 1
+        breaks_after = self._breaks.pop() if self._breaks and not is_trial else -1
         while piece := self._next(prompt + text):
             if written == body.get("max_tokens"):
                 reason = "length"
                 break
-            if self.stop_after and written == self.stop_after:
+            if written == breaks_after:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
@@ -200,6 +210,26 @@ def counts(text: str) -> list[int]:
 
 def _event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+@contextmanager
+def serving_beside(*servers: SamplingServer) -> Iterator[Sequence[str]]:
+    """Serve them from a thread; yield their base URLs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Coroutine[None, None, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    block = serving(*servers)
+    try:
+        yield run(block.__aenter__())
+    finally:
+        run(block.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 @asynccontextmanager
