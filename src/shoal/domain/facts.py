@@ -181,7 +181,8 @@ class JobUnhedged:
     """One of a job's two leases ended, and the job continues under the other.
 
     ``lost``: its worker disconnected; ``cut``: its worker is still running the job;
-    else its worker rejected or failed the job.
+    ``too_long``: its worker refused the job for its length; else its worker rejected or
+    failed the job.
     """
 
     job_id: JobId
@@ -189,6 +190,7 @@ class JobUnhedged:
     reason: str
     lost: bool = False
     cut: bool = False
+    too_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,8 @@ class JobRequeued:
     """The job waits again; ``refused_by`` is a worker not to ask again at once.
 
     ``handed_over``: an operator took it from a worker, which may still be running it,
-    or the worker gave it back for the sake of its owner.
+    or the worker gave it back for the sake of its owner.  ``too_long``: the worker
+    refused it for its length.
     """
 
     job_id: JobId
@@ -210,6 +213,7 @@ class JobRequeued:
     reason: str
     refused_by: WorkerId | None = None
     handed_over: bool = False
+    too_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)

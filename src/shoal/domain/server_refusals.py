@@ -52,6 +52,13 @@ _CONTEXT = re.compile(
     r"|too large to process",
     re.IGNORECASE,
 )
+# The number in most of these: "context size (4096 tokens)", "context length is 4096",
+# "model length of 4096", "context length of only 4096 tokens".
+_STATED_CONTEXT = re.compile(
+    r"(?:context (?:size|length|window)|model length)"
+    r"\W*(?:(?:is|of|only)\W+)*(\d{1,9})\b",
+    re.IGNORECASE,
+)
 _NO_MODEL = re.compile(
     r"model\b.{0,200}(not found|does not exist|not exist|is not loaded)"
     r"|no models? (is |are )?loaded|invalid model identifier",
@@ -92,3 +99,9 @@ def classify_refusal(status: int, message: str, codes: Set[str]) -> ServerRefusa
     if status == 500 and _INVALID.search(message):
         return ServerRefusal.INVALID
     return AT_FAULT.get(status, ServerRefusal.FAILED)
+
+
+def stated_context(message: str) -> int | None:
+    """Return the context, in tokens, that a refusal for length states, if it does."""
+    found = _STATED_CONTEXT.search(message)
+    return int(found[1]) or None if found is not None else None

@@ -25,6 +25,7 @@ from shoal.pool.worker import Worker
 LISTED_MAX = 8  # workers named in an explanation; the others are counted
 POINTS_MAX = 3  # points at which a worker gets no more jobs
 WORKERS_EXAMINED_MAX = 64  # for one explanation
+SUITABLE_EXAMINED_MAX = 256  # workers that may read more than one that refused a job
 
 FEATURE_MESSAGES = {
     Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
@@ -98,6 +99,46 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
     return None
 
 
+def length_refusal(job: OpenJob, worker: Worker, tokens: int) -> str | None:
+    """Return why ``job`` is too long for ``worker``, or None if it may not be.
+
+    ``tokens`` are the fewest that it can have.
+    """
+    if worker.id in job.too_long_for:
+        return f"refused it for its length: {job.too_long_for[worker.id]}"
+    if 0 < (context := worker.context_of(job.context_key)) < tokens:
+        return f"reads {context} tokens, fewer than the request has"
+    contexts = worker.contexts
+    if contexts is not None and contexts.exclude(job.context_key, job.length):
+        return "refused a request that is no longer, for its length"
+    return None
+
+
+def restriction(job: OpenJob, worker: Worker) -> str | None:
+    """Return why ``worker`` works for others than the client of ``job``, or None."""
+    offer = worker.offer
+    if offer.only_for and job.job.owner not in offer.only_for:
+        return "works for other keys only"
+    if offer.privacy is not None and job.job.terms.privacy is not offer.privacy:
+        return f"accepts {offer.privacy.value} jobs only"
+    return None
+
+
+def suitable_workers(pool: PoolState, job: OpenJob) -> list[Worker] | None:
+    """Return the workers that could take ``job`` if it is not too long, free or not.
+
+    None: there are too many to examine.
+    """
+    with_model = pool.roster.with_model.get(job.model, {})
+    if len(with_model) > SUITABLE_EXAMINED_MAX:
+        return None
+    return [
+        worker
+        for worker in with_model.values()
+        if unsuitability(job, worker) is None and restriction(job, worker) is None
+    ]
+
+
 def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:
     if offer.neighbour:
         return "is another pool, whose machines cannot reach this run"
@@ -109,12 +150,14 @@ def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:
 def _refusal(job: OpenJob, worker: Worker) -> str | None:
     """Return why a suitable worker cannot take this job now, or None if it can."""
     offer = worker.offer
-    if 0 < offer.context < job.tokens_min:
-        return f"reads {offer.context} tokens, fewer than the request has"
-    if offer.only_for and job.job.owner not in offer.only_for:
-        return "works for other keys only"
-    if offer.privacy is not None and job.job.terms.privacy is not offer.privacy:
-        return f"accepts {offer.privacy.value} jobs only"
+    if (
+        0 < offer.context < job.tokens_min
+        or worker.contexts is not None
+        or job.too_long_for
+    ) and (too_long := length_refusal(job, worker, job.tokens_min)) is not None:
+        return too_long
+    if offer.is_restricted and (other := restriction(job, worker)) is not None:
+        return other
     if worker.id in job.refused_by:
         return f"refused it: {job.refused_by[worker.id]}"
     if worker.load.unfit:

@@ -94,6 +94,8 @@ def _describe(fact: Fact) -> Iterator[str]:
             yield f"first text of attempt {lease}"
         case JobRequeued(_, lease, reason, None):
             yield f"back in the queue after attempt {lease}: {reason}"
+        case JobRequeued(_, lease, reason, refused_by, too_long=True):
+            yield f"refused by {refused_by} for its length, back in the queue: {reason}"
         case JobRequeued(_, lease, reason, refused_by):
             yield f"refused by {refused_by}, back in the queue: {reason}"
         case JobCompleted(_, lease, outcome, verdict):

@@ -1,6 +1,5 @@
 """The workers with a free slot for a model, and the best of them for a job."""
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from shoal.domain.job import Policy
 from shoal.domain.money import dollars
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
+from shoal.pool.context_limits import add_shortest
 from shoal.pool.eligibility import ineligibility, unsuitability
 from shoal.pool.open_job import Need, OpenJob
 from shoal.pool.state import PoolState
@@ -134,9 +134,10 @@ class FreeWorkers:
         self._model = model
         self._count = 0
         self._stream_waits = False  # then no call is prefetched, or it would starve
-        # The fewest tokens with which a job exceeded every worker, among those
-        # that are alike.  A thousand may wait while workers are free for others only.
-        self._unassignable: dict[tuple[str, Need], int] = {}
+        # The shortest jobs that exceeded every worker, among those that are alike.  A
+        # thousand may wait while workers are free for others only.
+        self._unassignable: dict[tuple[str, Need], list[OpenJob]] = {}
+        self._lengths_matter = bool(pool.roster.refused_lengths[model])
         self._promises = 0
         # What ``owners_served`` returned, and the number of promises before it.
         self._owners: dict[Need, tuple[int, frozenset[str] | None]] = {}
@@ -159,7 +160,7 @@ class FreeWorkers:
     def assign(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job``; return why it is best."""
         alike = job.job.owner, job.need
-        if job.tokens_min >= self._unassignable.get(alike, math.inf):
+        if any(self._reaches(job, each) for each in self._unassignable.get(alike, ())):
             return None
         if (worker := self._session_worker(job)) is not None:
             return worker, self._promise(worker, "had the conversation before")
@@ -170,8 +171,15 @@ class FreeWorkers:
                 return worker, self._promise(worker, reason)
         self._stream_waits |= job.kind is JobKind.CALL_STREAM
         if not job.last_lease:  # no worker has refused it or runs it
-            self._unassignable[alike] = job.tokens_min
+            shortest = self._unassignable.setdefault(alike, [])
+            add_shortest(shortest, job, self._reaches)
         return None
+
+    def _reaches(self, job: OpenJob, other: OpenJob) -> bool:
+        """Return whether a job is too long for all workers for which another is."""
+        if job.tokens_min < other.tokens_min:
+            return False
+        return not self._lengths_matter or job.length.reaches(other.length)
 
     def owners_served(self, job: OpenJob) -> frozenset[str] | None:
         """Return the owners whose jobs may get a slot if they need what ``job`` does.
@@ -327,7 +335,8 @@ def _preferences_beside_price(
     if job.started:
         yield _can_continue, "can go on with the answer"
     if job.tokens > CONTEXT_MATTERS_FROM:
-        yield (lambda worker: worker.offer.context >= job.tokens), "has room for it"
+        key, tokens = job.context_key, job.tokens
+        yield (lambda worker: worker.context_of(key) >= tokens), "has room for it"
     yield None, "expected to be quickest"
 
 

@@ -11,8 +11,8 @@ from shoal.domain.work import CALL_QUEUE, Feature, describe_target
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import join_versions, offers_task, runs_python
 from shoal.pool.open_job import python_of, required_name
+from shoal.pool.roster import suggest_names
 from shoal.pool.state import PoolState
-from shoal.pool.suggestions import suggest_names
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
 

@@ -1,6 +1,7 @@
 """Rejects jobs at once that could never run, or would expire in the queue."""
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 
 from shoal.domain.errors import (
@@ -17,6 +18,7 @@ from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
+from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
 from shoal.pool.gang_rules import gang_rejection
@@ -26,9 +28,9 @@ from shoal.pool.open_job import (
     has_question,
     size_of,
 )
-from shoal.pool.roster import SPECIAL_QUEUES
+from shoal.pool.roster import SPECIAL_QUEUES, suggest_names
 from shoal.pool.state import PoolState
-from shoal.pool.suggestions import suggest_names
+from shoal.pool.worker import Worker
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
 MODELS_EXAMINED_MAX = 256  # to suggest some of them
@@ -62,22 +64,22 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     if not pool.roster.knows_model(job.model, now):
         return UnknownModel(unknown_model(pool, job.model))
     workers = pool.roster.with_model.get(job.model, {})
-    examined = [*islice(workers.values(), WORKERS_EXAMINED_MAX)]
-    if not examined or len(workers) > WORKERS_EXAMINED_MAX:
+    if not workers or len(workers) > WORKERS_EXAMINED_MAX:
         return None
     peer = job.terms.peer
-    offers = [each.offer for each in examined if not peer or peer_of(each.id) != peer]
-    if not offers:
+    found = [each for each in workers.values() if not peer or peer_of(each.id) != peer]
+    if not found:
         return UnknownModel(f"only the peer that requests {job.model} has it")
     if job.terms.near:
-        offers = [offer for offer in offers if not offer.neighbour]
-        if not offers:
+        found = [each for each in found if not each.offer.neighbour]
+        if not found:
             return UnknownModel(
                 f"only other pools have {job.model}, and the job came from one"
             )
-    capable = [offer for offer in offers if job.kind in offer.kinds]
+    capable = [each.offer for each in found if job.kind in each.offer.kinds]
     if not capable:
-        offered = {kind for offer in offers for kind in offer.kinds} & INFERENCE_KINDS
+        offered = {kind for each in found for kind in each.offer.kinds}
+        offered &= INFERENCE_KINDS
         kinds = " and ".join(sorted(kind.value for kind in offered))
         others = _models_that_do(pool, job.kind, job.owner)
         does = "models that do" if len(others) > 1 else "a model that does"
@@ -108,14 +110,45 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             f"messages: {job.model} needs a message besides the system's here",
             "messages",
         )
+    return _length_rejection(pool, job, found)
+
+
+def _length_rejection(
+    pool: PoolState, job: Job, found: Sequence[Worker]
+) -> ContextExceeded | None:
+    """Return the error if ``job`` is too long for all workers that can do it."""
+    key, model, needs = (job.model, job.kind), job.model, job.work.needs
+    workers = [
+        each
+        for each in found
+        if job.kind in each.offer.kinds
+        and needs <= each.offer.features
+        and (not each.offer.only_for or job.owner in each.offer.only_for)
+    ]
+    if not workers:
+        return None
     tokens = len(job.work.text) // CHARACTERS_PER_TOKEN_MAX
-    if all(0 < offer.context < tokens for offer in capable):
-        most = max(offer.context for offer in capable)
+    contexts = [each.context_of(key) for each in workers]
+    if all(0 < context < tokens for context in contexts):
         return ContextExceeded(
-            f"the request has more than {tokens} tokens, {job.model} reads {most} here",
+            f"the request has more than {tokens} tokens, {model} reads {max(contexts)} "
+            "here",
             "messages",
         )
-    return None
+    if model not in pool.roster.refused_lengths:
+        return None
+    length = length_of(job.work)
+    for worker, context in zip(workers, contexts, strict=True):
+        known = worker.contexts is not None and worker.contexts.exclude(key, length)
+        if not (known or 0 < context < tokens):
+            return None
+    most = max(contexts)
+    longest = f"; the longest context here: {most} tokens" if most else ""
+    return ContextExceeded(
+        f"the request is too long: all workers with {model} refused one that is no "
+        f"longer{longest}",
+        "messages",
+    )
 
 
 def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:

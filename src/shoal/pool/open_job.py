@@ -17,6 +17,7 @@ from shoal.domain.work import (
     Work,
     values_of,
 )
+from shoal.pool.context_limits import ContextKey, RequestLength, length_of
 from shoal.pool.gangs import OpenGang
 from shoal.pool.lifecycle import JobState
 
@@ -97,9 +98,13 @@ class OpenJob:
     gang: OpenGang | None = None  # of a member
     settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    too_long_for: dict[WorkerId, str] = field(default_factory=dict)
+    """The workers that refused it for its length, with what they said."""
+
     kind: JobKind = field(init=False)
     model: str = field(init=False)
     characters: int = field(init=False)  # of the prompt
+    tokens_min: int = field(init=False)  # the fewest that the prompt can have
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``required_name``
@@ -110,12 +115,14 @@ class OpenJob:
     """Public keys of the workers that may run it, which may grow; None: any may."""
 
     number: int = 0  # in the order in which the jobs of its queue arrived there
+    known_length: RequestLength | None = None  # see ``length``
 
     def __post_init__(self) -> None:
         # Read for each worker while the job waits, and never changed.
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
+        self.tokens_min = self.characters // CHARACTERS_PER_TOKEN_MAX
         self.size = size_of(self.job)
         self.needs = self.job.work.needs
         self.task = required_name(self.job.work)
@@ -145,15 +152,22 @@ class OpenJob:
         return gang.rank
 
     @property
-    def tokens_min(self) -> int:
-        """Return the least number of tokens that the prompt can have."""
-        return self.characters // CHARACTERS_PER_TOKEN_MAX
-
-    @property
     def tokens(self) -> int:
         """Estimate the tokens of the prompt and the answer together."""
         wanted = getattr(self.job.work, "max_tokens", None) or 0
-        return self.characters // CHARACTERS_PER_TOKEN + wanted
+        return max(self.characters // CHARACTERS_PER_TOKEN + wanted, self.tokens_min)
+
+    @property
+    def length(self) -> RequestLength:
+        """The length, which is measured when it matters: that may take milliseconds."""
+        if self.known_length is None:
+            self.known_length = length_of(self.job.work)
+        return self.known_length
+
+    @property
+    def context_key(self) -> ContextKey:
+        """What the context of a worker depends on."""
+        return self.model, self.kind
 
     @property
     def holders(self) -> Iterator[tuple[WorkerId, LeaseNumber]]:

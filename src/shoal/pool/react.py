@@ -1,5 +1,6 @@
 """Decides which facts follow from an input of the hub; changes nothing."""
 
+import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
 from shoal.domain.receipts import Verdict
+from shoal.domain.server_refusals import stated_context
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -38,8 +40,9 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JobKind
 from shoal.domain.worker import HANDED_OVER
+from shoal.pool.context_limits import least_known
 from shoal.pool.departures import approval_facts, suspension_facts
-from shoal.pool.eligibility import no_worker_reason
+from shoal.pool.eligibility import length_refusal, no_worker_reason, suitable_workers
 from shoal.pool.functions import no_call_result
 from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.inputs import (
@@ -68,12 +71,14 @@ from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.trust import trust_rejection
+from shoal.pool.worker import Worker
 
 HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
 """Verdicts that cost the worker no points."""
 
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
+LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
 WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
 CALL_WORKERS_LOST_MAX = 2  # the same for a call, whose function may end its worker
 MEMBER_LOSS_EARNED = (
@@ -232,10 +237,32 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
             return [_gave_up(job, worker_id, reason)]
         case Rejected(job_id, lease, reason):
             return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
-        case Failed(job_id, lease, error) if job.hedge is not None:
-            return [JobUnhedged(job_id, lease, f"failed: {error}")]
+        case Failed(job_id, lease, error, fault) if job.hedge is not None:
+            too_long = fault is Fault.CONTEXT
+            return [JobUnhedged(job_id, lease, f"failed: {error}", too_long=too_long)]
+        case Failed(fault=Fault.CONTEXT) if job.state is JobState.LEASED:
+            return [_too_long(pool, job, pool.workers[worker_id], event.error)]
         case Failed(job_id, _, error, fault, exception):
             return [JobFailed(job_id, error, fault=fault, exception=exception)]
+
+
+def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> Fact:
+    """Give a job that a worker refused for its length to one that may read more."""
+    key = job.context_key
+    longest = least_known(worker.context_of(key), stated_context(error) or 0)
+    tokens = max(job.tokens_min, longest + 1)
+    found = suitable_workers(pool, job)
+    others = [each for each in found or () if each is not worker]
+    left = found is None or any(
+        length_refusal(job, each, tokens) is None for each in others
+    )
+    if left and len(job.too_long_for) + 1 < LENGTH_REFUSALS_MAX:
+        return JobRequeued(job.job.id, job.lease, error, worker.id, too_long=True)
+    longest = max([longest, *(each.context_of(key) for each in others)])
+    if longest and re.search(rf"\b{longest}\b", error) is None:
+        # In words that ``stated_context`` does not read as this worker's.
+        error = f"{error} (the longest context here: {longest} tokens)"
+    return JobFailed(job.job.id, error, fault=Fault.CONTEXT)
 
 
 def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:

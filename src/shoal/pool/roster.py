@@ -1,16 +1,23 @@
 """Indexes workers by model, and the free ones by cost."""
 
+import difflib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
 from shoal.domain.worker import DeviceKind, Suspension, WorkerLoad
+from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, Worker
 
 MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
+
+SUGGESTED_MAX = 5  # names that are suggested if none is similar
+COMPARED_MAX = 100  # names compared, which takes time
 
 SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE})
 """Queue names that are not models."""
@@ -51,6 +58,9 @@ class Roster:
 
     version: int = 0
     """Counts changes of what workers offer, and of whether they take new jobs."""
+
+    refused_lengths: Counter[str] = field(default_factory=Counter)
+    """The number of workers that refused a request for its length, by model."""
 
     models_last_seen: dict[str, float] = field(default_factory=dict)
     """When the last worker with a model left, or when the model was first expected."""
@@ -136,6 +146,15 @@ class Roster:
         worker.load = condition
         self._count(worker, served)
 
+    def learn_context(
+        self, worker: Worker, key: ContextKey, length: RequestLength, reason: str
+    ) -> None:
+        """Note that a worker refused a request for its length."""
+        known = worker.contexts = worker.contexts or KnownContexts()
+        before = known.models
+        known.learn(key, length, reason)
+        self.refused_lengths.update(known.models - before)
+
     def remove(self, worker: Worker, now: float) -> list[str]:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
@@ -145,6 +164,11 @@ class Roster:
             self.asks[ask] -= 1
             if not self.asks[ask]:
                 del self.asks[ask]  # workers choose them
+        if worker.contexts is not None:
+            for model in worker.contexts.models:
+                self.refused_lengths[model] -= 1
+                if not self.refused_lengths[model]:
+                    del self.refused_lengths[model]
         removed = []
         for model in worker.queues:
             _remove(self.with_model, model, worker.id)
@@ -171,6 +195,20 @@ class Roster:
             for model in worker.queues:
                 self.slots[model] += change
         self.index(worker)
+
+
+def suggest_names(name: str, known: Iterable[str], listing: str) -> str | None:
+    """Suggest similar names, or list some; None if no name is known.
+
+    ``listing`` says where to find all of them.
+    """
+    names = sorted(islice(known, COMPARED_MAX))
+    if not names:
+        return None
+    if similar := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
+        return f"did you mean {' or '.join(similar)}?"
+    more = f"; {listing}" if len(names) > SUGGESTED_MAX else ""
+    return f"there is {', '.join(names[:SUGGESTED_MAX])}{more}"
 
 
 def _forget(seen: dict[str, float], now: float) -> None:

@@ -39,8 +39,10 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
+from shoal.domain.outcome import Fault
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Suspension
+from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
@@ -284,7 +286,9 @@ class PoolState:
                     job.ran += now - job.leased_at
                     job.settled = now - job.leased_at >= MEMBER_SETTLED
                     job.queued_at = now
-                if refused_by is not None:
+                if refused_by is not None and fact.too_long:
+                    self._record_length(job, refused_by, reason)
+                elif refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
                 before = job.worker_id
                 self._end_leases(job, cut=fact.handed_over)
@@ -322,6 +326,8 @@ class PoolState:
         self.hedged -= 1
         if fact.lost:
             job.lost += 1
+        elif fact.too_long:
+            self._record_length(job, leaving, fact.reason)
         elif not fact.cut:
             self._record_refusal(job, leaving, fact.reason, now)
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
@@ -329,6 +335,13 @@ class PoolState:
 
     def _end(self, fact: JobEnd, now: float) -> None:
         job = self.jobs.pop(fact.job_id)
+        if (
+            isinstance(fact, JobFailed)
+            and fact.fault is Fault.CONTEXT
+            and job.state is JobState.LEASED
+            and job.worker_id is not None
+        ):
+            self._record_length(job, job.worker_id, fact.error)
         job.state = after(job.state, fact)
         assert job.state in ENDED
         self.size -= job.size
@@ -404,6 +417,16 @@ class PoolState:
     ) -> None:
         job.refused_by[worker_id] = reason
         self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
+
+    def _record_length(self, job: OpenJob, worker_id: WorkerId, reason: str) -> None:
+        """Note that a worker refused a job for its length, and what it shows."""
+        worker, key = self.workers[worker_id], job.context_key
+        # The text so far is part of the length, and not of the request.
+        length = UNKNOWN_LENGTH if job.started else job.length
+        self.roster.learn_context(worker, key, length, reason)
+        job.too_long_for[worker_id] = reason
+        if context := worker.context_of(key):
+            job.tokens_min = max(job.tokens_min, context + 1)
 
     def _await_return(self, job: OpenJob, worker_id: WorkerId, until: float) -> None:
         """Keep a gang's member for its worker, which may still run it, for a while."""

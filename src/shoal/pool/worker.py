@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
+from shoal.pool.context_limits import ContextKey, KnownContexts, least_known
 
 LOAD_SLOTS_MAX = 256  # more slots than this do not indicate a worker's speed
 PREFETCH_BELOW = 0.05  # seconds; workers prefetch calls that end sooner
@@ -66,6 +67,7 @@ class Worker:
 
     extra_slots: int = 0  # of these, beyond one for each
     prefetch_max: int = 0  # calls it may have beyond its slots; see ``record_call``
+    contexts: KnownContexts | None = None  # None: it refused nothing for its length
     indexed_as: CostLevel | None = None  # its level in ``Roster.available``
     queues: frozenset[str] = field(init=False)  # cached from the offer
 
@@ -116,6 +118,12 @@ class Worker:
     def slots_of_member(self, slots: int) -> int:
         """Return how many of its slots a gang's member takes; 0 stands for all."""
         return slots or max(1, self.offer.slots)
+
+    def context_of(self, key: ContextKey) -> int:
+        """Return the context that it offers or has stated, in tokens; 0: unknown."""
+        if self.contexts is None:
+            return self.offer.context
+        return least_known(self.offer.context, self.contexts.stated.get(key, 0))
 
     @property
     def accepts_jobs(self) -> bool:

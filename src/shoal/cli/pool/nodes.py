@@ -13,7 +13,7 @@ from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
 from shoal.cli.options import DURATION, json_option
 from shoal.cli.pool.machines import Machine, machines
 from shoal.cli.terminal import format_day, format_peer, print_table, printable
-from shoal.pool.suggestions import suggest_names
+from shoal.pool.roster import suggest_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 Order: TypeAlias = dict[str, Any]

@@ -17,7 +17,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.responses import json_response
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
-from shoal.pool.suggestions import suggest_names
+from shoal.pool.roster import suggest_names
 
 NAME_MAX = 1024  # characters of a worker's id
 LIMIT_MAX = 7 * 86_400  # seconds: a week
