@@ -1,7 +1,7 @@
 """Exchanges recorded with the real coordinator, and sessions to replay them on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from protocols.contexts import protocol_context, require_token
+from protocols.each_case import Test, in_each_case
 from protocols.pairs import AcceptedWorker, as_worker
 from protocols.session_pair import sent
 from shoal.domain.vocabulary import Event
@@ -41,6 +42,13 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     """Run a test for every recorded case of one kind."""
     cases = [case for case in CASES.values() if case["kind"] == kind]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
+
+
+def each_of_kind(kind: str) -> Callable[[Test], Test]:
+    """Run a test without a socket for every recorded case of one kind, as one test."""
+    return in_each_case(
+        {name: case for name, case in CASES.items() if case["kind"] == kind}
+    )
 
 
 class CountedBytes:

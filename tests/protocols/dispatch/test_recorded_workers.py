@@ -16,6 +16,7 @@ from protocols.dispatch.recorded import (
     accept,
     summary,
 )
+from protocols.each_case import in_each_case
 from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Policy, Privacy
@@ -115,12 +116,12 @@ VERDICTS = {
     "life-receipt-submit": Verdict.WRONG_OUTPUT,
 }
 
-ON_THE_SOCKET = [
-    case
-    for case in CASES.values()
+ON_THE_SOCKET = {
+    name: case
+    for name, case in CASES.items()
     if case["kind"] == "live" and any("open" in step for step in case["transcript"])
-]
-every_case = pytest.mark.parametrize("case", ON_THE_SOCKET, ids=lambda case: case["id"])
+}
+every_case = in_each_case(ON_THE_SOCKET)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Exchanges recorded with real servers and nodes, and sessions to replay them on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from protocols.contexts import protocol_context, require_token
+from protocols.each_case import Test, in_each_case
 from protocols.pairs import EPOCH, AcceptedWorker, as_worker
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
@@ -38,6 +39,13 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     """Run a test for every recorded case of one kind."""
     cases = [case for case in CASES.values() if case["kind"] == kind]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
+
+
+def each_of_kind(kind: str) -> Callable[[Test], Test]:
+    """Run a test without a socket for every recorded case of one kind, as one test."""
+    return in_each_case(
+        {name: case for name, case in CASES.items() if case["kind"] == kind}
+    )
 
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> AcceptedWorker:

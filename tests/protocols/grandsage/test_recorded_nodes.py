@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from protocols.grandsage.recorded import CASES, MEMBER, Case, of_kind, query_of
+from protocols.grandsage.recorded import CASES, MEMBER, Case, each_of_kind, query_of
 from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Completed, RunJob
@@ -46,7 +46,7 @@ DIFFERENCES = {
 }
 
 
-@of_kind("node_behaviour")
+@each_of_kind("node_behaviour")
 def test_a_shoal_node_acts_as_recorded_or_better(case: Case) -> None:
     dialer = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER)
     session = dialer.start_session({})
@@ -105,7 +105,7 @@ def say_again(frames: list[str], session: GrandSageServerSession) -> None:
         assert sent(session.send(event, 0.0)) == [frame]
 
 
-@of_kind("node_behaviour")
+@each_of_kind("node_behaviour")
 def test_the_url_has_the_parameters_of_real_nodes(case: Case) -> None:
     url = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).url
     recorded = query_of(case["connect_url"])

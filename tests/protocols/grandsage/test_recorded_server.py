@@ -15,9 +15,9 @@ from protocols.grandsage.recorded import (
     accept,
     as_recorded,
     chat_of,
+    each_of_kind,
     http_lines,
     joined,
-    of_kind,
     run,
 )
 from protocols.session_pair import sent
@@ -75,7 +75,7 @@ def test_the_tables_name_recorded_cases() -> None:
     assert named <= CASES.keys()
 
 
-@of_kind("node_connect")
+@each_of_kind("node_connect")
 def test_nodes_are_admitted_and_refused_as_recorded(case: Case) -> None:
     if case["accepted"]:
         assert accept(case["path"]).session.accepts
@@ -86,7 +86,7 @@ def test_nodes_are_admitted_and_refused_as_recorded(case: Case) -> None:
         assert str(refused.value) == case["close"]["reason"]
 
 
-@of_kind("request_to_task")
+@each_of_kind("request_to_task")
 def test_tasks_are_encoded_as_recorded(case: Case) -> None:
     if case["task_text"] is None:
         return  # refused before there is a task
@@ -109,7 +109,7 @@ def test_tasks_are_encoded_as_recorded(case: Case) -> None:
         assert text == case["task_text"].replace('"alice"', '"-"'), ALL_TASKS
 
 
-@of_kind("frames_to_http")
+@each_of_kind("frames_to_http")
 def test_frames_are_decoded_as_recorded(case: Case) -> None:
     session = joined()
     task_id = begin(session, "job")

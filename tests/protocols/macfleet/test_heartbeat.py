@@ -11,7 +11,7 @@ from protocols.macfleet.fleet_members import (
     member_of,
     sent,
 )
-from protocols.macfleet.recorded import Case, recorded
+from protocols.macfleet.recorded import Case, case_of, recorded
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec.hardware import (
     HardwareProfile,
@@ -28,7 +28,6 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
 )
 from shoal.protocols.macfleet.heartbeat import (
     LINE_TIMEOUT,
-    REPLAYS_MAX,
     FleetMember,
     PingExchange,
     PingSession,
@@ -98,11 +97,8 @@ def test_lines_are_answered_as_upstream_does(case: Case, split: int) -> None:
 
 
 def test_the_table_of_stricter_cases_names_existing_ones() -> None:
-    (mark,) = [recorded("heartbeat_server").mark]
-    cases = {case["name"]: case for case in mark.args[1]}
-
     for name, (counted, _) in STRICTER.items():
-        assert cases[name]["expect"]["auth_failures_recorded"] != counted
+        assert case_of(name)["expect"]["auth_failures_recorded"] != counted
 
 
 def test_a_session_handles_a_disconnect() -> None:
@@ -196,11 +192,12 @@ def test_the_buffer_of_a_line_is_bounded() -> None:
     assert not session.tick(9.0)
 
 
-def test_a_line_is_new_once_and_the_oldest_is_evicted_first() -> None:
+def test_a_line_is_new_once_and_the_oldest_is_evicted_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.REPLAYS_MAX", 100)
     said = ReplayFilter()
-    lines = [
-        HeartbeatLine("b", number.to_bytes(16)) for number in range(REPLAYS_MAX + 1)
-    ]
+    lines = [HeartbeatLine("b", number.to_bytes(16)) for number in range(101)]
 
     assert not any(said.is_replay(KEY, each) for each in lines)
     assert said.is_replay(KEY, lines[-1])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.dispatch.recorded import Case, of_kind
+from protocols.dispatch.recorded import Case, each_of_kind
 from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import NESTING_MAX
 from shoal.protocols.dispatch.codec.ecmascript_json import (
@@ -45,7 +45,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@of_kind("canonical_json")
+@each_of_kind("canonical_json")
 def test_texts_are_serialized_as_javascript_does(case: Case) -> None:
     found = canonical(case["in_json_text"])
 

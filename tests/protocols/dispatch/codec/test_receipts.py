@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from protocols.dispatch.recorded import Case, of_kind
+from protocols.dispatch.recorded import Case, each_of_kind
 from shoal.domain.errors import PeerError
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
 from shoal.ledger.canonical import encode
@@ -31,7 +31,7 @@ BODY = (
 )
 
 
-@of_kind("receipt_sign")
+@each_of_kind("receipt_sign")
 def test_receipts_say_what_those_of_real_workers_say(case: Case) -> None:
     signer = Signer.from_seed(bytes.fromhex(case["seed_hex"]))
     at = datetime.fromisoformat(case["completed_at"]).timestamp()
@@ -58,7 +58,7 @@ def test_a_receipt_is_canonical_in_both_readings_of_the_word() -> None:
     assert body == encode(json.loads(body))  # the keys sorted
 
 
-@of_kind("receipt_sign")
+@each_of_kind("receipt_sign")
 def test_separate_receipts_are_decoded_as_they_were_signed(case: Case) -> None:
     message = msgspec.json.decode(case["receipt_submit_text"], type=ReceiptSubmit)
 
@@ -75,7 +75,7 @@ def test_separate_receipts_are_decoded_as_they_were_signed(case: Case) -> None:
 STRICTER = {"verify-sig-base64url-nopad", "verify-sig-base64-newlines"}
 
 
-@of_kind("receipt_verify")
+@each_of_kind("receipt_verify")
 def test_decoded_receipts_verify_as_recorded(case: Case) -> None:
     receipt = read_bundled(
         Raw(case["receipt_json_text"].encode()),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocols.each_case import in_each_case
 from protocols.macfleet.recorded import CASES, Case, recorded
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec.heartbeat_lines import (
@@ -34,12 +35,14 @@ def decides(case: Case) -> bool:
     return b"\n" in request or case["input"]["after_send"] == "half-close"
 
 
-WHOLE_LINES = [
-    case for case in CASES if case["kind"] == "heartbeat_server" and decides(case)
-]
+WHOLE_LINES = {
+    case["name"]: case
+    for case in CASES
+    if case["kind"] == "heartbeat_server" and decides(case)
+}
 
 
-@pytest.mark.parametrize("case", WHOLE_LINES, ids=lambda case: case["name"])
+@in_each_case(WHOLE_LINES)
 def test_a_ping_is_decoded_as_upstream_does(case: Case) -> None:
     said, key, expected = case["input"], key_of(case), case["expect"]["reply_hex"]
     line = bytes.fromhex(said["request_hex"]).split(b"\n")[0]
