@@ -37,7 +37,7 @@ from shoal.domain.worker import MachineHealth, ServedModel
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER
-from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX, JOBS_MAX
+from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
@@ -122,9 +122,12 @@ def test_an_answer_over_the_limit_fails() -> None:
     assert pair.event(Completed(run.job_id, run.lease)) == []
 
 
-def test_concurrent_jobs_of_a_coordinator_are_limited() -> None:
+def test_concurrent_jobs_of_a_coordinator_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.dispatch.worker.JOBS_MAX", 20)
     pair = joined()
-    for number in range(JOBS_MAX):
+    for number in range(20):
         given_job(pair, replace(RUN, job_id=JobId(f"j{number}")))
 
     outputs = pair.coordinator.send(replace(RUN, job_id=JobId("one more")), NOW)

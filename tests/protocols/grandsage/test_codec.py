@@ -15,7 +15,6 @@ from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import AnswerChunk, Completed
 from shoal.domain.work import JSON
 from shoal.protocols.grandsage.codec import (
-    FRAME_MAX,
     TASK_ID,
     TextMessage,
     decode_frame,
@@ -67,11 +66,16 @@ def test_bytes_split_anywhere_decode_as_the_whole_does(
     assert text + tail.decode(errors="replace") == data.decode(errors="replace")
 
 
+FRAME_MAX = 1 << 14  # instead of 1 MiB
+
+
 @pytest.mark.parametrize("character", ["a", "é", "日", "😀", "\ud800"])
 @pytest.mark.parametrize("length", [FRAME_MAX // 4, FRAME_MAX - 4, FRAME_MAX * 2])
 def test_long_text_is_split_into_frames_below_the_limit(
-    character: str, length: int
+    character: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("shoal.protocols.grandsage.codec.FRAME_MAX", FRAME_MAX)
+
     frames = encode_text(7, character * length)
 
     assert all(4 < len(frame) < FRAME_MAX for frame in frames)

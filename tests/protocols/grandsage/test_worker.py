@@ -27,7 +27,6 @@ from shoal.protocols.grandsage.admission import read_query
 from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.worker import (
     KEEPALIVE_INTERVAL,
-    TASKS_MAX,
     GrandSageNodeDialer,
 )
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
@@ -271,16 +270,19 @@ def test_a_malformed_task_is_logged_and_ended(
     assert why in json.loads(rejected.data)["rejected"]
 
 
-def test_concurrent_tasks_of_a_server_are_limited() -> None:
+def test_concurrent_tasks_of_a_server_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.grandsage.worker.TASKS_MAX", 20)
     session = plain()
-    for task_id in range(TASKS_MAX):
+    for task_id in range(20):
         given(session, id=task_id)
 
-    notice, *ended = session.receive([json.dumps(TASK | {"id": TASKS_MAX})], 0.0)
+    notice, *ended = session.receive([json.dumps(TASK | {"id": 20})], 0.0)
 
     assert isinstance(notice, Notice)
-    assert "4096 tasks are running already" in notice.text
-    assert sent(ended)[-1] == TASKS_MAX.to_bytes(4)
+    assert "20 tasks are running already" in notice.text
+    assert sent(ended)[-1] == (20).to_bytes(4)
 
 
 def test_the_extension_of_a_plain_server_is_ignored() -> None:

@@ -206,17 +206,19 @@ def rewritten(data: bytes, flags: int | None = None, payload: bytes = b"") -> by
     return encode_frame(frame._replace(payload=payload or bytes(frame.payload)))
 
 
-def flipped(data: bytes) -> Iterator[bytes]:
-    """Yield a frame with one bit flipped, each in turn, and a valid checksum.
+def flipped(data: bytes, bits: int) -> Iterator[bytes]:
+    """Yield a frame with one bit flipped, and a valid checksum, again and again.
 
-    Covers type, stream, flags and sequence, as far as the types exist, and the payload.
+    Covers type, stream, flags and sequence, as far as the types exist, and of each byte
+    of the payload ``bits`` bits, which are others in the next byte.
     """
     frame = frame_of(data)
     payload = bytes(frame.payload)
-    for place in range(len(payload) * 8):
-        changed = bytearray(payload)
-        changed[place // 8] ^= 1 << place % 8
-        yield encode_frame(frame._replace(payload=bytes(changed)))
+    for place in range(len(payload)):
+        for number in range(bits):
+            changed = bytearray(payload)
+            changed[place] ^= 1 << (place + number) % 8
+            yield encode_frame(frame._replace(payload=bytes(changed)))
     for bit in range(16):
         yield encode_frame(frame._replace(flags=frame.flags ^ 1 << bit))
     for bit in range(32):

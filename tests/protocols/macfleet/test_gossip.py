@@ -31,7 +31,7 @@ from shoal.protocols.seam.peer_addresses import PeerAddress
 
 LOST_WITHIN = MISSES_MAX * (PING_TIMEOUT + ROUND_INTERVAL) + FAILED_AFTER  # seconds
 BACK_WITHIN = FAILED_PING_INTERVAL + PING_TIMEOUT + 2 * ROUND_INTERVAL
-FLAPS = [2_000, 10_000]
+FLAPS = [400, 10_000]
 
 
 def fleet_of(nodes: int) -> SimulatedFleet:

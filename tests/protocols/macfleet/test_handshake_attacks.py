@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.profiles import some_long
 from protocols.macfleet.handshake_ends import (
     ANNE,
     AS_ORIGINALS,
@@ -478,11 +479,14 @@ def test_an_unproved_key_is_rejected() -> None:
 # One flipped bit.
 
 
+@pytest.mark.parametrize(
+    "bits", some_long([1, 8], short=1), ids=["some bits", "all bits"]
+)
 @pytest.mark.parametrize("number", range(4))
-def test_one_flipped_bit_in_any_message_is_detected(number: int) -> None:
+def test_one_flipped_bit_in_any_message_is_detected(number: int, bits: int) -> None:
     """In an attack, the checksums are valid."""
     plain = meet(*_pair())[number]
-    for changed in flipped(plain):
+    for changed in flipped(plain, bits):
         dialling, dialled = _pair()
 
         carried = meet(

@@ -13,7 +13,6 @@ from shoal.protocols.macfleet.membership import (
     FORGOTTEN_AFTER,
     MISMATCHES_MAX,
     MISSES_MAX,
-    NODES_MAX,
     FleetNode,
     FleetRegistry,
     NodeAddress,
@@ -23,6 +22,7 @@ from shoal.protocols.macfleet.membership import (
 HERE, THERE = NodeAddress("192.0.2.1", 50051), NodeAddress("192.0.2.2", 50051)
 SMALL = HardwareProfile(chip="small", gpu_cores=8, ram_gb=8.0, data_port=4000)
 LARGE = HardwareProfile(chip="large", gpu_cores=40, ram_gb=64.0)
+NODES_MAX = 100  # instead of 1024
 
 
 def fleet_of(**nodes: HardwareProfile) -> FleetRegistry:
@@ -212,7 +212,10 @@ def test_old_failed_nodes_are_forgotten_and_members_are_not() -> None:
     assert [each.id for each in fleet.nodes] == ["b"]
 
 
-def test_a_full_registry_evicts_nodes_that_are_not_members() -> None:
+def test_a_full_registry_evicts_nodes_that_are_not_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.macfleet.membership.NODES_MAX", NODES_MAX)
     fleet = fleet_of(a=LARGE)
     for number in range(2 * NODES_MAX):
         fleet.on_announced(f"n{number}", [HERE], SMALL, float(number))

@@ -3,7 +3,6 @@ import pytest
 from protocols.macfleet.fleet_members import AWAY, LOCAL, OtherGuesses, limiter
 from protocols.macfleet.recorded import Case, recorded
 from shoal.protocols.macfleet.rate_limiter import (
-    ADDRESSES_MAX,
     BAN_DURATION,
     BANNED_AFTER,
     LOCAL_DELAY_MAX,
@@ -136,16 +135,19 @@ def test_an_ipv6_network_is_banned_as_a_whole(address: str) -> None:
     assert not limits.is_banned("2001:db8:1::1", 0.0)
 
 
-def test_memory_is_bounded_and_the_oldest_failure_is_evicted_first() -> None:
+def test_memory_is_bounded_and_the_oldest_failure_is_evicted_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.macfleet.rate_limiter.ADDRESSES_MAX", 100)
     limits = limiter()
-    for number in range(ADDRESSES_MAX + 10):
+    for number in range(100 + 10):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
         limits.delay(address, 0.0)
         limits.delay(address, 0.0)
         fail(limits, BANNED_AFTER, address=address)
 
-    assert len(limits._records) == ADDRESSES_MAX
-    assert len(limits._pending) <= ADDRESSES_MAX
+    assert len(limits._records) == 100
+    assert len(limits._pending) <= 100
     assert not limits.is_banned("10.0.0.1", 0.0)
     assert limits.is_banned(address, 0.0)
     for _ in range(2 * PENDING_MAX):

@@ -38,7 +38,6 @@ from shoal.protocols.seam.session import (
     Send,
 )
 from shoal.protocols.seam.worker_session import (
-    JOBS_MAX,
     MembershipState,
     WorkerSession,
 )
@@ -234,9 +233,10 @@ def test_the_next_connection_starts_by_cancelling_the_jobs_of_the_last() -> None
     assert state.jobs.running == {}
 
 
-def test_concurrent_jobs_are_limited() -> None:
+def test_concurrent_jobs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.protocols.seam.worker_session.JOBS_MAX", 20)
     worker, inner = connected()
-    for number in range(JOBS_MAX):
+    for number in range(20):
         replay(
             worker, inner, PeerMessage("1", RunJob(JobId(str(number)), RUN.lease, CHAT))
         )
@@ -246,7 +246,7 @@ def test_concurrent_jobs_are_limited() -> None:
     assert isinstance(sent, Send)
     ((sent),) = inner.sent
     assert isinstance(sent.message, Rejected)
-    assert str(JOBS_MAX) in sent.message.reason
+    assert str(20) in sent.message.reason
 
 
 def test_only_messages_of_the_inner_session_are_accepted() -> None:

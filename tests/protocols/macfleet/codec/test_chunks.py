@@ -12,6 +12,11 @@ from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameType, encode
 TASK, STATE = FrameType.TASK, FrameType.STATE
 
 
+def patterned(size: int) -> bytes:
+    """Return bytes in which no chunk is like another."""
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
 def joined(joiner: ChunkJoiner, frames: list[Frame]) -> list[Frame]:
     return [whole for each in frames if (whole := joiner.add(each)) is not None]
 
@@ -20,7 +25,7 @@ def joined(joiner: ChunkJoiner, frames: list[Frame]) -> list[Frame]:
     "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 5 * CHUNK_SIZE + 17]
 )
 def test_split_and_joined_payloads_are_equal(size: int) -> None:
-    payload = bytes(number % 251 for number in range(size))
+    payload = patterned(size)
 
     pieces = [*split_payload(TASK, 7, payload)]
     (whole,) = joined(ChunkJoiner(), pieces)
@@ -34,7 +39,7 @@ def test_split_and_joined_payloads_are_equal(size: int) -> None:
 
 
 def test_parts_are_split_without_joining_them() -> None:
-    blob = bytearray(number % 251 for number in range(2 * CHUNK_SIZE))
+    blob = bytearray(range(256)) * (2 * CHUNK_SIZE // 256)
 
     first, second, last = split_payload(STATE, 9, b"d" * 32, blob)
 
@@ -65,10 +70,10 @@ def test_chunks_have_one_size_whatever_the_parts(sizes: list[int]) -> None:
 
 @given(st.data())
 def test_chunks_of_payloads_may_be_interleaved(data: st.DataObject) -> None:
-    said = {
-        stream: bytes([stream]) * (stream * CHUNK_SIZE // 2) for stream in range(1, 6)
-    }
-    left = {stream: [*split_payload(TASK, stream, said[stream])] for stream in said}
+    said = {stream: bytes([stream]) * (5 * stream) for stream in range(1, 6)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "CHUNK_SIZE", 10)
+        left = {stream: [*split_payload(TASK, stream, said[stream])] for stream in said}
     joiner, heard = ChunkJoiner(), {}
 
     while left:
@@ -172,7 +177,7 @@ class Placing:
 
 
 def test_chunks_are_received_into_the_final_buffer() -> None:
-    payload = bytes(number % 251 for number in range(2 * CHUNK_SIZE + 5))
+    payload = patterned(2 * CHUNK_SIZE + 5)
     placing = Placing()
 
     read = placing.read_all([*split_payload(TASK, 7, payload)])
@@ -185,7 +190,7 @@ def test_chunks_are_received_into_the_final_buffer() -> None:
 
 
 def test_chunks_received_elsewhere_are_copied() -> None:
-    payload = bytes(number % 251 for number in range(CHUNK_SIZE + 5))
+    payload = patterned(CHUNK_SIZE + 5)
     placing = Placing()
     first, last = split_payload(TASK, 7, payload)
 

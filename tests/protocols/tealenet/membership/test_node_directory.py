@@ -12,11 +12,11 @@ from shoal.protocols.tealenet.codec.signatures import (
     noise_binding,
     noise_fields,
 )
+from shoal.protocols.tealenet.membership import node_directory
 from shoal.protocols.tealenet.membership.node_directory import (
     COMPLETE_BELOW,
     ENTRIES_MAX,
     FORGOTTEN_AFTER,
-    NODES_MAX,
     PINNED_MAX,
     KnownNode,
     NodeDirectory,
@@ -189,14 +189,15 @@ def test_a_node_without_entries_is_removed_after_a_while() -> None:
     assert not [*directory.all()]
 
 
-def test_known_nodes_are_limited() -> None:
+def test_known_nodes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_directory, "NODES_MAX", 250)
     directory = NodeDirectory(OWN, PinnedKeys())
-    for answer in range(NODES_MAX // 100 + 2):
+    for answer in range(4):
         first = 1 + 100 * answer
         some = [entry(f"{number:064x}") for number in range(first, first + 100)]
         directory.update(some, 0.0)
 
-    assert len([*directory.all()]) == NODES_MAX
+    assert len([*directory.all()]) == 250
 
 
 def test_entries_of_one_answer_are_limited() -> None:
