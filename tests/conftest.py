@@ -92,9 +92,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """After a file, keep later collections of garbage from examining what it left."""
-    if nextitem is not None and nextitem.path == item.path:
-        return
     # It keeps 1,024 handlers alive, and with them hundreds of whole coordinators.
     web_app._cached_build_middleware.cache_clear()
-    gc.collect()
-    gc.freeze()
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

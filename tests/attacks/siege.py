@@ -16,6 +16,7 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from gateway.serving import KEY, Node, Pool, eventually
+from harness.databases import put_new_database
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.protocols.grandsage import Config
@@ -47,6 +48,7 @@ async def besieged(
     by name.
     """
     caplog.set_level(logging.DEBUG)
+    put_new_database(folder / "shoal.db")
     config = ServeConfig(
         port=0,
         data_dir=folder,

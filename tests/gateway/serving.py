@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
+from harness.databases import put_new_database
 from harness.speed import scaled
 from ledger.builders import PRICES
 from protocols.contexts import SIGNER, protocol_context
@@ -197,6 +198,7 @@ async def serving(
     clock = clock or LoopClock()
     files = BlobFiles(folder / "blobs")
     files.open()
+    put_new_database(folder / "shoal.db")
     store = open_store(folder / "shoal.db", files)
     await store.open()
     numbers = count(1001 if restarted else 1)
