@@ -22,6 +22,10 @@ from shoal.tasks.values import ValueReader, load_pickle, pack
 TESTS = Path(__file__).parents[1]
 DEMO, TYPED = "tasks.demo_tasks", "tasks.typed_tasks"
 CODE = frozenset({Feature.CODE})
+IMPORTABLE = {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+}
+"""Variables of processes that import the modules of the tests."""
 
 
 def call(name: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Call:
@@ -104,7 +108,11 @@ async def caller_of(
 ) -> AsyncIterator[ProcessCaller]:
     """Start processes that have the tasks of modules, or of the demo."""
     processes = ProcessPool(
-        modules or (DEMO,), slots, trust_code=trust_code, sharers=sharers
+        modules or (DEMO,),
+        slots,
+        trust_code=trust_code,
+        sharers=sharers,
+        variables=IMPORTABLE,
     )
     try:
         await processes.start()
