@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.databases import put_new_database
 from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from store.query_plans import check_plans, recorded_statements
@@ -17,6 +18,7 @@ STORES: dict[str, Callable[[Path], Store]] = {
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """Open a store; afterwards, check how SQLite runs what the test made it run."""
+    put_new_database(tmp_path / "shoal.db")
     store = STORES[request.param](tmp_path)
     with recorded_statements() as statements:
         await store.open()

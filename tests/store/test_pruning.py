@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from harness.databases import put_new_database
 from shoal.domain.credentials import DAY, KeyUsage
 from shoal.domain.facts import (
     Fact,
@@ -53,6 +54,7 @@ def story(name: str, owner: str = "al") -> list[Fact]:
 
 async def filled(path: Path) -> SqliteStore:
     """Open a store with many jobs and facts that ended at 1.0."""
+    put_new_database(path)
     store = SqliteStore(path)
     await store.open()
     stories = [fact for number in range(JOBS) for fact in story(f"j{number}")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.databases import put_new_database
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
@@ -36,6 +37,7 @@ EVERYTHING: tuple[UsageField, ...] = ("day", "key", "model", "node")
 
 @pytest.fixture
 async def store(tmp_path: Path) -> Any:
+    put_new_database(tmp_path / "shoal.db")
     store = SqliteStore(tmp_path / "shoal.db")
     await store.open()
     yield store

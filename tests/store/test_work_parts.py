@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from harness.databases import put_new_database
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
@@ -58,6 +59,7 @@ async def store(path: Path) -> AsyncIterator[MeteredStore]:
 
 
 async def opened(path: Path) -> MeteredStore:
+    put_new_database(path)
     store = MeteredStore(path)
     await store.open()
     return store

@@ -104,7 +104,10 @@ class Server:
 
 @asynccontextmanager
 async def worker_at(
-    server: Server, folder: Path, reports: list[WorkerEvent]
+    server: Server,
+    folder: Path,
+    reports: list[WorkerEvent],
+    slots: EngineSlots | None = None,
 ) -> AsyncIterator[Agent]:
     """Run our worker against ``server`` within the block."""
     app = web.Application()
@@ -127,7 +130,7 @@ async def worker_at(
     agent = Agent(
         PROTOCOL.dial(f"http://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.connect_websocket,
-        only_model(TaskRunner(engine, member.model), EngineSlots(2)),
+        only_model(TaskRunner(engine, member.model), slots or EngineSlots(2)),
         clock,
         random.Random(0),
         reports.append,
@@ -242,29 +245,28 @@ async def test_running_jobs_are_presented_after_a_reconnect(
 async def test_leaving_worker_finishes_its_jobs(
     tmp_path: Path,
 ) -> None:
-    question = "Count to sixty."
+    questions = {"j": "Count to sixty.", "k": "Write a haiku."}
     seen: dict[str, Any] = {}
-    assigned = asyncio.Event()
+    slots = EngineSlots(2)
 
     async def serve(peer: Peer) -> None:
         await peer.registered()
-        await peer.assign("j", "LLM_INFER", prompt=question)
-        await peer.assign("k", "TASK", task_type="summarize", input="word " * 50)
-        assigned.set()
-        for _ in range(2):
+        for job, question in questions.items():
+            await peer.assign(job, "LLM_INFER", prompt=question)
+        for _ in questions:
             done = await peer.message("job_complete")
             seen[done["job_id"]] = done["output"]
         await peer.wait_closed()
 
     reports: list[WorkerEvent] = []
-    async with worker_at(server := Server(serve), tmp_path, reports) as agent:
-        await assigned.wait()
-        await eventually(lambda: not agent.idle)
+    async with worker_at(server := Server(serve), tmp_path, reports, slots) as agent:
+        await eventually(lambda: slots.jobs + len(seen) == len(questions))
         agent.leave()
         await server.served.wait()
 
-    assert seen["j"]["text"] == ANSWERS[question]
-    assert seen["k"]["word_count"] == 50
+    assert {job: output["text"] for job, output in seen.items()} == {
+        job: ANSWERS[question] for job, question in questions.items()
+    }
 
 
 async def test_final_refusal_ends_the_worker(tmp_path: Path) -> None:
