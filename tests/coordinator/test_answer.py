@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.coordinator.answer import (
     ANSWER_MAX,
     TOKENS_MAX,
@@ -110,6 +111,7 @@ def test_continuing_worker_appends(subtests: pytest.Subtests) -> None:
             assert given + rest == WHOLE
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data())
 def test_reader_sees_the_text_once_despite_many_losses(
     data: st.DataObject,
@@ -184,11 +186,11 @@ def test_unread_answer_may_restart() -> None:
 
 def test_cost_of_a_repeated_answer_is_linear() -> None:
     # If each piece cost a copy of the rest, this would take minutes.
-    long = "0123456789" * 400_000
+    long = "0123456789" * 700_000
     answer, reading = partial_answer(long)
     answer.grant(TWO, B, continues=False)
 
-    for piece in cut(long + "!", 4):
+    for piece in cut(long + "!", 35):
         answer.append([piece], 1.0)
 
     assert read_now(reading) == ["!"]
@@ -388,12 +390,15 @@ def test_waiting_for_the_outcome_reads_nothing() -> None:
     assert virtual.run(scenario()) == Outcome("whole")
 
 
-def test_endless_empty_deltas_are_an_overlong_answer() -> None:
+def test_endless_empty_deltas_are_an_overlong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 100 * DELTA_COST)
     answer = Answer(JobId("j"))
     answer.grant(ONE, A, continues=False)
 
     def write() -> None:
-        for _ in range(ANSWER_MAX // DELTA_COST + 1):
+        for _ in range(101):
             answer.append([Delta()], 0.0)
 
     with pytest.raises(UnusableOutput, match="exceeds the limit"):

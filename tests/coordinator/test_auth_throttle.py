@@ -3,7 +3,6 @@ from itertools import pairwise
 import pytest
 
 from shoal.coordinator.auth_throttle import (
-    ADDRESSES_MAX,
     BLOCK_AFTER,
     BLOCK_SECONDS,
     CODE_FAILURES_MAX,
@@ -180,16 +179,17 @@ def test_mapped_ipv4_address_counts_as_ipv4() -> None:
         failures.check(KEY, AWAY, 0.0)
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.coordinator.auth_throttle.ADDRESSES_MAX", 100)
     failures = AuthThrottle()
     fail(failures, AWAY, BLOCK_AFTER)
 
-    for number in range(ADDRESSES_MAX + 10):
+    for number in range(100 + 10):
         failures.record_failure(
             KEY, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1.0
         )
 
-    assert len(failures._records) == ADDRESSES_MAX
+    assert len(failures._records) == 100
     fail(failures, AWAY, BLOCK_AFTER, 2.0)  # it is counted all the same
     with pytest.raises(TooManyFailures):
         failures.check(KEY, AWAY, 2.0)

@@ -1,8 +1,9 @@
 """The buffer that joins many small pieces of an answer."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.coordinator.answer_reader import (
     DELTA_COST,
     JOIN_AT,
@@ -17,6 +18,7 @@ PIECES = st.text(min_size=1, max_size=3) | st.builds(
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(PIECES, max_size=20), st.integers(1, 200))
 def test_joined_pieces_make_the_same_answer(
     some: list[AnswerPiece], times: int

@@ -16,7 +16,7 @@ from shoal.pool.state import PoolState
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
-FEW, MANY = 50, 1000
+FEW, MANY = 50, 400
 
 
 async def steps_of_restore(jobs: int) -> int:

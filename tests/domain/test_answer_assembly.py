@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.domain.answer_assembly import (
     CHOICES_MAX,
     assemble,
@@ -91,6 +92,7 @@ def whole_of(parts: tuple[str, str, list[ToolCall], list[int]]) -> Choice:
     return Choice(fields, "length", logprobs)
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data(), st.lists(choices, min_size=1, max_size=3))
 def test_any_split_assembles_the_same_answer(
     data: st.DataObject, made: list[tuple[str, str, list[ToolCall], list[int]]]
@@ -109,6 +111,7 @@ def test_texts_are_joined_without_choices(texts: list[str]) -> None:
     assert assemble(texts, "length", USAGE) == Outcome("".join(texts), "length", USAGE)
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data(), st.lists(choices, min_size=1, max_size=3))
 def test_split_answer_is_reassembled(
     data: st.DataObject, made: list[tuple[str, str, list[ToolCall], list[int]]]

@@ -19,7 +19,7 @@ from shoal.ledger import bundle, checkpoint, consistency
 LOG = grown(5)
 
 
-# Of each byte; in the short run one, and another one in the next byte.
+# Of each byte; in the short run one of every third, and another one in the next.
 bits_of_each = pytest.mark.parametrize(
     "bits", some_long([1, 8], short=1), ids=["some bits", "all bits"]
 )
@@ -27,7 +27,7 @@ bits_of_each = pytest.mark.parametrize(
 
 def flips(data: bytes, bits: int) -> Iterator[bytes]:
     """Yield the data with ``bits`` bits of each byte changed, one at a time."""
-    for at in range(len(data)):
+    for at in range(0, len(data), 1 if bits == 8 else 3):
         for number in range(bits):
             bit = (at + number) % 8
             changed = bytearray(data)

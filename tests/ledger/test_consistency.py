@@ -18,7 +18,7 @@ from shoal.ledger.consistency import ConsistencyProof, read, verify, write
 from shoal.ledger.merkle import EMPTY_ROOT
 from shoal.ledger.verification import StepResult, VerificationStep
 
-SIZE = 17
+SIZE = 10
 LOG = grown(SIZE)
 
 

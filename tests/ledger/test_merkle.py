@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ from shoal.ledger.merkle import (
 )
 
 SIZES = range(1, 71)
-LEAVES = [str(number).encode() for number in range(70)]
+LEAVES = tuple(str(number).encode() for number in range(70))
 
 # The eight leaves of the tests that Certificate Transparency's programs share, with
 # their roots and proofs.
@@ -67,6 +67,8 @@ class Tree:
         return self.nodes[level, position]
 
 
+TREE = Tree(LEAVES)
+
 # RFC 6962, sections 2.1, 2.1.1 and 2.1.2, verbatim.
 
 
@@ -81,7 +83,8 @@ def split(count: int) -> int:
     return k
 
 
-def mth(d: Sequence[bytes]) -> bytes:
+@cache  # the proofs of all sizes are of the same few subtrees
+def mth(d: tuple[bytes, ...]) -> bytes:
     if not d:
         return sha256(b"")
     if len(d) == 1:
@@ -90,7 +93,7 @@ def mth(d: Sequence[bytes]) -> bytes:
     return sha256(b"\x01" + mth(d[:k]) + mth(d[k:]))
 
 
-def path(m: int, d: Sequence[bytes]) -> list[bytes]:
+def path(m: int, d: tuple[bytes, ...]) -> list[bytes]:
     if len(d) == 1:
         return []
     k = split(len(d))
@@ -99,7 +102,7 @@ def path(m: int, d: Sequence[bytes]) -> list[bytes]:
     return [*path(m - k, d[k:]), mth(d[:k])]
 
 
-def subproof(m: int, d: Sequence[bytes], whole: bool) -> list[bytes]:
+def subproof(m: int, d: tuple[bytes, ...], whole: bool) -> list[bytes]:
     if m == len(d):
         return [] if whole else [mth(d)]
     k = split(len(d))
@@ -117,10 +120,9 @@ def test_root_matches_the_definition(subtests: pytest.Subtests) -> None:
 def test_inclusion_of_every_leaf_is_proved(subtests: pytest.Subtests) -> None:
     for size in SIZES:
         with subtests.test(size=size):
-            tree = Tree(LEAVES)
             root = mth(LEAVES[:size])
             for index in range(size):
-                proof = inclusion_path(index, size, tree.at)
+                proof = inclusion_path(index, size, TREE.at)
 
                 assert proof == path(index, LEAVES[:size])
                 assert (
@@ -132,10 +134,9 @@ def test_inclusion_of_every_leaf_is_proved(subtests: pytest.Subtests) -> None:
 def test_consistency_of_every_tree_is_proved(subtests: pytest.Subtests) -> None:
     for second in SIZES:
         with subtests.test(second=second):
-            tree = Tree(LEAVES)
             new = mth(LEAVES[:second])
             for first in range(1, second + 1):
-                proof = consistency_path(first, second, tree.at)
+                proof = consistency_path(first, second, TREE.at)
                 old = mth(LEAVES[:first])
 
                 assert proof == subproof(first, LEAVES[:second], True)
@@ -194,15 +195,14 @@ def _record_read(
 def test_tree_continues_from_its_stored_nodes(subtests: pytest.Subtests) -> None:
     for size in [0, *SIZES]:
         with subtests.test(size=size):
-            tree = Tree(LEAVES)
-            hashes = [tree.nodes[place] for place in frontier_positions(size)]
+            hashes = [TREE.nodes[place] for place in frontier_positions(size)]
 
             again = Frontier(size, hashes)
             for leaf in LEAVES[size:]:
                 again.append(leaf)
 
             assert hashes == list(Tree(LEAVES[:size]).frontier.hashes)
-            assert again.root() == tree.frontier.root()
+            assert again.root() == TREE.frontier.root()
 
 
 def test_copy_grows_independently() -> None:
@@ -213,7 +213,7 @@ def test_copy_grows_independently() -> None:
     copy.append(b"b")
 
     assert (frontier.size, copy.size) == (1, 2)
-    assert frontier.root() == mth([b"a"])
+    assert frontier.root() == mth((b"a",))
 
 
 @pytest.mark.parametrize(
@@ -280,5 +280,5 @@ def test_wrong_consistency_proof_is_rejected(data: st.DataObject, second: int) -
 
 
 def test_empty_tree_has_no_consistency_proof() -> None:
-    assert not verify_consistency(0, 1, EMPTY_ROOT, mth([b"a"]), [])
+    assert not verify_consistency(0, 1, EMPTY_ROOT, mth((b"a",)), [])
     assert not verify_consistency(0, 0, EMPTY_ROOT, EMPTY_ROOT, [])

@@ -37,10 +37,10 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Feature
 from shoal.domain.worker import Hardware, MachineHealth, Suspension, WorkerLoad
-from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, RENAME
+from shoal.peers.connections import ANNOUNCE_INTERVAL, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_directory import PROFILES_MAX, REFUSED_MAX
-from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
+from shoal.peers.peer_models import NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.protocols.seam.admission import AdmissionGrant
@@ -329,15 +329,19 @@ def test_peer_with_an_invalid_name_is_dismissed(name: str) -> None:
     play(script)
 
 
-def test_number_of_peers_per_connection_is_limited() -> None:
+def test_number_of_peers_per_connection_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.peers.connections.PEERS_MAX", 10)
+
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        for number in range(PEERS_MAX + 1):
+        for number in range(11):
             line.emit(str(number), PeerJoined(f"peer {number}"))
         await run_pending()
 
-        assert line.received(str(PEERS_MAX - 1), Dismiss) == []
-        (dismiss,) = line.received(str(PEERS_MAX), Dismiss)
-        assert f"{PEERS_MAX} peers" in dismiss.reason
+        assert line.received("9", Dismiss) == []
+        (dismiss,) = line.received("10", Dismiss)
+        assert "10 peers" in dismiss.reason
 
     play(script)
 
@@ -477,15 +481,17 @@ def test_reloaded_model_stays() -> None:
 
 
 def test_offers_beyond_the_limits_are_ignored(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("shoal.peers.peer_models.MODELS_MAX", 10)
+
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        many = tuple(offer(f"m{number}") for number in range(MODELS_MAX + 5))
+        many = tuple(offer(f"m{number}") for number in range(15))
         twice = (offer("x"), offer("x"), offer("y" * (NAME_MAX + 1)))
         await send(line, "a", PeerJoined("mac"), OffersChanged(many))
         await send(line, "b", PeerJoined("pc"), OffersChanged(twice))
 
-        assert len(peers.workers) == MODELS_MAX + 1
+        assert len(peers.workers) == 11
         assert "wire:pc/x" in peers.workers
 
     play(script)
@@ -880,23 +886,23 @@ def offered(line: ScriptedConnection) -> dict[str, int]:
 
 def test_load_is_sent_at_most_once_a_second() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        member = await peers.coordinator.join("w", "own", slots=100)
+        member = await peers.coordinator.join("w", "own", slots=20)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         before = len(line.received(ALL_PEERS, LoadChanged))
 
-        for _ in range(20):
+        for _ in range(5):
             await peers.coordinator.request("own")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
         told = line.received(ALL_PEERS, LoadChanged)[before:]
         assert len(told) <= 3
-        assert told[-1] == LoadChanged(WorkerLoad(queued=20))
-        for _ in range(80):
+        assert told[-1] == LoadChanged(WorkerLoad(queued=5))
+        for _ in range(15):
             await peers.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        full = LoadChanged(WorkerLoad(queued=100, full=True))
+        full = LoadChanged(WorkerLoad(queued=20, full=True))
         assert line.received(ALL_PEERS, LoadChanged)[-1] == full
-        for run in range(100):
+        for run in range(20):
             member.complete(run)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         assert line.received(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())

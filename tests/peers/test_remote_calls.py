@@ -37,7 +37,6 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Call, CallStream, Feature, JobKind, Work
 from shoal.domain.worker import Offer
-from shoal.peers.inbound_jobs import JOBS_MAX
 from shoal.pool.functions import CALL_GRACE_SECONDS, call_limits
 from shoal.pool.inputs import WorkerApproval
 from shoal.protocols.seam.peer_session import PeerJoined
@@ -359,12 +358,14 @@ def test_unsupported_work_of_peers_is_rejected(work: Work) -> None:
     with_a_peer(script)
 
 
-def test_peer_may_submit_many_calls() -> None:
+def test_peer_may_submit_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.peers.inbound_jobs.JOBS_MAX", 10)
+
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
-        for number in range(3 * JOBS_MAX):
+        for number in range(30):
             await asked(line, call("add"), str(number))
 
         while line.received("1", RunJob)[-1].job_id in coordinator.hub.pool.jobs:
@@ -374,7 +375,7 @@ def test_peer_may_submit_many_calls() -> None:
                     line.emit("1", Completed(each.job_id, each.lease, value=pack(0)))
             await run_pending()
 
-        assert len(line.received("2", Completed)) == 3 * JOBS_MAX
+        assert len(line.received("2", Completed)) == 30
         assert line.received("2", Rejected) == []
 
     with_a_peer(script)

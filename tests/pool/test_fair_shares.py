@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from pool.builders import job
 from shoal.pool.fair_shares import CHANGES_MAX, FairShares, Lane, OwnerCounts
 from shoal.pool.open_job import OpenJob
@@ -72,6 +73,7 @@ def test_owner_without_jobs_leaves_a_lane() -> None:
     assert order(lane) == ["b"]
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(st.tuples(OWNERS, st.booleans())), st.integers(0, 12))
 def test_jobs_are_counted_up_to_some_of_each_owner(
     changes: Sequence[tuple[str, bool]], most: int

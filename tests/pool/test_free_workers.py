@@ -342,7 +342,7 @@ class CountingDict(dict[WorkerId, Worker]):
 
 
 def test_plan_examines_only_as_many_workers_as_jobs() -> None:
-    pool = pool_after(*(joined(f"w{number}") for number in range(5000)))
+    pool = pool_after(*(joined(f"w{number}") for number in range(200)))
     ((level, workers),) = pool.roster.available["m"].items()
     counted = pool.roster.available["m"][level] = CountingDict(workers)
     submit(pool, *"abc")

@@ -21,7 +21,7 @@ from shoal.pool.job_admission import permanent_rejection, queue_rejection
 from shoal.pool.plan import plan
 from shoal.pool.state import PoolState
 
-FEW, MANY = 100, 3000
+FEW, MANY = 50, 600
 STEPS_MORE = 8 * math.log2(MANY / FEW)
 PATIENT = TimeLimits(queue=1e9)
 

@@ -2,9 +2,10 @@
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from pool.builders import chat
 from pool.reference import ReferencePlan
 from shoal.domain.facts import (
@@ -116,6 +117,7 @@ class RandomPool:
                 return chat(random.choice(MODELS), stop=stop, prompt=prompt)
 
 
+@settings(max_examples=examples(0.4))
 @given(st.integers(0, 1 << 32))
 def test_plan_is_the_one_that_examines_every_job(seed: int) -> None:
     each = RandomPool(seed)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from pool.builders import job
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Priority
@@ -187,6 +188,7 @@ def test_every_job_has_one_turn_in_the_predicted_order(
             assert own == sorted(own)
 
 
+@settings(max_examples=examples(0.4))
 @given(JOBS, RUNNING, st.integers(1, 30))
 def test_slots_are_shared_max_min_fair(
     jobs: Sequence[tuple[str, Priority, int]], running: dict[str, int], slots: int
@@ -210,6 +212,7 @@ def test_slots_are_shared_max_min_fair(
                 assert has[rich] <= has[poor] + 1
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data(), JOBS)
 def test_removed_jobs_leave_the_others(
     data: st.DataObject, jobs: Sequence[tuple[str, Priority, int]]
@@ -232,9 +235,9 @@ def test_removed_jobs_leave_the_others(
     assert order(queue) == []
 
 
-def test_owner_with_ten_thousand_jobs_delays_another_by_one() -> None:
+def test_owner_with_a_thousand_jobs_delays_another_by_one() -> None:
     queue = queue_of(
-        *(waiting(f"a{n}", "al") for n in range(10_000)), waiting("b0", "bo")
+        *(waiting(f"a{n}", "al") for n in range(1000)), waiting("b0", "bo")
     )
 
     first = [turn.job.job.id for turn in served_in_order(queue, 2)]

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.dispatch.recorded import (
     KEY,
     NOW,
@@ -506,6 +507,7 @@ def test_large_messages_before_registration_are_not_parsed() -> None:
     assert errors(opened(), large) == ["NOT_REGISTERED"]
 
 
+@settings(max_examples=examples(0.4))
 @given(data=st.data())
 def test_any_field_is_accepted_or_refused(data: st.DataObject) -> None:
     values = st.recursive(

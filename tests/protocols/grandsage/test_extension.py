@@ -1,9 +1,10 @@
 """What both ends announce in a header."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.domain.job import Privacy
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import Feature, JobKind
@@ -20,6 +21,7 @@ from shoal.protocols.grandsage.extension import (
 NONE = frozenset[Feature]()
 
 
+@settings(max_examples=examples(0.4))
 @given(
     kinds=st.frozensets(st.sampled_from(sorted(INFERENCE_KINDS, key=str)), min_size=1),
     features=st.frozensets(st.sampled_from(Feature)),

@@ -1,9 +1,10 @@
 """The function names in a worker's error, which may be any text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.protocols.macfleet.function_probe import is_unknown_function, known_functions
 
 
@@ -14,6 +15,7 @@ def listed(names: str, before: str = "Traceback ...\nmacfleet.compute.models.") 
     )
 
 
+@settings(max_examples=examples(0.4))
 @given(st.frozensets(st.text(min_size=1, max_size=20), max_size=5))
 def test_names_are_parsed_from_python_literals(names: frozenset[str]) -> None:
     told = ", ".join(map(repr, sorted(names)))

@@ -5,10 +5,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.profiles import some_long
+from harness.profiles import examples, some_long
 from protocols.macfleet.handshake_ends import (
     ANNE,
     AS_ORIGINALS,
@@ -314,6 +314,7 @@ def _read(key: bytes, form: bytes, *fields: bytes) -> Iterator[HeartbeatLine]:
         yield decode_pong(key, form % fields)
 
 
+@settings(max_examples=examples(0.4))
 @given(
     parts=st.lists(
         st.text("ab1:- é") | st.binary(max_size=9) | st.sampled_from(['{"ram_gb":9}']),

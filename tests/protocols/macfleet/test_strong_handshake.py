@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.macfleet.handshake_ends import (
     ANNE,
     AS_ORIGINALS,
@@ -322,6 +323,7 @@ def test_the_largest_bodies_fit_into_a_message() -> None:
     assert dialled.agreed is not None
 
 
+@settings(max_examples=examples(0.4))
 @given(cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
 def test_any_split_of_the_bytes_gives_the_same_outcome(cuts: list[int]) -> None:
     dialling = client(node("b", identity=BELA)).open()

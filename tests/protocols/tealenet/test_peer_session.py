@@ -5,9 +5,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     CHAT,
@@ -247,6 +248,7 @@ def test_arbitrary_data_raises_nothing(data: list[bytes]) -> None:
     mac.end.receive(data, 1.0)
 
 
+@settings(max_examples=examples(0.4))
 @given(cuts=st.lists(st.integers(0, 6), max_size=4))
 def test_any_batching_gives_the_same_events(cuts: list[int]) -> None:
     mac = joined_mac()

@@ -8,9 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.dispatch.recorded import Case, each_of_kind
 from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import NESTING_MAX
@@ -54,6 +55,7 @@ def test_texts_are_serialized_as_javascript_does(case: Case) -> None:
     assert canonical(case["in_json_text"].encode()) == found
 
 
+@settings(max_examples=examples(0.4))
 @given(value=values, indent=st.none() | st.just(1), ascii_=st.booleans())
 def test_serialization_follows_the_standard(
     value: Any, indent: int | None, ascii_: bool
@@ -120,6 +122,7 @@ def test_values_have_a_limit_but_texts_do_not() -> None:
         canonical('"' + '\\"' * VALUES_MAX + "," * 2 * VALUES_MAX)
 
 
+@settings(max_examples=examples(0.4))
 @given(value=values)
 def test_local_values_are_serialized_in_the_same_form(value: Any) -> None:
     made = json.loads(json.dumps(value))  # whole characters, where there were halves

@@ -5,10 +5,11 @@ from datetime import datetime
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from harness.profiles import examples
 from protocols.dispatch.recorded import Case, each_of_kind
 from shoal.domain.errors import PeerError
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
@@ -120,6 +121,7 @@ def test_a_malformed_receipt_is_marked_unreadable(
     assert read_bundled(Raw(receipt), Raw(signature)) is UNREADABLE
 
 
+@settings(max_examples=examples(0.4))
 @given(
     body=st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers())
     | st.just(json.loads(BODY)),

@@ -6,9 +6,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.extra import numpy as arrays
 
+from harness.profiles import examples
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
 from shoal.protocols.macfleet.codec import arrays as codec
@@ -76,6 +77,7 @@ def test_arrays_that_upstream_accepts_are_accepted(case: Case) -> None:
     assert array.tobytes().hex() == accepted["data_hex"]
 
 
+@settings(max_examples=examples(0.4))
 @given(arrays.arrays(types, arrays.array_shapes(min_dims=0, min_side=0)))
 def test_arrays_of_any_dtype_and_shape_round_trip(array: Array) -> None:
     again = decode_array(packed(array))

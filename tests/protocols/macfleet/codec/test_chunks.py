@@ -1,9 +1,10 @@
 """Large payloads in chunks, with other frames between them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec import chunks
 from shoal.protocols.macfleet.codec.chunks import CHUNK_SIZE, ChunkJoiner, split_payload
@@ -68,6 +69,7 @@ def test_chunks_have_one_size_whatever_the_parts(sizes: list[int]) -> None:
     assert len(pieces[-1].payload) > 0 or len(pieces) == 1
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data())
 def test_chunks_of_payloads_may_be_interleaved(data: st.DataObject) -> None:
     said = {stream: bytes([stream]) * (5 * stream) for stream in range(1, 6)}

@@ -6,9 +6,10 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.protocols.macfleet.codec.values import (
     DEPTH_MAX,
     RUN_FIRST,
@@ -54,6 +55,7 @@ def is_passed(data: bytes) -> bool:
     return True
 
 
+@settings(max_examples=examples(0.4))
 @given(values)
 def test_values_that_upstream_decodes_pass(value: Any) -> None:
     data: bytes = msgpack.packb(value)
@@ -61,6 +63,7 @@ def test_values_that_upstream_decodes_pass(value: Any) -> None:
     assert is_passed(data) == is_read(data)
 
 
+@settings(max_examples=examples(0.4))
 @given(values, st.data())
 def test_corrupted_values_pass_only_if_upstream_decodes_them(
     value: Any, data: st.DataObject

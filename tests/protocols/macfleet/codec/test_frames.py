@@ -6,9 +6,10 @@ import sys
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import LimitExceeded, PeerError, TooLarge
 from shoal.protocols.macfleet.codec import frames
@@ -89,6 +90,7 @@ def test_frames_that_upstream_accepts_are_accepted(case: Case) -> None:
         )
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(frame_values, max_size=6), st.data())
 def test_frames_are_parsed_from_any_split(
     said: list[Frame], data: st.DataObject

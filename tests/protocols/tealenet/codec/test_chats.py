@@ -2,9 +2,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.tealenet.recordings import Case, recorded
 from protocols.test_conformance import chats, texts, values
 from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
@@ -58,6 +59,7 @@ names = (
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(chat=chats, options=st.dictionaries(names, values, max_size=6))
 def test_every_written_request_is_valid_for_real_peers(
     chat: Chat, options: dict[str, Any]

@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.tealenet.recordings import case_of
 from protocols.test_conformance import deltas
 from shoal.domain.answer_assembly import assemble
@@ -107,6 +108,7 @@ def read(reader: ChunkReader, messages: Sequence[bytes]) -> list[AnswerPiece]:
     return pieces
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(texts | deltas, max_size=5))
 def test_shoal_peers_exchange_pieces_unchanged(
     pieces: list[AnswerPiece],
@@ -119,6 +121,7 @@ def test_shoal_peers_exchange_pieces_unchanged(
     assert out.write_end("stop") == []
 
 
+@settings(max_examples=examples(0.4))
 @given(
     st.lists(texts | visible_deltas, max_size=5), st.sampled_from(["stop", "length"])
 )

@@ -7,10 +7,11 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from harness.profiles import examples
 from protocols.tealenet.recordings import CASES, Case, case_of, recorded
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.framing import LengthPrefixed
@@ -346,6 +347,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(data=pieces, value=values, choose=st.data())
 def test_replaced_values_raise_only_bad_message(
     data: bytes, value: object, choose: st.DataObject

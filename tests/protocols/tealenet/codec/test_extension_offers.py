@@ -1,8 +1,9 @@
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, DeviceKind, Offer
 from shoal.protocols.tealenet.codec.extension import (
@@ -32,6 +33,7 @@ offers = st.builds(
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(offers, max_size=4).map(tuple))
 def test_offers_round_trip(original: tuple[Offer, ...]) -> None:
     assert read_offers(received(wire_offers(original))) == original

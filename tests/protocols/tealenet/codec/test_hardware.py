@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from harness.profiles import examples
 from protocols.tealenet.recordings import Case, case_of, recorded
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.protocols.tealenet.codec.envelope import decode, encode
@@ -68,6 +69,7 @@ def test_the_documented_machine_has_the_documented_hardware() -> None:
     assert hardware_info(RTX) == hello.device_info.hardware
 
 
+@settings(max_examples=examples(0.4))
 @given(machines)
 def test_hardware_round_trips(machine: Hardware) -> None:
     info = hardware_info(machine)

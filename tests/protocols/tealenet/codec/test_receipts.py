@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.tealenet.peers import (
     CHAT,
     OFFER,
@@ -34,6 +35,7 @@ pieces_of_answers: st.SearchStrategy[list[AnswerPiece]] = st.lists(
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(
     pieces=pieces_of_answers,
     continues=texts,

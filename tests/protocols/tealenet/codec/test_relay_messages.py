@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.tealenet.relay_harness import cases
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.tealenet.codec.relay_envelope import (
@@ -207,6 +208,7 @@ ANYTHING = st.recursive(
 )
 
 
+@settings(max_examples=examples(0.4))
 @given(kind=st.sampled_from([*KINDS, "other"]), payload=ANYTHING)
 def test_any_json_is_decoded_or_refused(kind: str, payload: object) -> None:
     try:

@@ -2,10 +2,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
+from harness.profiles import examples
 from protocols.test_conformance import chats, completions, embeddings, texts, values
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
@@ -41,6 +42,7 @@ def received(message: InferenceRequest) -> InferenceRequest:
     return read
 
 
+@settings(max_examples=examples(0.4))
 @given(work=chats | completions | embeddings | tasks, lease=leases, continues=texts)
 def test_a_job_round_trips_between_shoal_peers(
     work: Work, lease: LeaseNumber, continues: str

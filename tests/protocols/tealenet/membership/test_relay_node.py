@@ -5,9 +5,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.contexts import require_token
 from protocols.session_pair import sent
 from protocols.tealenet.membership.relay_nodes import (
@@ -256,6 +257,7 @@ def test_garbage_of_a_relay_raises_nothing(garbage: list[Any]) -> None:
 PARTS = st.sampled_from([A, B, HOST_ID, SESSION, "", "x" * 300, None, 7])
 
 
+@settings(max_examples=examples(0.4))
 @given(
     st.sampled_from(
         ["relayOpen", "relayReady", "relayData", "relayClose", "offer", "peerLeft"]

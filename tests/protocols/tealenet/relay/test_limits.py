@@ -1,7 +1,8 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.protocols.tealenet.relay.limits import Rate, RateBucket
 
 RATE = Rate(per_second=10, burst=100)
@@ -24,6 +25,7 @@ def test_a_refused_charge_costs_nothing() -> None:
     assert bucket.try_charge_one(1.0) == 0
 
 
+@settings(max_examples=examples(0.4))
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 200))))
 def test_charges_never_exceed_the_burst_and_the_rate(
     steps: list[tuple[float, int]],

@@ -3,9 +3,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from protocols.tealenet.relay_harness import (
     CAPABILITIES,
     HARDWARE,
@@ -713,6 +714,7 @@ def test_valid_messages_beside_invalid_ones_are_forwarded(
 ANY = st.none() | st.integers() | st.text(max_size=4) | st.lists(st.none(), max_size=1)
 
 
+@settings(max_examples=examples(0.4))
 @given(st.data())
 def test_nodes_receive_only_messages_of_their_sessions(
     data: st.DataObject,
