@@ -48,11 +48,22 @@ STATES = {
 }
 
 
+_migrated: dict[int, bytes] = {}  # the content of each, once a test has opened it
+
+
 async def opened(version: int, folder: Path) -> SqliteStore:
-    """Make the database of a version, and open it with the present one."""
+    """Return the database of a version, opened by the present one."""
     path = folder / "shoal.db"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript((FOLDER / f"version{version}.sql").read_text("utf-8"))
+    if version in _migrated:
+        path.write_bytes(_migrated[version])
+    else:
+        script = (FOLDER / f"version{version}.sql").read_text("utf-8")
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(script)
+        store = SqliteStore(path)
+        await store.open()
+        await store.close()
+        _migrated[version] = path.read_bytes()
     store = SqliteStore(path)
     await store.open()
     return store
