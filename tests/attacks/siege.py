@@ -48,6 +48,26 @@ async def besieged(
     by name.
     """
     caplog.set_level(logging.DEBUG)
+    async with standing(
+        folder, silence=silence, drain=drain, wires=wires, **settings
+    ) as pool:
+        yield pool
+    check_log(caplog)
+
+
+@asynccontextmanager
+async def standing(
+    folder: Path,
+    *,
+    silence: float = 30.0,
+    drain: float = 5.0,
+    wires: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Pool]:
+    """Run a coordinator within the block, and check what `besieged` does but the log.
+
+    Several tests may attack it one after the other, each within `attacked`.
+    """
     put_new_database(folder / "shoal.db")
     config = ServeConfig(
         port=0,
@@ -58,6 +78,7 @@ async def besieged(
         **settings,
     )
     wires = {"grandsage": Config(silence=silence)} | dict(wires or {})
+    others = set(tasks_of_the_program())
     with pytest.MonkeyPatch.context() as patch:
         # Hardly any attacker answers a farewell.
         patch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
@@ -67,7 +88,19 @@ async def besieged(
                 yield pool
                 await check_service(pool)
             await check_rest(pool)
-    await eventually(lambda: not tasks_of_the_program())
+    await eventually(lambda: others.issuperset(tasks_of_the_program()))
+
+
+@asynccontextmanager
+async def attacked(pool: Pool, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
+    """Attack a coordinator within the block, which other tests attack as well.
+
+    Afterwards nothing is held for nothing, and the log has neither errors nor secrets.
+    That honest people are served is checked after the last attack.
+    """
+    caplog.set_level(logging.DEBUG)
+    yield pool
+    await check_rest(pool)
     check_log(caplog)
 
 

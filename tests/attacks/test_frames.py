@@ -9,6 +9,8 @@ from attacks.siege import address, ask, join
 from gateway.serving import Pool, eventually
 from protocols.dispatch.recorded import CASES
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 BROKEN = {
     "reserved opcode": frame(3, b"x"),
     "reserved control opcode": frame(0xF, b"x"),
@@ -44,6 +46,11 @@ REFUSED = {
     "long name": (address(name="x" * 300), 4001),
     "long model": (address(model="x" * 300), 4001),
 }
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
 
 
 @pytest.mark.parametrize("name", REFUSED)
