@@ -84,13 +84,7 @@ async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, condition, "what should follow")
 
 
-@pytest.mark.parametrize(
-    ("token", "flags"),
-    [
-        pytest.param(TOKEN, SECURE, marks=pytest.mark.short, id="secure"),
-        pytest.param("", OPEN, id="open"),
-    ],
-)
+@FLEETS
 async def test_dialling_worker_runs_the_pools_jobs(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
