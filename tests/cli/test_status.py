@@ -4,12 +4,12 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.coordinators import Sites
+from harness.profiles import some_long
 from harness.terminal import at_terminal
 from shoal.cli.main import main
 from shoal.cli.pool.status_view import status_lines
@@ -291,25 +291,23 @@ def test_watching_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+@pytest.mark.parametrize("away", some_long([True, False], short=1))
 async def test_watching_tells_when_the_coordinator_is_away(
-    sites: Sites, tmp_path: Path
+    sites: Sites, away: bool
 ) -> None:
     import pexpect
 
     url = await sites({"/admin/status": {**STATUS, "workers": [WORKER]}})
 
     def watch() -> None:
-        for address, told in (
-            (url, "1 machine, 1 model"),
-            ("http://127.0.0.1:1", "trying again"),
-        ):
-            arguments = ["status", "--watch", "--url", address, "--api-key", "sk-test"]
-            terminal = at_terminal(arguments, columns=80)
-            terminal.expect_exact(told)
-            terminal.sendintr()
-            terminal.expect(pexpect.EOF)
-            terminal.wait()
-            assert terminal.exitstatus == 130
+        address = "http://127.0.0.1:1" if away else url
+        arguments = ["status", "--watch", "--url", address, "--api-key", "sk-test"]
+        terminal = at_terminal(arguments, columns=80)
+        terminal.expect_exact("trying again" if away else "1 machine, 1 model")
+        terminal.sendintr()
+        terminal.expect(pexpect.EOF)
+        terminal.wait()
+        assert terminal.exitstatus == 130
 
     await asyncio.to_thread(watch)
 

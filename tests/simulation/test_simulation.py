@@ -221,11 +221,8 @@ def test_thousand_workers_and_ten_thousand_jobs(
     virtual.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "protocol",
-    some_long(STREAMING, short=1),
-    ids=[protocol.name for protocol in STREAMING],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", STREAMING, ids=attrgetter("name"))
 def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
     async def waits(hedge_after: float | None) -> list[float]:
         """Return how long clients waited for the first piece, the longest first."""
