@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded
 from shoal.engines import sse
-from shoal.engines.sse import EventReader
+from shoal.engines.sse import ErrorEvent, EventReader
 
 
 # From the examples and rules of WHATWG HTML, 9.2.6.
@@ -26,10 +26,42 @@ from shoal.engines.sse import EventReader
         (b"\xef\xbb\xbfdata: after the mark\n\n", [b"after the mark"]),
         (b"data: the end is missing\n", []),
         (b"<html></html>\n\n", []),
+        # Beyond the standard: objects without a name, as of servers that report errors.
+        (b'data: a\n\n{"error": 1}\n{"b": 2}\n', [b"a", b'{"error": 1}', b'{"b": 2}']),
+        (b"error: no\n\ndata: a\n\n", [b"no", b"a"]),
     ],
 )
 def test_events_are_split(stream: bytes, events: list[bytes]) -> None:
     assert EventReader().feed(stream) == events
+
+
+@pytest.mark.parametrize(
+    ("stream", "errors"),
+    [
+        (b"error: no\n\ndata: a\n\n", [True, False]),
+        (b"event: error\ndata: no\n\ndata: a\n\n", [True, False]),
+        (b"data: no\nevent: error\n\ndata: a\n\n", [True, False]),
+        (b"event: error\n\ndata: a\n\n", [True, False]),
+        (b"event: message\ndata: a\n\n: error\n\ndata: error\n\n", [False, False]),
+    ],
+)
+def test_errors_are_marked_however_they_come(stream: bytes, errors: list[bool]) -> None:
+    for size in (1, len(stream), 13):  # the first line of one is a read of its own
+        reader = EventReader()
+        reader.feed(b"\n")
+        reads = [stream[at : at + size] for at in range(0, len(stream), size)]
+        events = [event for read in reads for event in reader.feed(read)]
+
+        assert [isinstance(event, ErrorEvent) for event in events] == errors
+
+
+def test_the_end_of_the_last_event_may_be_missing() -> None:
+    for stream in (b"data: a\ndata: b", b"data: a\ndata: b\r", b"data: a\ndata: b\n"):
+        reader = EventReader()
+        reader.feed(stream)
+
+        assert reader.flush() == [b"a\nb"]
+        assert reader.flush() == []
 
 
 LINES = st.sampled_from([b"data: x", b"data:", b": note", b"id: 4", b"", b"data: \xe2"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from zeroconf import ServiceInfo
 
-from fuzz import corpus, fleet_sessions, handshakes, sessions
+from fuzz import corpus, engine_answers, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from protocols.contexts import protocol_context
@@ -209,6 +209,8 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "txt": Parser(txt, _records),
     "handshakes": Parser(handshakes.handshakes, handshakes.seeds),
+    "engine_answers": Parser(engine_answers.answers, engine_answers.seeds),
+    "engine_inputs": Parser(engine_answers.inputs, engine_answers.input_seeds),
     **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
     **{name: Parser(*each) for name, each in FLEETS.items()},
     **{name: Parser(*each) for name, each in fleet_sessions.SESSIONS.items()},

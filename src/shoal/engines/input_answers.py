@@ -7,7 +7,6 @@ takes a quarter of the time; a server without support for it sends numbers.
 """
 
 import base64
-import binascii
 import math
 import sys
 from array import array
@@ -108,7 +107,7 @@ def encode_vector(vector: list[float] | str) -> str:
     if isinstance(vector, str):
         try:
             size = len(base64.b64decode(vector, validate=True))
-        except binascii.Error as error:
+        except ValueError as error:  # also of texts that are not ASCII
             raise JobError(f"the server sent an embedding: {error}") from error
         if not size or size % FLOAT_SIZE:
             raise JobError(f"the server sent an embedding of {size} bytes")
@@ -153,8 +152,8 @@ def _odd_vector(vector: Any) -> list[float] | str:
         return "".join(vector.split())
     if not isinstance(vector, list):
         raise JobError("the server sent no embeddings")
-    numbers = [each for each in vector if isinstance(each, int | float)]
-    if len(numbers) < len(vector) or not all(map(math.isfinite, numbers)):
+    numbers = [number for each in vector if (number := _number(each)) is not None]
+    if len(numbers) < len(vector):
         raise JobError("the server sent no embeddings: not all are finite numbers")
     return numbers
 

@@ -26,12 +26,11 @@ class ErrorEvent(bytes):
 class EventReader:
     """Incremental parser that returns the data of each complete event.
 
-    The fast path handles reads of complete one-line events, which most are.  The time
-    is quadratic in the number of reads of one line; lines have a few hundred bytes.
+    The fast path handles reads of complete one-line events, which most are.
     """
 
     def __init__(self) -> None:
-        self._unfinished = b""
+        self._unfinished = bytearray()
         self._data: list[bytes] = []
         self._buffered = 0  # bytes of the incomplete event
         self._at_start = True
@@ -39,10 +38,17 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Feed received bytes.  Raises LimitExceeded if an event is too large."""
-        at_boundary = not (self._buffered or self._unfinished or self._at_start)
+        at_boundary = not (
+            self._buffered or self._unfinished or self._at_start or self._is_error
+        )
         if at_boundary and (plain := _plain_events(data)) is not None:
             return plain
-        *lines, self._unfinished = self._lines(self._unfinished + data)
+        if self._is_within_line(data):
+            self._unfinished += data
+            lines = []
+        else:
+            *lines, rest = self._lines(bytes(self._unfinished) + data)
+            self._unfinished = bytearray(rest)
         events = [
             event for line in lines if (event := self._parse_line(line)) is not None
         ]
@@ -52,9 +58,15 @@ class EventReader:
 
     def flush(self) -> list[bytes]:
         """Return the events that lack their end, after the last data."""
-        unfinished, self._unfinished = self._unfinished, b""
-        found = (self._parse_line(line) for line in (unfinished.rstrip(b"\r"), b""))
+        unfinished = bytes(self._unfinished).rstrip(b"\r")
+        self._unfinished.clear()
+        found = (self._parse_line(line) for line in (unfinished, b""))
         return [event for event in found if event is not None]
+
+    def _is_within_line(self, data: bytes) -> bool:
+        if b"\n" in data or b"\r" in data:
+            return False
+        return bool(self._unfinished) and not self._unfinished.endswith(b"\r")
 
     def _lines(self, data: bytes) -> list[bytes]:
         # A final carriage return may be half of a line ending: wait for more.
