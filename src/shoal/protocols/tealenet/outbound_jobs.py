@@ -120,7 +120,7 @@ class TealeOutboundJobs:
         work = without_calls(job.work)
         options = {} if isinstance(work, Task) else work.options
         several = options.get("n") not in (None, 1)
-        reader = ChunkReader(several=several, exact=peer.runs_shoal)
+        reader = ChunkReader(request_id, several=several, exact=peer.runs_shoal)
         unread = None if self._form.known else job
         self._jobs[request_id] = _OutboundJob(
             job.job_id, job.lease, reader, [], heartbeats, unread

@@ -8,6 +8,7 @@ derives a ``ChunkTemplate`` from an answer's first chunk; of the chunks that mat
 only the text is parsed.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import msgspec
 from shoal.domain.answer_assembly import assemble, disassemble
 from shoal.domain.errors import PeerError
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.streamed_message import MessageReader
 from shoal.domain.work import JSON
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
@@ -30,6 +32,7 @@ from shoal.protocols.tealenet.codec.scalars import encode_json
 PREFIX = "chatcmpl-"
 CHUNK_MAX = 4 << 20  # bytes of a message, the limit of Shoal peers on a LAN
 TEXT_STEP = 256 << 10  # characters in a chunk, of 6 bytes at most
+CALL_ID_START = 6  # characters of a request's id in the ids of its calls
 BUFFERED_MAX = 256 << 10  # characters of an answer that is sent as one chunk
 
 FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
@@ -208,17 +211,25 @@ class ChunkReader:
     both is truncated.
 
     Args:
+        request_id: of which ids are made for calls without one.
         several: whether the request was for several choices; each has its finish
             reason.
         exact: as in ``ChunkWriter``; the chunks have no finish reason.
     """
 
-    def __init__(self, *, several: bool = False, exact: bool = False) -> None:
+    def __init__(
+        self, request_id: str = "", *, several: bool = False, exact: bool = False
+    ) -> None:
         self.finish_reason = "stop"
         self.usage: Usage | None = None
         self.ended = False
         self._several = several and not exact
         self._exact = exact
+        # A peer passes on what its engine sends.
+        self._messages: dict[int, MessageReader] = {}
+        self._call_ids = (
+            f"{request_id[:CALL_ID_START]}{number:03}" for number in itertools.count()
+        )
 
     def read(self, chunk: ChatCompletionChunk) -> list[AnswerPiece]:
         """Return the pieces of the answer in a chunk, without empty ones."""
@@ -237,25 +248,26 @@ class ChunkReader:
         if self._exact and choice.shoal is not None:
             return Delta(choice.index, delta, logprobs, choice.finish_reason)
         reason = choice.finish_reason and _reason(choice.finish_reason)
-        if reason:
-            self.ended = True
-            if choice.index == 0:
-                self.finish_reason = reason
         simple = logprobs is None and not self._several and choice.index == 0
         text = delta.get("content")
-        if simple and text and len(delta) == 1:
+        if simple and text and len(delta) == 1 and not reason:
             return text if isinstance(text, str) else None
-        fields = {
-            name: value
-            for name, value in delta.items()
-            if name != "role" and value is not None and value != "" and value != []
-        }
-        if (
-            simple
-            and isinstance(text, str)
-            and len(fields) == 1
-            and "content" in fields
-        ):
+        message = self._messages.get(choice.index)
+        if message is None:
+            message = MessageReader(self._call_ids.__next__)
+            self._messages[choice.index] = message
+        try:
+            fields = message.read(delta)
+        except ValueError as error:
+            raise PeerError(f"chunk: {error}") from error
+        if reason:
+            self.ended = True
+            if reason == "stop" and message.has_calls:
+                reason = "tool_calls"
+            if choice.index == 0:
+                self.finish_reason = reason
+        text = fields.get("content")
+        if simple and isinstance(text, str) and len(fields) == 1:
             return text
         ending = reason if self._several else None
         if not fields and logprobs is None and ending is None:
