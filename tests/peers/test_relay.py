@@ -18,6 +18,7 @@ from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import Strangers
+from simulation.virtual import in_virtual_time
 from transports.manual_clock import ManualClock, settle
 
 Outputs = Sequence[RelaySend | RelayBroadcast]
@@ -358,6 +359,7 @@ async def test_bug_about_a_closed_link_is_logged(
     assert exchange.serving[0].result().reason == "the end"
 
 
+@in_virtual_time
 async def test_relay_is_ticked_at_its_deadline() -> None:
     exchange = RelayRun()
     first = await exchange.connect()
@@ -369,6 +371,7 @@ async def test_relay_is_ticked_at_its_deadline() -> None:
     await exchange.close()
 
 
+@in_virtual_time
 async def test_paused_link_loses_nothing() -> None:
     exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()

@@ -36,7 +36,7 @@ from shoal.transports.tls import self_signed_tls
 TOKEN = "fleet-token-of-tests"
 LEASE = LeaseNumber(1)
 # Bytes: several times what passes while the calls are answered, one after the other.
-BLOB = 48_000_000
+BLOB = 32_000_000
 SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments, in parallel
 PATIENCE = scaled(60.0)  # seconds before a test gives up
 
