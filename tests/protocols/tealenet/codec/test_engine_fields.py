@@ -55,7 +55,7 @@ def test_calls_without_an_index_and_an_id_are_told_apart() -> None:
 
 
 def test_pieces_of_shoal_peers_stay_as_they_are() -> None:
-    delta = {"reasoning": "hm", "tool_calls": [{"function": {"name": "f"}}]}
+    delta: Any = {"reasoning": "hm", "tool_calls": [{"function": {"name": "f"}}]}
     choice = {"index": 0, "delta": delta, "shoal": 1}
     message = {"requestID": ID, "chunk": {"choices": [choice]}}
     decoded = decode(json.dumps({"inferenceChunk": message}))
