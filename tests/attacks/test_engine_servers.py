@@ -6,12 +6,12 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from random import Random
 
 import pytest
+import pytest_asyncio
 
-from attacks.siege import CHAT, TOKEN, ask, besieged, body, check_log
+from attacks.siege import CHAT, TOKEN, ask, body, check_log, standing
 from gateway.serving import WAIT_MAX, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
@@ -22,6 +22,8 @@ from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.jobs import EngineSlots, only_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "engine-key-that-no-log-may-hold"
 MODELS = json.dumps({"data": [{"id": "m1"}]}).encode()
@@ -205,10 +207,18 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
         await engine.close()
 
 
-@pytest.fixture
-async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
-    async with besieged(tmp_path, caplog, queue_wait=0.1) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing_pool(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Pool]:
+    folder = tmp_path_factory.mktemp("coordinator")
+    async with standing(folder, queue_wait=0.1) as running:
         yield running
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
 
 
 async def test_malformed_engine_answer_fails_only_its_job(pool: Pool) -> None:

@@ -4,10 +4,13 @@ import asyncio
 import json
 from urllib.parse import quote
 
+import pytest
 from yarl import URL
 
 from attacks.siege import OLD_CHAT, ask, join
 from gateway.serving import Pool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMES = {
     "a line of the log": "x\n2026-01-01 00:00:00 ERROR shoal pool is on fire",
@@ -34,6 +37,11 @@ NAMES = {
     "256 characters": "n" * 256,
     "256 wide characters": "宽" * 256,
 }
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
 
 
 async def test_names_are_not_interpreted(pool: Pool) -> None:

@@ -16,8 +16,15 @@ from shoal.protocols.tealenet.codec.extension import (
     write_extension,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
 
 
 async def command(pool: Pool, *arguments: str) -> int:
