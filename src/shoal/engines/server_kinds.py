@@ -69,7 +69,7 @@ OLLAMA = ServerKind(
 LLAMA_SERVER = ServerKind(
     "llama-server",
     _FULL_TEXT | MULTIMODAL,
-    ignores=frozenset({"echo", "best_of", "suffix", "dimensions", "functions"}),
+    ignores=frozenset({"echo", "best_of", "suffix", "functions"}),
     chooses_tools=False,
     resident=True,
 )
