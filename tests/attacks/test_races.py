@@ -38,7 +38,8 @@ from simulation import virtual
 from transports.memory_links import MemoryLink
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
-CHAT = Chat("m", ({"role": "user", "content": "hi"},))
+# Without chance, so that another node can repeat an answer.
+CHAT = Chat("m", ({"role": "user", "content": "hi"},), temperature=0.0)
 LIMITS = TimeLimits(queue=5.0, first_output=20.0, silence=20.0, total=60.0)
 PIECES = ("one ", "two ", "three")
 WHOLE = "".join(PIECES)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.replay import KEYS, Replay, Step
+from gateway.replay import BODY, KEYS, Replay, Step
 from gateway.serving import serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.job import TimeLimits
@@ -31,6 +31,11 @@ def task(name: str) -> str:
     return recorded.replace("{{id0}}", "{{" + name + "}}")
 
 
+def greedy(name: str) -> str:
+    """Return the task of the default chat without chance, which a node can repeat."""
+    return task(name).replace('"temperature":0.5', '"temperature":0')
+
+
 def stop(name: str) -> str:
     return '{"id":{{' + name + '}},"stop":true}'
 
@@ -45,6 +50,7 @@ def lines(chat: str, text: str, *, ended: bool = False) -> dict[str, Any]:
     return {"http_new": {chat: {"text": text, "ended": ended}}}
 
 
+GREEDY = {"body": BODY.replace('"temperature":0.5', '"temperature":0')}
 ONE_SLOT = {"q": {"max_concurrency": "1"}}
 N1 = "/ws?name=n1&model=m1&token=nt&max_concurrency=1"
 DONE = '{"done":true}\n'
@@ -92,13 +98,13 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "frames may be lost with a connection, so the task is begun again",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **received(n1=task("id0"))},
+            {"chat": "c0", **GREEDY, **received(n1=greedy("id0"))},
             {"send": "n1", "hex": "{{id0}}61", **lines("c0", '{"o":"a"}\n')},
             {
                 "node": "n1b",
                 "path": N1,
                 "node_closed": {"n1": {"code": 4000}},
-                **received(n1b=task("id1")),
+                **received(n1b=greedy("id1")),
             },
             {"send": "n1b", "hex": "{{id0}}62", **received(n1b=stop("id0"))},
             {"send": "n1b", "hex": "{{id1}}6162", **lines("c0", '{"o":"b"}\n')},
@@ -124,10 +130,10 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a lost node's task is given out again, and its slot is free",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **received(n1=task("id0"))},
+            {"chat": "c0", **GREEDY, **received(n1=greedy("id0"))},
             {"send": "n1", "hex": "{{id0}}61", **lines("c0", '{"o":"a"}\n')},
             {"terminate": "n1", "node_closed": {"n1": {"code": 1006}}},
-            {"node": "n1c", "path": N1, **received(n1c=task("id0c"))},
+            {"node": "n1c", "path": N1, **received(n1c=greedy("id0c"))},
             {"chat": "c1"},
             {"send": "n1c", "hex": "{{id0c}}6162", **lines("c0", '{"o":"b"}\n')},
             {
