@@ -40,6 +40,19 @@ class Wire:
                     received += data
         return received
 
+    async def until_stuck(self) -> None:
+        """Wait until no more of what is sent gets through.
+
+        The other end is a task of the same loop: unless it waits for something else,
+        it reads within a few turns.
+        """
+        unsent, turns = 0, 0
+        async with asyncio.timeout(WAIT_MAX):
+            while turns < 100:
+                before, unsent = unsent, self.writer.transport.get_write_buffer_size()
+                turns = turns + 1 if 0 < unsent == before else 0
+                await asyncio.sleep(0 if turns else 0.001)
+
     def abort(self) -> None:
         """Abort the connection."""
         self.writer.transport.abort()
@@ -49,11 +62,12 @@ class Wire:
 async def wire(
     pool: Pool, port: int | None = None, *, deaf: bool = False
 ) -> AsyncIterator[Wire]:
-    """Connect, by default to HTTP's port; a ``deaf`` end has a tiny receive buffer."""
+    """Connect, by default to HTTP's port; a ``deaf`` end has tiny buffers."""
     # Told the protocol, asyncio sends small writes at once.
     bare = socket.socket(proto=socket.IPPROTO_TCP)
     if deaf:
-        bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            bare.setsockopt(socket.SOL_SOCKET, buffer, 4096)
     bare.setblocking(False)
     target = ("127.0.0.1", port or port_of(pool))
     await asyncio.get_running_loop().sock_connect(bare, target)

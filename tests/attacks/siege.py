@@ -4,8 +4,9 @@ import asyncio
 import gc
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
@@ -102,6 +103,26 @@ async def attacked(pool: Pool, caplog: pytest.LogCaptureFixture) -> AsyncIterato
     yield pool
     await check_rest(pool)
     check_log(caplog)
+
+
+@contextmanager
+def little_room() -> Iterator[None]:
+    """Let the system buffer little between peers and coordinators that start here.
+
+    Otherwise it keeps megabytes for those that do not read, before anything shows.
+    """
+    create = socket.create_server
+
+    def create_small(*args: Any, **options: Any) -> socket.socket:
+        listener = create(*args, **options)
+        # Connections have it from the socket that accepts them.
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            listener.setsockopt(socket.SOL_SOCKET, buffer, 4096)
+        return listener
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.transports.acceptor.socket.create_server", create_small)
+        yield
 
 
 async def check_service(pool: Pool) -> None:
