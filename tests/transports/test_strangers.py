@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.protocols.tealenet.codec.relay_messages import REGISTRATION_MAX
 from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import (
@@ -479,3 +480,7 @@ def test_tls_handshake_is_charged_and_paid_back_at_admission(
         assert was_spent == [True, False]
 
     run(scenario)
+
+
+def test_registration_at_a_relay_fits_into_a_message() -> None:
+    assert REGISTRATION_MAX <= MESSAGE_MAX
