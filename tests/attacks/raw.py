@@ -141,5 +141,10 @@ def frame(
         head = bytes([first, flag | 127]) + size.to_bytes(8, "big")
     if not masked:
         return head + payload
-    repeated = MASK * (len(payload) // 4 + 1)
-    return head + MASK + bytes(a ^ b for a, b in zip(payload, repeated, strict=False))
+    return head + MASK + masked_with(MASK, payload)
+
+
+def masked_with(mask: bytes, data: bytes) -> bytes:
+    """Mask a payload of a frame, or undo that."""
+    repeated = (mask * (len(data) // 4 + 1))[: len(data)]
+    return (int.from_bytes(data) ^ int.from_bytes(repeated)).to_bytes(len(data))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import ClientResponse
 
 from attacks.siege import ANSWER, CHAT, OLD_CHAT, besieged, body, join
@@ -15,7 +16,9 @@ from harness.slow_imports import openai
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.store.sqlite.store import SqliteStore
 
-MANY = 10_000
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MANY = 2000
 
 
 async def revoke(pool: Pool, name: str = "alice") -> None:
@@ -32,6 +35,11 @@ async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
 
 
 @pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def node(pool: Pool) -> AsyncIterator[Node]:
     async with join(pool) as each:
         await pool.wait_joined()
@@ -154,7 +162,7 @@ async def test_revocation_under_load_leaks_nothing(pool: Pool) -> None:
     async with join(pool, slots="4") as node:
         await pool.wait_joined()
         answering = asyncio.create_task(_answer_all(node))
-        for number in range(20):
+        for number in range(8):
             key = await make_key(
                 pool, f"k{number}", requests_per_minute=50, budget=10**6
             )
@@ -209,7 +217,7 @@ async def test_budget_survives_a_restart(
 async def test_disconnecting_early_still_spends_the_budget(
     pool: Pool, node: Node
 ) -> None:
-    key = await make_key(pool, budget=150)
+    key = await make_key(pool, "leaving", budget=150)
     pending = asyncio.create_task(
         pool.session.post(
             pool.url + CHAT,
@@ -226,11 +234,11 @@ async def test_disconnecting_early_still_spends_the_budget(
     await eventually(lambda: not pool.hub.pool.jobs)
 
     assert (await post(pool, key, max_tokens=50)).status == 429
-    _, shown = await request(pool, "GET", "/admin/keys/alice")
+    _, shown = await request(pool, "GET", "/admin/keys/leaving")
     assert (shown["requests"], shown["completion_tokens"]) == (1, 100)
 
 
-async def test_ten_thousand_keys_are_as_fast_as_one(
+async def test_thousands_of_keys_are_as_fast_as_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(tmp_path / "shoal.db")
@@ -257,8 +265,8 @@ async def test_ten_thousand_keys_are_as_fast_as_one(
         for key in ("sk-0", f"sk-{MANY - 1}", "sk-last"):
             assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
         assert (await request(pool, "GET", "/v1/models", key=f"sk-{MANY}"))[0] == 401
-        await revoke(pool, "n5000")
-        assert (await request(pool, "GET", "/v1/models", key="sk-5000"))[0] == 401
+        await revoke(pool, "n500")
+        assert (await request(pool, "GET", "/v1/models", key="sk-500"))[0] == 401
         names, after = set(), ""
         while after is not None:
             query = f"limit=1000&after={after}" if after else "limit=1000"
@@ -302,23 +310,25 @@ SUBMISSIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", SUBMISSIONS)
 async def test_key_cannot_overtake_others_beyond_its_priority(
-    pool: Pool, node: Node, path: str
+    pool: Pool, node: Node, subtests: pytest.Subtests
 ) -> None:
     limited = await make_key(pool, "limited", priority_max="normal")
     free = await make_key(pool, "free")
 
-    refused = await submitted(pool, limited, path, HIGH)
-    assert refused == (200 if path == OLD_CHAT else 403, "")  # 200 is its only status
-    assert not pool.hub.pool.jobs
+    for path in SUBMISSIONS:
+        with subtests.test(path=path):
+            refused = await submitted(pool, limited, path, HIGH)
+            # 200 is the only status of one of them.
+            assert refused == (200 if path == OLD_CHAT else 403, "")
+            assert not pool.hub.pool.jobs
 
-    for key, headers, priority in (
-        (limited, {}, "normal"),
-        (limited, {"x-shoal-priority": "low"}, "low"),
-        (free, HIGH, "high"),
-    ):
-        assert await submitted(pool, key, path, headers) == (200, priority)
+            for key, headers, priority in (
+                (limited, {}, "normal"),
+                (limited, {"x-shoal-priority": "low"}, "low"),
+                (free, HIGH, "high"),
+            ):
+                assert await submitted(pool, key, path, headers) == (200, priority)
 
 
 async def submitted(

@@ -12,6 +12,7 @@ from shoal.store.sqlite.store import SqliteStore
 def put_new_database(path: Path) -> None:
     """Put a database without jobs at the path, if nothing is there."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_new_database())
 
 
