@@ -8,7 +8,14 @@ from attacks.siege import ANSWER, CHAT, OLD_CHAT, body, join
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 MANY = 60
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    return shared_pool
 
 
 async def ask(pool: Pool, name: str, key: str = KEY, path: str = CHAT) -> str:
@@ -44,7 +51,8 @@ async def test_many_keys_leave_nothing_in_memory(pool: Pool) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
 async def test_idempotency_key_belongs_to_its_owner(pool: Pool, path: str) -> None:
-    alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob")
+    place = "old" if path == OLD_CHAT else "new"
+    alice, bob = [await make_key(pool, f"{place}-{name}") for name in ("al", "bo")]
     async with join(pool) as node:
         await pool.wait_joined()
         pending = [

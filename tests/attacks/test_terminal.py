@@ -6,7 +6,7 @@ import pytest
 
 from attacks.lan import our_worker
 from attacks.siege import join
-from gateway.serving import KEY, Pool
+from gateway.serving import KEY, Pool, eventually
 from protocols.tealenet.peers import heartbeat
 from shoal.cli.main import main
 from shoal.protocols.tealenet.codec.envelope import encode
@@ -59,7 +59,8 @@ async def test_control_characters_in_peer_names_are_escaped(
         await peer.send_messages(
             encode(heartbeat((EVIL,), shoal=write_extension(pulse)))
         )
-        await peer.receive("heartbeatAck", 1)
+        (worker,) = pool.hub.pool.workers.values()
+        await eventually(lambda: bool(worker.draining and worker.load.unfit))
 
         assert await command(pool, "status") == 0
 
