@@ -14,8 +14,8 @@ from shoal.domain.errors import PeerError, ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import Chat, Completion, Embedding, Rerank, Transcription
-from shoal.engines.answers import AnswerReader
 from shoal.engines.input_answers import decode_input_answer
+from shoal.engines.streams.answers import AnswerReader
 from shoal.gateway.anthropic.message_answer import message_form
 from shoal.gateway.generation.answer_form import AnswerForm
 from shoal.gateway.http.responses import encode_json

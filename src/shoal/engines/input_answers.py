@@ -18,14 +18,14 @@ import msgspec
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Delta, Usage
 from shoal.domain.work import JSON, Embedding, InputWork, Rerank, Transcription
-from shoal.engines.json_values import decode_json, expressible, integer
-from shoal.engines.odd_chunks import read_usage
 from shoal.engines.server_errors import (
     DECODE_ERRORS,
     describes_error,
     stream_error,
 )
-from shoal.engines.stream_chunks import StreamUsage
+from shoal.engines.streams.json_values import decode_json, expressible, integer
+from shoal.engines.streams.odd_chunks import read_usage
+from shoal.engines.streams.stream_chunks import StreamUsage
 
 INPUT_ANSWER_MAX = 256 << 20  # bytes: 2048 inputs of 4096 numbers, as text
 FLOAT_SIZE = 4  # bytes

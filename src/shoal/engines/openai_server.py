@@ -33,7 +33,6 @@ from shoal.domain.work import (
     JobKind,
 )
 from shoal.domain.worker import ServedModel
-from shoal.engines.answers import AnswerReader
 from shoal.engines.catalog import (
     ListedModel,
     NoModelList,
@@ -66,6 +65,7 @@ from shoal.engines.server_errors import (
     refusal_error,
 )
 from shoal.engines.server_kinds import UNKNOWN, ServerKind, Way, describe_model
+from shoal.engines.streams.answers import AnswerReader
 
 
 def split_url(url: str) -> tuple[str, str]:

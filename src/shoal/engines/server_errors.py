@@ -29,7 +29,7 @@ from shoal.domain.work import (
     Transcription,
 )
 from shoal.domain.worker import ServedModel
-from shoal.engines.json_values import decode_json, integer, without_halves
+from shoal.engines.streams.json_values import decode_json, integer, without_halves
 
 ERROR_MAX = 500  # characters of a server's message that are passed on
 RETRY_AFTER_MAX = 600  # seconds

@@ -61,7 +61,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
     input: dict[str, Any]
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True):
+class ThinkingTokens(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
@@ -74,7 +74,7 @@ class MessageUsage(msgspec.Struct, frozen=True, omit_defaults=True):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int | None = None
-    output_tokens_details: OutputTokensDetails | None = None
+    output_tokens_details: ThinkingTokens | None = None
 
 
 class AnsweredMessage(msgspec.Struct, frozen=True):
@@ -257,7 +257,7 @@ def _usage(chat: Chat, outcome: Outcome) -> MessageUsage:
         usage.prompt_tokens - (usage.cached_tokens or 0),
         usage.completion_tokens,
         usage.cached_tokens,
-        None if thinking is None else OutputTokensDetails(thinking),
+        None if thinking is None else ThinkingTokens(thinking),
     )
 
 

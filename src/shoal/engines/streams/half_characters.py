@@ -13,7 +13,12 @@ from typing import Any, TypeAlias
 from shoal.domain.answer_assembly import TEXTS, TOOL_CALLS
 from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.domain.work import JSON
-from shoal.engines.json_values import HALF, REPLACEMENT, expressible, without_halves
+from shoal.engines.streams.json_values import (
+    HALF,
+    REPLACEMENT,
+    expressible,
+    without_halves,
+)
 
 TextKey: TypeAlias = tuple[int, str, int]
 """A choice, the field with the text, and the index of a tool call, else 0."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded
-from shoal.engines import sse
-from shoal.engines.sse import ErrorEvent, EventReader
+from shoal.engines.streams import sse
+from shoal.engines.streams.sse import ErrorEvent, EventReader
 
 
 # From the examples and rules of WHATWG HTML, 9.2.6.

@@ -18,9 +18,9 @@ from shoal.domain.errors import (
 )
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.work import JSON
-from shoal.engines import answers
-from shoal.engines.answers import AnswerReader
 from shoal.engines.engine import Finished
+from shoal.engines.streams import answers
+from shoal.engines.streams.answers import AnswerReader
 
 
 def event(*choices: dict[str, Any], **chunk: Any) -> bytes:

@@ -16,17 +16,17 @@ from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
 from shoal.domain.streamed_message import REASONING, MessageReader
 from shoal.domain.work import JSON
 from shoal.engines.engine import Finished
-from shoal.engines.half_characters import HalfCharacters
-from shoal.engines.odd_chunks import DONE, read_odd_chunks
 from shoal.engines.server_errors import (
     DECODE_ERRORS,
     ServerLost,
     describes_error,
     stream_error,
 )
-from shoal.engines.sse import ErrorEvent, EventReader
-from shoal.engines.stop_strings import StopStrings
-from shoal.engines.stream_chunks import (
+from shoal.engines.streams.half_characters import HalfCharacters
+from shoal.engines.streams.odd_chunks import DONE, read_odd_chunks
+from shoal.engines.streams.sse import ErrorEvent, EventReader
+from shoal.engines.streams.stop_strings import StopStrings
+from shoal.engines.streams.stream_chunks import (
     ABORTED,
     StreamChoice,
     StreamChunk,

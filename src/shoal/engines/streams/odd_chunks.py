@@ -7,8 +7,8 @@ the usual chunk strictly, and turns to this one only if that fails.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.engines.json_values import count, decode_json, expressible, integer
-from shoal.engines.stream_chunks import (
+from shoal.engines.streams.json_values import count, decode_json, expressible, integer
+from shoal.engines.streams.stream_chunks import (
     StreamChoice,
     StreamChunk,
     StreamUsage,

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.domain.outcome import Delta
 from shoal.domain.work import JSON
-from shoal.engines.half_characters import HalfCharacters
-from shoal.engines.json_values import without_halves
+from shoal.engines.streams.half_characters import HalfCharacters
+from shoal.engines.streams.json_values import without_halves
 
 BYTES = "🐀".encode().decode("ascii", "surrogateescape")
 

@@ -1,0 +1,1 @@
+"""Reads the answers that servers stream: from bytes to pieces."""
