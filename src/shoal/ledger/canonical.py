@@ -8,10 +8,13 @@ Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 4648, section 4 (base64), 
 """
 
 import binascii
+import math
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import is_not
 from types import NoneType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import rfc8785
@@ -27,41 +30,80 @@ _TIME = re.compile(
 )
 
 
+class _NotPlain(Exception):  # no error: it chooses the slower encoder
+    """msgspec would write a value in another form than RFC 8785."""
+
+
 def encode(value: JSON) -> bytes:
     """Encode a JSON value by RFC 8785.
 
     Raises ValueError for values without a canonical form: numbers beyond 2**53 or not
     finite, lone surrogates, and values that are not JSON.
     """
-    if _is_plain(value):
-        return _sorted.encode(value)
-    written: bytes = rfc8785.dumps(value)
-    return written
+    try:
+        plain = _plain(value)
+    except _NotPlain:
+        written: bytes = rfc8785.dumps(value)
+        return written
+    return _sorted.encode(plain)
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether msgspec writes the same bytes, about eight times as fast.
+def encode_any(value: JSON) -> bytes:
+    """Encode any JSON value by RFC 8785: what has no canonical form is replaced.
 
-    It escapes as RFC 8785 does.  It formats floats differently, keeps large integers,
-    and sorts names by code point instead of UTF-16 unit, which is the same for ASCII.
+    Integers beyond 2**53 become strings, numbers that are not finite null, and lone
+    surrogates U+FFFD.
+    """
+    try:
+        return encode(value)
+    except ValueError:
+        return encode(_replaced(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that msgspec writes as RFC 8785 demands, many times as fast.
+
+    It escapes as RFC 8785 does.  It formats floats differently, which are encoded here;
+    it keeps large integers, and sorts names by code point instead of UTF-16 unit, which
+    is the same for ASCII.  Raises _NotPlain for others, and ValueError.
     """
     kind = type(value)
     if kind in _PLAIN:
-        return True
-    if kind is int:
-        return -EXACT_MAX <= value <= EXACT_MAX  # type: ignore[operator]  # an int
+        return value
     if kind is dict:
-        assert isinstance(value, dict)  # for the type checker
+        changed: dict[str, Any] = {}
         for name, each in value.items():
             if not (type(name) is str and name.isascii()):
-                return False
-            if type(each) not in _PLAIN and not _is_plain(each):
-                return False
-        return True
-    if kind is list:
-        assert isinstance(value, list)  # for the type checker
-        return all(map(_is_plain, value))
-    return False
+                raise _NotPlain
+            if type(each) not in _PLAIN and (plain := _plain(each)) is not each:
+                changed[name] = plain
+        return {**value, **changed} if changed else value
+    if kind is list or kind is tuple:
+        items = [*map(_plain, value)]
+        return items if any(map(is_not, items, value)) else value
+    if kind is int and -EXACT_MAX <= value <= EXACT_MAX:
+        return value
+    if kind is float:
+        return msgspec.Raw(rfc8785.dumps(value))
+    raise _NotPlain
+
+
+def _replaced(value: JSON) -> JSON:
+    match value:
+        case str():
+            return without_surrogates(value)
+        case Mapping():
+            return {
+                without_surrogates(key): _replaced(each) for key, each in value.items()
+            }
+        case Sequence():
+            return [_replaced(each) for each in value]
+        case int() if abs(value) > EXACT_MAX:
+            return str(value)
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def without_surrogates(text: str) -> str:
