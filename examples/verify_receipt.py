@@ -74,8 +74,13 @@ def verify(data, key):
     need(says["checkpoint"]["size"] <= index < size)
     need(climb(index, size - 1, path, sha256(b"\0", body))[0] == root)
     yield "the output matches the receipt"
-    output, hash = it["output"], says["output_hash"]
+    output, asked, hash = it["output"], it.get("request"), says["output_hash"]
     need(output is None or f"sha256:{sha256(output.encode()).hex()}" == hash)
+    need(len(it) == 9 if asked is None else len(it) == 10)
+    if asked is not None and asked["text"] is not None:
+        yield "the request matches the receipt"
+        salted = sha256(unbase64(asked["salt"]), asked["text"].encode())
+        need(says["request_hash"] == f"sha256:{salted.hex()}")
     if says["verdict"] == "valid":
         yield "the worker signed a receipt"
         given = says["worker_receipt"]

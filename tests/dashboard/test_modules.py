@@ -30,8 +30,9 @@ from ledger.builders import (
 )
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger import bundle, checkpoint, consistency, merkle, receipts
-from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.receipts import Claims
+from shoal.ledger.requests import request_hash_of
 
 MODULES = Path(__file__).parent / "modules"
 ALIEN = signed(provider_pubkey=WORKER.public_key.hex().upper())
@@ -74,6 +75,8 @@ def proofs() -> Iterator[dict[str, Any]]:
         yield proof(f"worker's receipt: {name}", bundle.write(only.bundle()))
     for name, data in altered():
         yield proof(name, data)
+    for name, file in with_requests():
+        yield proof(name, bundle.write(file))
     another = WORKER.public_key
     yield proof("the key of another", bundle.write(grown(2).bundle()), another)
     yield proof("no key", bundle.write(grown(2).bundle()), b"")
@@ -155,6 +158,29 @@ def signed_by_workers() -> Iterator[tuple[str, Claims]]:
             verdict=Verdict.VALID,
         ),
     )
+
+
+def with_requests() -> Iterator[tuple[str, ReceiptBundle]]:
+    salt, text = b"s" * 16, '{"kind":"chat","messages":[],"model":"m"}'
+    named = request_hash_of(salt, text.encode())
+    log = Log()
+    log.add(claims(request_hash=named), claims(request_hash="sha256:" + "0" * 64))
+    good = replace(log.bundle(), request=SaltedRequest(salt, text))
+    yield "names its request", log.bundle()
+    yield "with its request", good
+    yield "with a salt", replace(good, request=SaltedRequest(salt))
+    yield "with another salt", replace(good, request=SaltedRequest(bytes(16), text))
+    yield "with another request", replace(good, request=SaltedRequest(salt, text + " "))
+    other = log.bundle(1)
+    yield "named another request", replace(other, request=good.request)
+    yield "of an earlier version", replace(grown(2).bundle(), request=good.request)
+    body = receipts.body(claims(request_hash=named), 0, merkle.EMPTY_ROOT)
+    for name, said in (
+        ("of the first version with a request", body.replace(b'n":2', b'n":1')),
+        ("of the third version", body.replace(b'n":2', b'n":3')),
+        ("with a short hash", body.replace(named.encode(), named[:-1].encode())),
+    ):
+        yield f"a receipt {name}", forged(said)
 
 
 def altered() -> Iterator[tuple[str, bytes]]:

@@ -27,6 +27,7 @@ from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier, frontier_positions
 from shoal.ledger.notary import Notary, SealedBatch
 from shoal.ledger.receipts import Claims, has_receipt
+from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.pool.state import PoolState
 from shoal.store.ledger import (
     NO_ENTRIES,
@@ -85,6 +86,7 @@ class Bookkeeper:
         self._fee = fee
         self._thread_above = thread_above
         self._draft = _BatchDraft()
+        self._request_hashes: dict[JobId, str] = {}  # of open jobs with much text
 
     async def open(self) -> None:
         """Load the books and the log from the store.  Raises StoreError."""
@@ -111,6 +113,29 @@ class Bookkeeper:
         shortfall = self.books.shortfall(payer_of(job), job.terms.price)
         return None if shortfall is None else InsufficientFunds(shortfall)
 
+    # When a job is submitted.
+
+    async def prepare(self, job: Job) -> None:
+        """Hash the request of a job with much text before it is submitted, in a thread.
+
+        That takes tens of milliseconds for the largest.  ``discard`` it if the job is
+        not submitted.
+        """
+        if has_receipt(job):
+            found = await asyncio.to_thread(self._hash_request, job)
+            self._request_hashes[job.id] = found
+
+    def discard(self, job_id: JobId) -> None:
+        """Forget what ``prepare`` found."""
+        self._request_hashes.pop(job_id, None)
+
+    def request_salt(self, job_id: JobId) -> bytes:
+        """Return the salt of the hash of a job's request."""
+        return request_salt(self._signer, job_id)
+
+    def _hash_request(self, job: Job) -> str:
+        return request_hash_of(self.request_salt(job.id), request_of(job.work))
+
     # When a fact is decided, before it is applied.
 
     def record(self, fact: Fact, at: float) -> None:
@@ -122,6 +147,7 @@ class Bookkeeper:
                 self._done(fact, at)
             case JobFailed() | JobCancelled() | JobExpired():
                 opened = self._pool.jobs[fact.job_id]
+                self.discard(fact.job_id)
                 self._release(opened.job)
                 self._deliver(opened.job)
                 if opened.worker_id is not None:
@@ -161,6 +187,7 @@ class Bookkeeper:
                 self._release(job)
         self._place(job, worker_id, price)
         usage = fact.outcome.usage
+        request_hash = self._request_hashes.pop(job.id, None)
         self._draft.claims.append(
             Claims(
                 job_id=job.id,
@@ -175,6 +202,7 @@ class Bookkeeper:
                 at=to_time(at),
                 verdict=fact.verdict,
                 worker_receipt=fact.worker_receipt,
+                request_hash=request_hash or self._hash_request(job),
             )
         )
         self._deliver(job)

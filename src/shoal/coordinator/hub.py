@@ -305,6 +305,10 @@ class Hub:
         """The Ed25519 key that verifies receipts and checkpoints, 32 bytes."""
         return self._bookkeeper.public_key
 
+    def request_salt(self, job_id: JobId) -> bytes:
+        """Return the salt of the hash of a job's request, for its owner alone."""
+        return self._bookkeeper.request_salt(job_id)
+
     @property
     def answers(self) -> Mapping[JobId, Answer]:
         """The answers of open jobs, read-only, for those who observe all of them."""
@@ -454,11 +458,13 @@ class Hub:
             raise error  # before anything is written
         await self._store.prepare(job)
         try:
+            await self._bookkeeper.prepare(job)
             # The same request may have been submitted meanwhile.
             return await self._answers.find(job) or self._submit(job)
         finally:
             if job.id not in self._answers:
                 self._store.discard(job.id)
+                self._bookkeeper.discard(job.id)
 
     def _notify_room(self) -> None:
         listeners, self._room_listeners = self._room_listeners, []
@@ -535,6 +541,7 @@ class Hub:
         self._answers.resolve(job.id, error)
         self._effects.forget(job.id)
         self._store.discard(job.id)
+        self._bookkeeper.discard(job.id)
 
     def _update_idle(self) -> None:
         if self.pool.jobs or self._answers.unaccepted:

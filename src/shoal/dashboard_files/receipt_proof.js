@@ -12,13 +12,14 @@ export const STEPS = {
   CHECKPOINT: "the coordinator signed the checkpoint",
   LOGGED: "the receipt is in the log of that checkpoint",
   OUTPUT: "the output matches the receipt",
+  REQUEST: "the request matches the receipt",
   WORKER: "the worker's receipt has the verdict that the coordinator states",
   EARLIER: "the coordinator signed the earlier checkpoint",
   LATER: "the coordinator signed the later checkpoint",
   GROWN: "the later log extends the earlier one",
 };
 
-const FILE_MAX = 32 * 2 ** 20; // bytes
+const FILE_MAX = 64 * 2 ** 20; // bytes
 const WORKER_RECEIPT_MAX = 65_536; // bytes
 const NESTING_MAX = 100; // brackets in a worker's receipt
 const PREFIX = "shoal receipt v1\n";
@@ -140,6 +141,18 @@ function bundleSteps(file, key) {
       },
     ]);
   }
+  if (typeof file.request?.text === "string") {
+    steps.push([
+      "REQUEST",
+      async () => {
+        const salted = [fromBase64(file.request.salt), toUtf8(file.request.text)];
+        const found = HASH + toHex(await sha256(...salted));
+        const named = receipt.request_hash;
+        need(named !== undefined, "the receipt is of an earlier version, which names no request");
+        need(found === named, `the receipt names ${named}, and the request is another`);
+      },
+    ]);
+  }
   steps.push(["WORKER", () => verifyVerdict(receipt)]);
   return steps;
 }
@@ -180,6 +193,14 @@ const GROWTH = {
   type: (value) => value === "shoal/growth",
   version: (value) => value === 1,
 };
+const WITH_REQUEST = {
+  ...BUNDLE,
+  request: (value) => isObject(value),
+};
+const REQUEST = {
+  salt: isText,
+  text: isTextOrNull,
+};
 const RECEIPT = {
   at: isText,
   checkpoint: isObject,
@@ -196,6 +217,11 @@ const RECEIPT = {
   worker: isText,
   worker_key: (value) => value === null || (isText(value) && /^[0-9a-f]{64}$/.test(value)),
   worker_receipt: (value) => value === null || isObject(value),
+};
+const SECOND_RECEIPT = {
+  ...RECEIPT,
+  request_hash: RECEIPT.output_hash,
+  version: (value) => value === 2,
 };
 
 function checkFields(value, fields, what) {
@@ -214,7 +240,8 @@ function readFile(data) {
   const text = fromUtf8(data);
   const value = JSON.parse(text);
   need(isObject(value), "the file is not an object");
-  checkFields(value, value.type === "shoal/growth" ? GROWTH : BUNDLE, "the file");
+  const bundle = Object.hasOwn(value, "request") ? WITH_REQUEST : BUNDLE;
+  checkFields(value, value.type === "shoal/growth" ? GROWTH : bundle, "the file");
   need(`${canonical(value)}\n` === text, "the file is not canonical");
   for (const each of value.path) {
     fromBase64(each);
@@ -222,12 +249,16 @@ function readFile(data) {
   if (value.type === "shoal/bundle") {
     fromBase64(value.signature);
   }
+  if (Object.hasOwn(value, "request")) {
+    checkFields(value.request, REQUEST, "the request");
+    fromBase64(value.request.salt);
+  }
   return value;
 }
 
 function readReceipt(text) {
   const value = JSON.parse(text);
-  checkFields(value, RECEIPT, "the receipt");
+  checkFields(value, value?.version === 2 ? SECOND_RECEIPT : RECEIPT, "the receipt");
   need(canonical(value) === text, "the receipt is not in its one canonical form");
   need(value.fee <= value.price, "the fee is more than the price");
   need(isTime(value.at), "the receipt has a wrong at");

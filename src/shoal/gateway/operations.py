@@ -348,6 +348,7 @@ RECEIPTS = (
         *("GET", "/v1/receipts/{id}", "Export a job's receipt"),
         read(receipts.export_receipt),
         answer=ReceiptBundle,
+        query=receipts.ExportQuery,
     ),
     # Public: the log is for those who do not trust the coordinator.
     Operation(

@@ -4,12 +4,17 @@ The verifier must know the coordinator's public key from elsewhere: the key in t
 only identifies the coordinator.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
+
+from msgspec import UNSET, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import Verdict
 from shoal.ledger import checkpoint, keys, merkle, receipts
+from shoal.ledger.requests import request_hash_of
 from shoal.ledger.verification import (
     StepResult,
     Steps,
@@ -24,12 +29,23 @@ _WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
 
 
 @dataclass(frozen=True, slots=True)
+class SaltedRequest:
+    """What the owner of a job gets to prove its request, beside the receipt.
+
+    ``text`` is the request as ``request_of`` writes it; None: it is no longer stored.
+    """
+
+    salt: bytes
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptBundle:
     """A receipt and its proof; the fields of the file have these names.
 
     ``receipt`` is its body as text, and ``path`` proves that it is leaf ``index`` of
     the log of the ``checkpoint``.  ``output`` is the JSON text of the job's output, if
-    it is included.
+    it is included.  The ``request`` is left out unless its owner asks for it.
     """
 
     coordinator_key: str  # hexadecimal, lower case
@@ -39,6 +55,7 @@ class ReceiptBundle:
     path: tuple[bytes, ...]
     checkpoint: str
     output: str | None = None
+    request: SaltedRequest | UnsetType = UNSET
     type: Literal["shoal/bundle"] = "shoal/bundle"
     version: Literal[1] = 1
 
@@ -56,16 +73,24 @@ def read(data: bytes) -> ReceiptBundle:
     return decode_file(data, ReceiptBundle)
 
 
-def verify(data: bytes, public_key: bytes) -> list[StepResult]:
+def verify(
+    data: bytes, public_key: bytes, readings: Collection[bytes] | None = None
+) -> list[StepResult]:
     """Verify a bundle's file with the coordinator's key, which is known from elsewhere.
+
+    With ``readings``, one of them has to be the request, as ``request_of`` writes it: a
+    body may mean different things in different dialects.
 
     Returns the steps taken, in order; a failed step is the last.  An invalid worker
     receipt is no failure if the coordinator's receipt reports it as invalid.
     """
-    return verify_file(data, ReceiptBundle, _steps, public_key)
+    steps = partial(_steps, readings=readings)
+    return verify_file(data, ReceiptBundle, steps, public_key)
 
 
-def _steps(bundle: ReceiptBundle) -> Steps[ReceiptBundle]:
+def _steps(
+    bundle: ReceiptBundle, readings: Collection[bytes] | None
+) -> Steps[ReceiptBundle]:
     yield VerificationStep.KEY, _key
     yield VerificationStep.SIGNATURE, _signature
     yield VerificationStep.RECEIPT, _receipt
@@ -73,6 +98,9 @@ def _steps(bundle: ReceiptBundle) -> Steps[ReceiptBundle]:
     yield VerificationStep.LOGGED, _logged
     if bundle.output is not None:
         yield VerificationStep.OUTPUT, _output
+    kept = None if isinstance(bundle.request, UnsetType) else bundle.request.text
+    if not (kept is None and readings is None):
+        yield VerificationStep.REQUEST, partial(_request, readings)
     yield VerificationStep.WORKER, _worker
 
 
@@ -123,6 +151,22 @@ def _output(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     named = receipts.read(bundle.receipt.encode()).claims.output_hash
     found = output_hash_of((bundle.output or "").encode())
     return None if named == found else f"the receipt names {named}, this is {found}"
+
+
+def _request(
+    readings: Collection[bytes] | None, bundle: ReceiptBundle, public_key: bytes
+) -> str | None:
+    named = receipts.read(bundle.receipt.encode()).claims.request_hash
+    if named is None:
+        return "the receipt is of an earlier version, which names no request"
+    if isinstance(bundle.request, UnsetType):
+        return "the file lacks the salt of the request: export it with the request"
+    salt, text = bundle.request.salt, bundle.request.text
+    if text is not None and request_hash_of(salt, text.encode()) != named:
+        return f"the receipt names {named}, and the request in the file is another"
+    if readings is None or named in (request_hash_of(salt, each) for each in readings):
+        return None
+    return f"the receipt names {named}, and the given request is another"
 
 
 def _worker(bundle: ReceiptBundle, public_key: bytes) -> str | None:

@@ -4,6 +4,7 @@ Sources: RFC 8032; Chalkias, Garillot and Nikolaenko, *Taming the Many EdDSAs* (
 for what lax implementations accept.
 """
 
+import hmac
 import re
 
 from cryptography.exceptions import InvalidSignature
@@ -52,6 +53,10 @@ class Signer:
     def sign(self, message: bytes) -> bytes:
         """Return the signature, 64 bytes."""
         return self._key.sign(message)
+
+    def derive(self, purpose: bytes) -> bytes:
+        """Return a secret for a purpose, 32 bytes: HMAC-SHA-256 with the seed."""
+        return hmac.digest(self._key.private_bytes_raw(), purpose, "sha256")
 
     def exchange(self, public_key: bytes) -> bytes:
         """Return the secret shared with the owner of an X25519 key: 32 bytes, unhashed.

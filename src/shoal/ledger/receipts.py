@@ -32,7 +32,6 @@ A checkpoint, which the same key signs, begins with ``shoal/``.
 """
 
 TYPE = "shoal/receipt"
-VERSION = 1
 
 
 def has_receipt(job: Job) -> bool:
@@ -55,7 +54,8 @@ class Claims:
     ``output_hash`` is ``sha256:`` and the hash of the output's JSON text, ``at`` the
     time in ISO 8601, UTC, with milliseconds.  ``price`` and ``fee``, which is part of
     it, are the amounts charged, in micro-dollars.  Tokens are None if they were not
-    counted.  ``verdict`` is about ``worker_receipt``.
+    counted.  ``verdict`` is about ``worker_receipt``.  ``request_hash`` is as in
+    ``request_hash_of``; None in receipts of earlier versions.
     """
 
     job_id: JobId
@@ -70,6 +70,7 @@ class Claims:
     at: str
     verdict: Verdict
     worker_receipt: SignedReceipt | None
+    request_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,20 @@ class Receipt:
 
 
 def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
-    """Encode a receipt in canonical JSON.
+    """Encode a receipt in canonical JSON: version 2, or 1 without a request's hash.
 
     External data never prevents it: lone surrogates in a text become U+FFFD, and an
     invalid worker key is left out.
     """
     key = keys.public_key_of(claims.worker_key or "")
     ref = claims.payment_ref
+    asked: dict[str, JSON] = {"version": 1}
+    if claims.request_hash is not None:
+        asked = {"version": 2, "request_hash": claims.request_hash}
     return encode(
         {
             "type": TYPE,
-            "version": VERSION,
+            **asked,
             "job_id": without_surrogates(claims.job_id),
             "worker": without_surrogates(claims.worker),
             "worker_key": None if key is None else key.hex(),
@@ -160,7 +164,7 @@ class _Checkpoint:
 @dataclass(frozen=True, slots=True)
 class _Body:
     type: Literal["shoal/receipt"]
-    version: Literal[1]
+    version: Literal[1, 2]
     job_id: JobId
     worker: str
     worker_key: str | None
@@ -174,6 +178,7 @@ class _Body:
     verdict: str
     worker_receipt: _Signed | None
     checkpoint: _Checkpoint
+    request_hash: str | None = None
 
 
 _reader = msgspec.json.Decoder(_Body)
@@ -186,8 +191,12 @@ def _typed(body: _Body) -> Receipt:
             raise ValueError(f"{name} is below zero")
     if body.fee > body.price:
         raise ValueError("the fee is more than the price")
-    if _HASH.fullmatch(body.output_hash) is None:
-        raise ValueError("output_hash is not sha256: and 64 hexadecimal digits")
+    for name, digest in (
+        ("output_hash", body.output_hash),
+        ("request_hash", body.request_hash),
+    ):
+        if digest is not None and _HASH.fullmatch(digest) is None:
+            raise ValueError(f"{name} is not sha256: and 64 hexadecimal digits")
     from_time(body.at)
     root = from_base64(body.checkpoint.root)
     if len(root) != HASH_SIZE or body.checkpoint.size < 0:
@@ -205,6 +214,7 @@ def _typed(body: _Body) -> Receipt:
         body.at,
         _verdict(body.verdict),
         None if body.worker_receipt is None else _as_signed(body.worker_receipt),
+        body.request_hash,
     )
     return Receipt(claims, body.checkpoint.size, root)
 

@@ -15,7 +15,7 @@ from shoal.ledger.canonical import encode
 
 T = TypeVar("T")
 
-FILE_MAX = 32 * 2**20  # bytes; an output may have 10 MB, and escaping may double it
+FILE_MAX = 64 * 2**20  # bytes; an output may have 10 MB, a request 16, twice escaped
 
 
 class VerificationStep(Enum):
@@ -28,6 +28,7 @@ class VerificationStep(Enum):
     CHECKPOINT = "the coordinator signed the checkpoint"
     LOGGED = "the receipt is in the log of that checkpoint"
     OUTPUT = "the output matches the receipt"
+    REQUEST = "the request matches the receipt"
     WORKER = "the worker's receipt has the verdict that the coordinator states"
     EARLIER = "the coordinator signed the earlier checkpoint"
     LATER = "the coordinator signed the later checkpoint"

@@ -19,7 +19,7 @@ for (const file of files) {
   });
 }
 
-const ALTERED = ["receipt 0 of 7", "worker's receipt: missing", "growth from 3 to 7"];
+const ALTERED = ["with its request", "receipt 0 of 7", "worker's receipt: missing", "growth from 3 to 7"];
 
 for (const file of files.filter(({ name }) => ALTERED.includes(name))) {
   test(`${file.name}: each altered byte fails`, async () => {

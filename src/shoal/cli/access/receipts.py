@@ -66,15 +66,29 @@ def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) ->
 
 @command.command("export")
 @click.argument("id_", metavar="ID")
+@click.option(
+    "--request",
+    "with_request",
+    is_flag=True,
+    help="Include what proves the request: its text, if it is still stored, and the "
+    "salt of its hash.  Only with the key of the job.",
+)
 @_output_option
 @json_option
 @pass_api
-def export(api: CoordinatorApi, id_: str, output: Path | None, as_json: bool) -> None:
+def export(
+    api: CoordinatorApi,
+    id_: str,
+    with_request: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Write a receipt with its proof, as JSON.
 
     ID is the id of the job.
     """
-    _write(api.fetch(f"{PATH}/{quote(id_, safe='')}"), output, as_json=as_json)
+    query = "?request=true" if with_request else ""
+    _write(api.fetch(f"{PATH}/{quote(id_, safe='')}{query}"), output, as_json=as_json)
 
 
 @command.command("growth")
@@ -112,14 +126,29 @@ def key(api: CoordinatorApi, as_json: bool) -> None:
     help="Public key of the coordinator, from `shoal receipts key`.  Default: that of "
     "the coordinator on this machine.",
 )
+@click.option(
+    "--request",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Request that the receipt is to be about: the body that was sent to any of "
+    "the coordinator's APIs, or the line of a batch.  Needs a file of export "
+    "--request.",
+)
 @json_option
 @data_dir_option
-def verify(file: Path, given_key: str | None, as_json: bool, data_dir: Path) -> int:
+def verify(
+    file: Path,
+    given_key: str | None,
+    request: Path | None,
+    as_json: bool,
+    data_dir: Path,
+) -> int:
     """Verify a file of export or growth, offline.
 
     FILE is the file to verify; - reads it from standard input.
     """
-    steps = _verified_steps(_read(file), _public_key(given_key, data_dir))
+    data, public_key = _read(file), _public_key(given_key, data_dir)
+    steps = _verified_steps(data, public_key, request)
     verified = all(each.ok for each in steps)
     if as_json:
         found = [
@@ -151,12 +180,27 @@ def _write(data: bytes, output: Path | None, *, as_json: bool) -> None:
         click.echo(f"wrote {output}: shoal receipts verify {output}", err=True)
 
 
-def _verified_steps(data: bytes, public_key: bytes) -> "Sequence[StepResult]":
+def _verified_steps(
+    data: bytes, public_key: bytes, request: Path | None
+) -> "Sequence[StepResult]":
     from shoal.ledger import bundle, consistency  # late: with cryptography
 
     if b'"type":"shoal/growth"' in data:
+        if request is not None:
+            raise ConfigError("--request: only for a file of export")
         return consistency.verify(data, public_key)
-    return bundle.verify(data, public_key)
+    readings = None if request is None else _readings(request)
+    return bundle.verify(data, public_key, readings)
+
+
+def _readings(file: Path) -> list[bytes]:
+    """Return what a request may mean, in the form that receipts are about."""
+    from shoal.gateway.request_readings import works_of  # late: with the server
+    from shoal.ledger.requests import request_of
+
+    body = _read(file)
+    # Or it is in that form already, as an export has it.
+    return [body.strip(), *map(request_of, works_of(body))]
 
 
 def _read(file: Path) -> bytes:

@@ -247,7 +247,8 @@ function Verification({ data, trusted, atOnce, children }) {
 function Steps({ results, file }) {
   const growth = file?.type === "shoal/growth";
   const names = growth ? ["FORM", "EARLIER", "LATER", "GROWN"]
-    : ["FORM", "KEY", "SIGNATURE", "RECEIPT", "CHECKPOINT", "LOGGED", "OUTPUT", "WORKER"];
+    : ["FORM", "KEY", "SIGNATURE", "RECEIPT", "CHECKPOINT", "LOGGED", "OUTPUT",
+      ...(file?.request?.text ? ["REQUEST"] : []), "WORKER"];
   const found = new Map((results ?? []).map((each) => [each.step, each]));
   const failed = results && !holds(results);
   return html`<ol class="steps">${names.map((step) => {
@@ -280,6 +281,7 @@ function Claims({ shown: { file, receipt } }) {
           : `${integer(receipt.prompt_tokens)} in the prompt, ${integer(receipt.completion_tokens)} in the answer`)}
         ${receipt.price > 0 && row("Price", `${dollars(receipt.price)}, of which ${dollars(receipt.fee)} for the pool`)}
         ${receipt.payment_ref && row("Payment", html`<code>${receipt.payment_ref}</code>`)}
+        ${row("Request's hash", receipt.request_hash ? html`<code>${receipt.request_hash}</code>` : "earlier versions named none")}
         ${row("Output's hash", html`<code>${receipt.output_hash}</code>`)}
         ${row("In the log", `leaf ${integer(file.index)}, proved by ${plural(file.path.length, "hash", "hashes")}`)}
       </dl>

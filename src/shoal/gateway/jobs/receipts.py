@@ -1,9 +1,11 @@
 """The API of receipts, and of proofs about their log."""
 
+import asyncio
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, NotFound
@@ -13,7 +15,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.ledger import bundle, consistency
-from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.merkle import (
     consistency_path,
@@ -22,7 +24,9 @@ from shoal.ledger.merkle import (
     nodes_for_inclusion,
 )
 from shoal.ledger.outputs import output_of
+from shoal.ledger.requests import request_hash_of, request_of
 from shoal.store.ledger import LoggedReceipt, LogHead
+from shoal.store.port import StoredJob
 
 LISTED_MAX = 1000  # receipts in one response
 SIZE_MAX = 2**53  # receipts in a log: more than possible, and valid in SQL
@@ -35,6 +39,12 @@ class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
     before: Size | msgspec.UnsetType = msgspec.UNSET
+
+
+class ExportQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the bundle has the ``request`` as well: only for the job's owner."""
+
+    request: bool = False
 
 
 class GrowthQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +63,7 @@ class ReceiptInfo(msgspec.Struct, frozen=True):
     worker_key: str | None
     verdict: str
     output_hash: str
+    request_hash: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
     price: int
@@ -90,7 +101,10 @@ async def list_receipts(
 async def export_receipt(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    exported = await export_bundle(gateway, job_id_in(request), caller)
+    query = read_query(request, ExportQuery)
+    exported = await export_bundle(
+        gateway, job_id_in(request), caller, with_request=query.request
+    )
     return json_bytes_response(bundle.write(exported))
 
 
@@ -120,9 +134,11 @@ async def show_growth(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def export_bundle(
-    gateway: Gateway, job_id: JobId, caller: ApiCaller
+    gateway: Gateway, job_id: JobId, caller: ApiCaller, *, with_request: bool = False
 ) -> ReceiptBundle:
     """Return a job's newest receipt with its proof, and the output if it is stored.
+
+    ``with_request``: and what proves the request, for the owner of the job alone.
 
     Raises NotFound, Forbidden, StoreError.
     """
@@ -141,6 +157,8 @@ async def export_bundle(
         raise NotFound(
             f"there is no receipt for job {job_id}: only jobs that were done have one"
         )
+    if with_request and owner != caller.name:
+        raise Forbidden(f"job {job_id} belongs to another key: only that gets requests")
     receipt, head = filed[-1], await _checkpoint(gateway, None)
     nodes = await ledger.nodes(nodes_for_inclusion(receipt.index, head.size))
     path = inclusion_path(
@@ -157,7 +175,35 @@ async def export_bundle(
         tuple(path),
         head.note,
         output,
+        await _salted_request(gateway, receipt, stored) if with_request else UNSET,
     )
+
+
+async def _salted_request(
+    gateway: Gateway, receipt: LoggedReceipt, stored: StoredJob | None
+) -> SaltedRequest:
+    """Return the salt of a request, and the request if it is stored as it was sent.
+
+    Raises NotFound for a receipt that names none.
+    """
+    job_id, named = receipt.claims.job_id, receipt.claims.request_hash
+    if named is None:
+        raise NotFound(
+            f"the receipt of job {job_id} is of an earlier version, which names no "
+            "request"
+        )
+    salt = gateway.hub.request_salt(job_id)
+    if stored is None:
+        return SaltedRequest(salt)
+    work = stored.job.work
+
+    def encode() -> SaltedRequest:
+        request = request_of(work)
+        # Large arguments of calls may have been evicted since.
+        same = request_hash_of(salt, request) == named
+        return SaltedRequest(salt, request.decode() if same else None)
+
+    return await asyncio.to_thread(encode)
 
 
 def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
@@ -170,6 +216,7 @@ def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
         claims.worker_key,
         claims.verdict.name.lower(),
         claims.output_hash,
+        claims.request_hash,
         claims.prompt_tokens,
         claims.completion_tokens,
         claims.price,
