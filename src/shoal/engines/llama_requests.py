@@ -12,6 +12,7 @@ from shoal.domain.work import (
     InputWork,
     message_text,
 )
+from shoal.engines.schemas.plain_schema import plain_schema
 
 KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
 LACKING = {
@@ -37,7 +38,54 @@ def plain_work(work: Inference, features: Set[Feature]) -> Inference:
         work = replace(work, options={**work.options, "top_logprobs": 1})
     if isinstance(work, Completion):
         return work
-    return replace(work, messages=tuple(map(plain_message, work.messages)))
+    return replace(
+        work,
+        messages=tuple(map(plain_message, work.messages)),
+        options=plain_options(work.options),
+    )
+
+
+def plain_options(options: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the options with schemas that llama.cpp obeys.
+
+    Those of tools are only adapted if they are strict: others are best effort.
+
+    Raises InvalidRequest naming a part of a schema that it would ignore.
+    """
+    found = dict(options)
+    if isinstance(form := found.get("response_format"), Mapping):
+        found["response_format"] = _plain_format(form)
+    tools = found.get("tools")
+    if isinstance(tools, Sequence) and not isinstance(tools, str):
+        found["tools"] = [_plain_tool(tool, index) for index, tool in enumerate(tools)]
+    return found
+
+
+def _plain_format(form: Mapping[str, JSON]) -> JSON:
+    described, path = form.get("json_schema"), "response_format"
+    if not isinstance(described, Mapping):
+        return _with_plain_schema(form, "schema", path)
+    path = f"{path}.json_schema"
+    return {**form, "json_schema": _with_plain_schema(described, "schema", path)}
+
+
+def _plain_tool(tool: JSON, index: int) -> JSON:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
+        return tool
+    if function.get("strict") is not True:
+        return tool
+    path = f"tools[{index}].function"
+    return {**tool, "function": _with_plain_schema(function, "parameters", path)}
+
+
+def _with_plain_schema(
+    described: Mapping[str, JSON], name: str, path: str
+) -> Mapping[str, JSON]:
+    schema = described.get(name)
+    if schema is None:
+        return described
+    return {**described, name: plain_schema(schema, f"{path}.{name}")}
 
 
 def plain_message(message: Mapping[str, JSON]) -> Mapping[str, JSON]:

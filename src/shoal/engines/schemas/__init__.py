@@ -1,0 +1,1 @@
+"""JSON schemas as llama.cpp makes grammars of them."""
