@@ -111,6 +111,7 @@ def tried(pool: PoolState, error: str = TOO_LONG, name: str = "j") -> list[str]:
         (Chat("m", ({"role": "user", "content": "äöü"},), 9), (21, 9)),
         (Chat("m", (), None, None, {"stop": ["a", 1, None]}), (7, 0)),
         (Completion("m", "abc", 5, None, {"suffix": "d"}), (3, 5)),
+        (Completion("m", "\u20ac"), (3, 0)),
         (Completion("m", [1, 2, 3]), UNKNOWN_LENGTH),
         (Embedding("m", ("a", "longer", "b")), (6, 0)),
         (Rerank("m", "why", ("a", "long")), (8, 0)),
@@ -288,6 +289,20 @@ def test_stated_context_counts_as_an_offered_one() -> None:
     assert pool.workers[WorkerId("c")].context_of(KEY) == 8192
     assert pool.jobs[J].tokens_min == 8193
     assert assign(pool) == [("j", "a")]
+
+
+@pytest.mark.parametrize(("context", "goes_on"), [(2048, False), (2049, True)])
+def test_job_goes_on_only_to_contexts_above_a_stated_one(
+    context: int, goes_on: bool
+) -> None:
+    pool = pool_after(joined("a"))
+    submitted(pool, long_job())
+    assign(pool)
+    pool.apply(joined("b", context=context), 0.0)
+
+    (fact,) = refuse(pool, "the context size (2048 tokens) is exceeded")
+
+    assert isinstance(fact, JobRequeued if goes_on else JobFailed)
 
 
 def test_job_fails_when_no_worker_is_left() -> None:

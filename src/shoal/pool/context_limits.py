@@ -72,8 +72,6 @@ def _bytes_in(values: Sequence[object]) -> int:
     left = [*values]
     while left:
         match left.pop():
-            case str() as text if text.isascii():
-                found += len(text)
             case str() as text:
                 found += len(text.encode("utf-8", "surrogatepass"))
             case Mapping() as fields:
@@ -115,8 +113,8 @@ class KnownContexts:
         return any(map(length.reaches, self.refused.get(key, ())))
 
 
-def least_known(*contexts: int) -> int:
-    """Return the least of contexts in tokens, of which 0 are unknown."""
+def least_known(*contexts: int | None) -> int:
+    """Return the least of contexts in tokens, of which 0 and None are unknown."""
     return min(filter(None, contexts), default=0)
 
 

@@ -249,7 +249,7 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
 def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> Fact:
     """Give a job that a worker refused for its length to one that may read more."""
     key = job.context_key
-    longest = least_known(worker.context_of(key), stated_context(error) or 0)
+    longest = least_known(worker.context_of(key), stated_context(error))
     tokens = max(job.tokens_min, longest + 1)
     found = suitable_workers(pool, job)
     others = [each for each in found or () if each is not worker]

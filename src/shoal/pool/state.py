@@ -339,8 +339,8 @@ class PoolState:
             isinstance(fact, JobFailed)
             and fact.fault is Fault.CONTEXT
             and job.state is JobState.LEASED
-            and job.worker_id is not None
         ):
+            assert job.worker_id is not None, f"{fact.job_id} has no worker"
             self._record_length(job, job.worker_id, fact.error)
         job.state = after(job.state, fact)
         assert job.state in ENDED
