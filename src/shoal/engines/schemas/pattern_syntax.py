@@ -199,10 +199,12 @@ class _Parser:
             return
         begin = self._at
         if not self._skip("<") or self._next() in ("=", "!"):
-            raise UnsupportedPattern(f"(?{self._pattern[begin : begin + 2]}")
+            raise UnsupportedPattern(
+                f"no grammar for (?{self._pattern[begin : begin + 2]}"
+            )
         end = self._pattern.find(">", self._at)
         if end < 0:
-            raise UnsupportedPattern("(?<")
+            raise UnsupportedPattern("a name without its end: (?<")
         self._at = end + 1
 
     def _class(self) -> Node:
@@ -246,7 +248,7 @@ class _Parser:
         if letter == "c" and self._next().isascii() and self._next().isalpha():
             return ((ord(self._take()) % 32,) * 2,)
         if letter.isascii() and letter.isalnum():
-            raise UnsupportedPattern(f"\\{letter}")
+            raise UnsupportedPattern(f"no grammar for \\{letter}")
         return ranges_of(letter)
 
     def _code_point(self, letter: str) -> Ranges:
