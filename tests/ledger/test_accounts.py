@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from harness.profiles import examples
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.money import Micros
@@ -331,5 +332,7 @@ class Accounting(RuleBasedStateMachine):
         assert all(self.books.balance(name) >= 0 for name in [*WORKERS, FEES])
 
 
-Accounting.TestCase.settings = settings(stateful_step_count=40)
+Accounting.TestCase.settings = settings(
+    stateful_step_count=40, max_examples=examples(0.6)
+)
 TestAccounting = Accounting.TestCase

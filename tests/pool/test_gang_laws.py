@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from harness.profiles import examples
 from pool.builders import CHAT_ONLY, handle, job
 from pool.gang_laws import (
     check_gangs,
@@ -197,5 +198,7 @@ class GangLaws(RuleBasedStateMachine):
 
 
 MODELS = frozenset({"m"})
-GangLaws.TestCase.settings = settings(stateful_step_count=40)
+GangLaws.TestCase.settings = settings(
+    stateful_step_count=40, max_examples=examples(0.6)
+)
 TestGangLaws = GangLaws.TestCase

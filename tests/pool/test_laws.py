@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from harness.profiles import examples
 from pool.builders import CHAT_ONLY, job
 from pool.gang_laws import check_gangs, check_plan, check_waiting
 from shoal.domain.facts import (
@@ -473,5 +474,7 @@ class PoolLaws(RuleBasedStateMachine):
         return JobId(f"j{data.draw(st.integers(1, self.submitted))}")
 
 
-PoolLaws.TestCase.settings = settings(stateful_step_count=50)
+PoolLaws.TestCase.settings = settings(
+    stateful_step_count=50, max_examples=examples(0.6)
+)
 TestPoolLaws = PoolLaws.TestCase
