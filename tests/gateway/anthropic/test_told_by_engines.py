@@ -8,7 +8,7 @@ import pytest
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
-from shoal.domain.work import Chat
+from shoal.domain.work import JSON, Chat
 from shoal.gateway.anthropic.message_answer import MessageStreamEncoder, encode_message
 
 JOB = JobId("j1")
@@ -97,3 +97,37 @@ def test_stop_sequence_is_named_where_the_engine_tells_it(
 
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     assert delta == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+@pytest.mark.parametrize("pieces", [['"gaben"'], [" ", '"ga', 'ben"'], ["[1]"], ["no"]])
+def test_arguments_that_are_no_object_are_streamed_as_they_are_shown_whole(
+    pieces: list[str],
+) -> None:
+    """As vLLM sends them, of models that write no JSON."""
+    first, *rest = pieces
+    head: JSON = {"name": "f", "arguments": first}
+    calls: list[AnswerPiece] = [
+        Delta(0, {"tool_calls": [{"index": 0, "id": "c", "function": head}]}),
+        *(
+            Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+            for piece in rest
+        ),
+    ]
+    encoder = MessageStreamEncoder(JOB, CHAT, shows_thinking=False)
+
+    stream = b"".join(encoder.encode([piece]) for piece in calls)
+    stream += encoder.encode_end(assemble(calls, "tool_calls"))
+
+    (block,) = whole(assemble(calls, "tool_calls"))["content"]
+    events = [
+        json.loads(line[6:])
+        for line in stream.decode().splitlines()
+        if line[:6] == "data: "
+    ]
+    parts = [
+        event["delta"].get("partial_json", "")
+        for event in events
+        if event["type"] == "content_block_delta"
+    ]
+    assert json.loads("".join(parts)) == block["input"]
+    assert block["input"] == {"INVALID_JSON": "".join(pieces)}

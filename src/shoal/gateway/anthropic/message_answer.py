@@ -134,6 +134,8 @@ class MessageStreamEncoder:
         self._block = -1  # the number of the open block, or the last one
         self._grown = b""  # what precedes its text in the event of a delta
         self._hidden = False  # whether the open part is not shown
+        # Arguments of the open call that are no object; None: it is one, or no call.
+        self._no_object: list[str] | None = None
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
         """Encode the events of the pieces."""
@@ -174,13 +176,31 @@ class MessageStreamEncoder:
             case PartBegun(part=part):
                 return self._start(part)
             case PartGrown(text=text):
-                if self._hidden:
+                if self._no_object is not None:
+                    text = self._without_others(text)
+                if self._hidden or not text:
                     return b""
                 return self._grown + encode_event_text(text) + b"}}\n\n"
             case PartEnded(part=part):
                 return self._stop(part)
 
+    def _without_others(self, text: str) -> str:
+        """Return text of arguments that begin as an object; hold others back.
+
+        Clients parse what has come of an object, and fail at anything else.
+        """
+        assert self._no_object is not None, "a call is open"
+        if not self._no_object:
+            text = text.lstrip()
+            if text.startswith("{"):
+                self._no_object = None
+                return text
+        if text:
+            self._no_object.append(text)
+        return ""
+
     def _start(self, part: Part) -> bytes:
+        self._no_object = [] if part.kind is PartKind.TOOL_CALL else None
         self._hidden = part.kind is PartKind.REASONING and not self._shows_thinking
         if self._hidden:
             return b""
@@ -199,15 +219,18 @@ class MessageStreamEncoder:
     def _stop(self, part: Part) -> bytes:
         if self._hidden:
             return b""
-        signature = b""
+        rest = b""
+        if self._no_object:
+            unparsed = encode_json({UNPARSED: part.text}).decode()
+            rest = self._grown + encode_event_text(unparsed) + b"}}\n\n"
         if part.kind is PartKind.REASONING:
             delta = {"type": "signature_delta", "signature": ""}
-            signature = _event(
+            rest = _event(
                 "content_block_delta",
                 {"type": "content_block_delta", "index": self._block, "delta": delta},
             )
         stop = {"type": "content_block_stop", "index": self._block}
-        return signature + _event("content_block_stop", stop)
+        return rest + _event("content_block_stop", stop)
 
 
 _DELTAS: Mapping[PartKind, tuple[bytes, bytes]] = {
