@@ -106,13 +106,16 @@ def varied_answers(most: int) -> Iterator[VariedAnswer]:
     for size in {*range(most + 1), len(PARTS)}:
         for names in combinations(PARTS, size):
             pieces = [*chain.from_iterable(PARTS[name] for name in names)]
+            if "invalid call" in names and "calls" not in names:
+                first = _call(0, name="f", arguments="not JSON")
+                pieces[pieces.index(PARTS["invalid call"][0])] = first
             reason, usage = next(reasons), next(usages)
             name = ", ".join([*names, reason])
             yield VariedAnswer(name, pieces, assemble(pieces, reason, usage))
     several: list[AnswerPiece] = [
         Delta(1, {"content": "b"}, None, "length"),
         Delta(0, {"content": "a", STOP_REASON: "END"}, None, "stop"),
-        Delta(2, {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}),
+        replace(_call(0, name="f", arguments="{}"), choice=2),
     ]
     yield VariedAnswer("several", several, assemble(several, "stop", Usage(1, 2)))
 
