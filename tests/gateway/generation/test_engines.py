@@ -145,6 +145,22 @@ CASES = {
         [b'!event: error\ndata: {"message":"out of paper"}\n\n', DONE],
         Read(error="out of paper"),
     ),
+    "the end of the text, and details of usage": Case(
+        "vllm-project/vllm#45807, BerriAI/litellm#22984",
+        [
+            HELLO,
+            {"choices": [{"delta": {}, "finish_reason": "stop", "stop_reason": "END"}]},
+            {
+                "choices": [],
+                "usage": {
+                    **USAGE,
+                    "prompt_tokens_details": {"cached_tokens": 8},
+                    "completion_tokens_details": {"reasoning_tokens": 3},
+                },
+            },
+            DONE,
+        ],
+    ),
     "nothing": Case(
         "a proxy whose server is gone", [DONE], Read(error="before it began")
     ),
@@ -358,6 +374,34 @@ async def test_answers_are_read_as_they_are_meant(pool: Pool, name: str) -> None
                 else read_whole(path, json.loads(text))
             )
             assert found == expected, (path, stream)
+
+
+async def test_what_an_engine_tells_beside_the_text_reaches_clients(
+    pool: Pool,
+) -> None:
+    text = "the end of the text, and details of usage"
+    stops: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"stop": "END"},
+        "/v1/responses": {"stop": "END"},
+        "/v1/messages": {"stop_sequences": ["END"]},
+    }
+    answers = {}
+    for path, stop in stops.items():
+        _, body = await ask(pool, path, bodies(text)[path] | stop)
+        answers[path] = json.loads(body)
+    chat, response, message = answers.values()
+
+    assert chat["choices"][0]["stop_reason"] == "END"
+    assert chat["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] == 8
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert (message["stop_reason"], message["stop_sequence"]) == (
+        "stop_sequence",
+        "END",
+    )
+    assert message["usage"]["cache_read_input_tokens"] == 8
+    assert message["usage"]["input_tokens"] == 2
 
 
 async def echoed(pool: Pool, path: str, body: Mapping[str, Any]) -> Any:
