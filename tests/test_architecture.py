@@ -191,7 +191,7 @@ def test_only_the_hub_changes_the_pool() -> None:
     changing = {
         path
         for path, text in MODULES.items()
-        if re.search(r"\bpool\.(apply|reopen)\(", text)
+        if "pool." in text and re.search(r"\bpool\.(apply|reopen)\(", text)
     }
 
     # What was left in the store is put in before the hub runs.
@@ -201,18 +201,19 @@ def test_only_the_hub_changes_the_pool() -> None:
 
 # Pickles run code when they are read.
 _RUNS_DATA = re.compile(
-    r"^[ ]*(?:import|from) (?:pickle|marshal|shelve)\b.*"
-    r"|^[^#\n\"]*(?<![\w.])(?:eval|exec|compile)\(.*",
-    re.MULTILINE,
+    r"[ ]*(?:import|from) (?:pickle|marshal|shelve)\b"
+    r"|[^#\"]*(?<![\w.])(?:eval|exec|compile)\("
 )
+_RISKY_WORDS = ("pickle", "marshal", "shelve", "eval(", "exec(", "compile(")
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     risky = [
         f"{path}: {line.strip()}"
         for path, text in MODULES.items()
-        for line in _RUNS_DATA.findall(text)
-        if "# Trusted: " not in line
+        if any(word in text for word in _RISKY_WORDS)
+        for line in text.splitlines()
+        if _RUNS_DATA.match(line) and "# Trusted: " not in line
     ]
 
     assert not risky, listed(
@@ -235,7 +236,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     ],
 )
 def test_code_that_runs_data_is_found(line: str, found: bool) -> None:
-    assert bool(_RUNS_DATA.search(f"import os\n{line}\n")) is found
+    assert bool(_RUNS_DATA.match(line)) is found
 
 
 def test_http_statuses_are_chosen_in_the_gateway_alone() -> None:

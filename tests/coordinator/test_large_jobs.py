@@ -3,16 +3,24 @@
 import asyncio
 import random
 
+import pytest
+
 from coordinator.hubs import Client, Coordinator, run_pending, run_script
 from shoal.domain.errors import QueueFull
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
-from shoal.store.large_works import PART_SIZE
 
+PART_SIZE = 4 << 10  # bytes, instead of 256 KiB
 PARTS = 3
 TURNS = 30  # of the loop: more than a submission takes
 PROMPT = random.Random(0).randbytes(PARTS * PART_SIZE // 2 - 1000).hex()
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.store.large_works.PART_SIZE", PART_SIZE)
+    monkeypatch.setattr("shoal.store.sqlite.work_parts.WRITTEN_AT_ONCE", PART_SIZE)
 
 
 async def used_parts(coordinator: Coordinator) -> int:
