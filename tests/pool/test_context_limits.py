@@ -39,6 +39,7 @@ from shoal.domain.work import (
     Work,
 )
 from shoal.pool.context_limits import (
+    LEARNED_MIN,
     LENGTHS_MAX,
     UNKNOWN_LENGTH,
     KnownContexts,
@@ -165,9 +166,20 @@ def test_reaching_is_a_partial_order(
         assert one.reaches(three)
 
 
-@given(st.lists(LENGTHS.filter(lambda each: each.size > 0), max_size=LENGTHS_MAX))
-def test_refused_lengths_are_remembered(lengths: list[RequestLength]) -> None:
+def test_a_refusal_of_a_short_request_is_forgotten() -> None:
     known = KnownContexts()
+
+    known.learn(KEY, RequestLength(LEARNED_MIN - 1, 0), TOO_LONG)
+    assert not known.exclude(KEY, RequestLength(10**6, 0))
+
+    known.learn(KEY, RequestLength(1, LEARNED_MIN - 1), TOO_LONG)
+    assert known.exclude(KEY, RequestLength(10**6, 0))
+
+
+@given(st.lists(LENGTHS, max_size=LENGTHS_MAX))
+def test_refused_lengths_are_remembered(shorter: list[RequestLength]) -> None:
+    known = KnownContexts()
+    lengths = [each._replace(size=each.size + LEARNED_MIN) for each in shorter]
 
     for length in lengths:
         known.learn(KEY, length, TOO_LONG)

@@ -20,6 +20,7 @@ from shoal.domain.work import (
 )
 
 BYTES_PER_TOKEN_MAX = 8  # in UTF-8; only unusual texts have more in a token
+LEARNED_MIN = 512  # bytes and tokens of a request that any model's context can hold
 LENGTHS_MAX = 8  # refused lengths that are remembered of one context
 MEDIA = frozenset({Feature.IMAGES, Feature.AUDIO})
 
@@ -102,10 +103,14 @@ class KnownContexts:
         return {model for model, _ in self.refused}
 
     def learn(self, key: ContextKey, length: RequestLength, reason: str) -> None:
-        """Note that a request was too long; ``reason`` may state the context."""
+        """Note that a request was too long; ``reason`` may state the context.
+
+        A refusal of a short request says nothing of the context: the server is full, as
+        one whose slots share their memory.
+        """
         if (context := stated_context(reason)) is not None:
             self.stated[key] = context
-        if length.size:
+        if length.size and length.size + length.answer >= LEARNED_MIN:
             add_shortest(self.refused[key], length, RequestLength.reaches)
 
     def exclude(self, key: ContextKey, length: RequestLength) -> bool:
