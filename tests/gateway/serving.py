@@ -98,8 +98,14 @@ class Pool:
             await reading
 
     async def wait_joined(self, workers: int = 1) -> None:
-        """Wait until that many workers are in the pool."""
-        await eventually(lambda: len(self.hub.pool.workers) == workers)
+        """Wait until that many workers are in the pool, and seen to be connected."""
+
+        def joined() -> bool:
+            ids = self.hub.pool.workers.keys()
+            connected = all(self.hub.connected_at(each) is not None for each in ids)
+            return len(ids) == workers and connected
+
+        await eventually(joined)
 
 
 @dataclass(slots=True)
