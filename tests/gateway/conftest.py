@@ -1,23 +1,111 @@
-"""A coordinator for each test."""
+"""A coordinator for each test, or for all tests of a module.
+
+A module that is marked with ``shared_pool`` has one coordinator, and one loop for its
+tests and fixtures: starting a coordinator takes longer than most tests.  Tests that
+need one in which nothing has happened yet are marked with ``own_pool`` there.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gateway.keys import client
-from gateway.serving import Pool, serving
+from gateway.keys import request as call
+from gateway.serving import Pool, eventually, serving
 from harness.slow_imports import openai as sdk
+
+in_loop_of_module = pytest_asyncio.fixture(loop_scope="module")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in (
+        "shared_pool: the tests of the module share a coordinator",
+        "own_pool: the test has a coordinator of its own nevertheless",
+    ):
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    loop_of_module = pytest.mark.asyncio(loop_scope="module")
+    for item in items:
+        if has_marker(item, "shared_pool") and pytest_asyncio.is_async_test(item):
+            item.add_marker(loop_of_module, append=False)
+
+
+def has_marker(item: pytest.Item, name: str) -> bool:
+    return item.get_closest_marker(name) is not None
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+def pool(request: pytest.FixtureRequest) -> Pool:
+    if not has_marker(request.node, "shared_pool"):
+        name = "new_pool"
+    elif has_marker(request.node, "own_pool"):
+        name = "new_pool_in_loop_of_module"
+    else:
+        name = "shared_pool"
+    pool: Pool = request.getfixturevalue(name)
+    return pool
+
+
+@pytest.fixture
+async def new_pool(tmp_path: Path) -> AsyncIterator[Pool]:
     async with serving(tmp_path) as running:
         yield running
 
 
+@in_loop_of_module
+async def new_pool_in_loop_of_module(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing_pool(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Pool]:
+    async with serving(tmp_path_factory.mktemp("coordinator")) as running:
+        yield running
+
+
+@in_loop_of_module
+async def shared_pool(standing_pool: Pool) -> AsyncIterator[Pool]:
+    """The coordinator of a module, which each test leaves as it has found it.
+
+    Its jobs are cancelled, its workers are disconnected, and its keys and tokens are
+    revoked, so that other tests can have their names.
+    """
+    yield standing_pool
+    hub = standing_pool.hub
+    for job_id in [*hub.pool.jobs]:
+        hub.cancel(job_id, "the test is over")
+    hub.disconnect_all("the test is over")
+    await eventually(lambda: not (hub.pool.jobs or hub.pool.workers))
+    for path in ("/admin/keys", "/admin/tokens"):
+        _, listed = await call(standing_pool, "GET", path)
+        for each in listed["data"]:
+            if each["revoked_at"] is None and each["name"] != "default":
+                await call(standing_pool, "DELETE", f"{path}/{each['name']}")
+
+
 @pytest.fixture
-async def openai(pool: Pool) -> "AsyncIterator[sdk.AsyncOpenAI]":
+def openai(request: pytest.FixtureRequest) -> "sdk.AsyncOpenAI":
     """The official client, without retries."""
+    shared = has_marker(request.node, "shared_pool")
+    name = "openai_in_loop_of_module" if shared else "openai_in_loop_of_test"
+    openai: sdk.AsyncOpenAI = request.getfixturevalue(name)
+    return openai
+
+
+@pytest.fixture
+async def openai_in_loop_of_test(pool: Pool) -> "AsyncIterator[sdk.AsyncOpenAI]":
+    async with client(pool) as each:
+        yield each
+
+
+@in_loop_of_module
+async def openai_in_loop_of_module(pool: Pool) -> "AsyncIterator[sdk.AsyncOpenAI]":
     async with client(pool) as each:
         yield each

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from calls.function_workers import RECORD, FunctionWorker, pack, unpack
@@ -22,6 +23,8 @@ from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
 from shoal.store.sqlite.store import SqliteStore
+
+pytestmark = pytest.mark.shared_pool
 
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "add": lambda a, b: a + b,
@@ -86,11 +89,12 @@ async def caller(pool: Pool, key: str = KEY) -> AsyncIterator[CallClient]:
         yield CallClient(socket)
 
 
-@pytest.fixture
-async def worker(pool: Pool) -> FunctionWorker:
+@pytest_asyncio.fixture(loop_scope="module")
+async def worker(pool: Pool) -> AsyncIterator[FunctionWorker]:
     worker = FunctionWorker(pool.hub, FUNCTIONS)
     await pool.wait_joined()
-    return worker
+    yield worker
+    worker.drop()
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -109,7 +113,7 @@ async def test_a_rejected_call_is_freed_at_once(
 ) -> None:
     # Otherwise a flood keeps its arguments until the garbage collector runs.
     def held() -> int:
-        return sum(isinstance(each, CallRequest | Job) for each in gc.get_objects())
+        return sum(type(each) in (CallRequest, Job) for each in gc.get_objects())
 
     async with caller(pool) as client:
         gc.collect()
@@ -125,6 +129,7 @@ async def test_a_rejected_call_is_freed_at_once(
             gc.enable()
 
 
+@pytest.mark.own_pool
 async def test_call_with_progress_reports_its_job(
     pool: Pool, worker: FunctionWorker
 ) -> None:
@@ -138,6 +143,7 @@ async def test_call_with_progress_reports_its_job(
     assert end[3] == {"job": "job1", "worker": "wire:w", "attempts": 1}
 
 
+@pytest.mark.own_pool
 async def test_call_in_memory_is_not_stored(pool: Pool, worker: FunctionWorker) -> None:
     async with caller(pool) as client:
         await client.call(1, "add", 2, 3, kept=False)
@@ -181,6 +187,7 @@ async def test_code_is_for_workers_with_its_version_of_python(
         ]
 
 
+@pytest.mark.own_pool
 async def test_member_of_a_gang_is_stored_with_its_place(
     pool: Pool, worker: FunctionWorker
 ) -> None:
@@ -203,6 +210,7 @@ async def explanation(pool: Pool, job_id: str) -> list[str]:
     return [line for line in lines if not line[:4].isdigit()]
 
 
+@pytest.mark.own_pool
 async def test_members_of_a_gang_begin_when_there_are_machines_for_all(
     pool: Pool, worker: FunctionWorker
 ) -> None:
@@ -347,6 +355,7 @@ async def test_disconnect_cancels_calls(pool: Pool) -> None:
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
+@pytest.mark.own_pool
 @pytest.mark.parametrize("fresh", [True, False])
 async def test_keyed_call_survives_its_client_and_runs_once(
     pool: Pool, fresh: bool
@@ -584,6 +593,7 @@ async def test_functions_are_listed_with_their_workers(
     assert (listed["workers"], listed["slots"], listed["code"]) == (2, 4, 1)
 
 
+@pytest.mark.own_pool
 async def test_call_is_listed_as_a_job_with_its_value(
     pool: Pool, worker: FunctionWorker
 ) -> None:
@@ -601,6 +611,7 @@ async def test_call_is_listed_as_a_job_with_its_value(
     assert (await response.json())["result"] == 2
 
 
+@pytest.mark.own_pool
 async def test_history_of_a_call_names_workers_and_requeues(
     pool: Pool,
 ) -> None:

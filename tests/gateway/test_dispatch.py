@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider, shown
@@ -18,6 +19,8 @@ from gateway.replay_jobs import Replay, matches
 from gateway.serving import Pool, serving
 from protocols.dispatch.recorded import CASES, Case, of_kind
 from shoal.protocols.dispatch import Config
+
+pytestmark = pytest.mark.shared_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ HTTP_CASES = [
 BELIEVED = {"life-private"}  # cases whose workers need not prove their keys
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def open_pool(tmp_path: Path) -> AsyncIterator[Pool]:
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as running:

@@ -29,6 +29,8 @@ from shoal.training.relayed_sockets import NOT_LISTENING, RelayedSockets
 from shoal.training.run_link import REPLACED, RUN_ENDED
 from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
 
+pytestmark = pytest.mark.shared_pool
+
 SECRET = "known to the ranks only"
 TLS_HANDSHAKE = 22  # the kind of a record (RFC 8446, section 5.1)
 

@@ -11,7 +11,6 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 from gateway.keys import make_key, request
 from gateway.serving import WAIT_MAX, Pool, eventually
 from shoal.domain.facts import Fact, JobCancelled
-from shoal.domain.ids import JobId
 from shoal.domain.job import Gang, Job, JobTerms
 from shoal.domain.work import Call
 from shoal.gateway import hosted_runs
@@ -21,15 +20,17 @@ from shoal.training.run_events import MESSAGE_MAX, Message
 from shoal.training.run_link import CONNECTED, EVENTS, REPLACED, RunLink, RunOver
 from shoal.training.run_token import member_key, run_id_of
 
+pytestmark = pytest.mark.shared_pool
+
 TOKEN = "7" * 64
 RUN = run_id_of(TOKEN)
 R = TypeVar("R")
 
 
-def member(node: int, size: int = 2, owner: str = "default") -> Job:
+def member(pool: Pool, node: int, size: int = 2, owner: str = "default") -> Job:
     gang = Gang(RUN, node, size, 1)
     return Job(
-        JobId(f"member{node}"),
+        pool.hub.new_id(),
         Call("run_member", b"\x90", b"\x80"),
         owner=owner,
         idempotency_key=member_key(RUN, node),
@@ -45,11 +46,12 @@ async def open_run(
     facts: list[Fact] = []
     pool.hub.subscribe(facts.append)  # after the runs have
     async with AsyncExitStack() as stack:
-        for node in range(size):
-            await stack.enter_async_context(pool.hub.run_job(member(node, size, owner)))
+        members = [member(pool, node, size, owner) for node in range(size)]
+        for each in members:
+            await stack.enter_async_context(pool.hub.run_job(each))
         yield
-        for node in range(size):
-            pool.hub.cancel(JobId(f"member{node}"), "enough")
+        for each in members:
+            pool.hub.cancel(each.id, "enough")
         await eventually(
             lambda: sum(isinstance(each, JobCancelled) for each in facts) == size
         )
@@ -145,8 +147,8 @@ async def test_links_end_with_the_run(pool: Pool) -> None:
     ):
         for each in (watcher, rank):
             await next_of(each, CONNECTED)
-        for node in range(2):
-            pool.hub.cancel(JobId(f"member{node}"), "enough")
+        for job_id in [*pool.hub.pool.jobs]:
+            pool.hub.cancel(job_id, "enough")
 
         for each in (watcher, rank):
             with pytest.raises(RunOver, match="ended"):

@@ -7,6 +7,8 @@ import pytest
 from gateway.keys import make_key, request
 from gateway.serving import KEY, Pool
 
+pytestmark = pytest.mark.shared_pool
+
 LIMITS = {
     "requests_per_minute": 60,
     "tokens_per_minute": 10_000,
@@ -150,13 +152,20 @@ async def test_unknown_key_is_not_found(pool: Pool, method: str) -> None:
 async def test_invalid_key_is_rejected_by_field(
     pool: Pool, body: Any, param: str | None
 ) -> None:
+    before = await names(pool)
+
     status, answer = await request(pool, "POST", "/admin/keys", body)
 
     assert status == 400, answer
     assert answer["error"]["param"] == param
     assert len(answer["error"]["message"]) < 200
+    assert await names(pool) == before
+
+
+async def names(pool: Pool) -> list[str]:
+    """Return the names of all keys."""
     _, listed = await request(pool, "GET", "/admin/keys")
-    assert [each["name"] for each in listed["data"]] == ["default"]
+    return [each["name"] for each in listed["data"]]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])

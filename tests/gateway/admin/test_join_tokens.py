@@ -13,6 +13,8 @@ from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 
+pytestmark = pytest.mark.shared_pool
+
 
 async def make(pool: Pool, name: str = "lab", **wanted: Any) -> dict[str, Any]:
     status, shown = await request(
@@ -59,6 +61,7 @@ async def test_token_is_returned_once_with_its_command(pool: Pool) -> None:
     }
 
 
+@pytest.mark.own_pool
 async def test_worker_is_bound_to_its_token(pool: Pool) -> None:
     shown = await make(pool, uses=1)
     assert shown["join"].endswith(f"--token {shown['token']} --name lab")
@@ -76,6 +79,7 @@ async def test_worker_is_bound_to_its_token(pool: Pool) -> None:
         await pool.wait_joined()
 
 
+@pytest.mark.own_pool
 async def test_token_use_is_stored_before_the_worker_joins(
     pool: Pool,
 ) -> None:

@@ -26,6 +26,8 @@ from shoal.protocols.seam.session import PeerProfile
 from shoal.transports.clock import LoopClock
 from transports.memory_links import MemoryLink
 
+pytestmark = pytest.mark.shared_pool
+
 BODY = {"model": "m1", "messages": [{"role": "user", "content": "the secret"}]}
 HEALTHY = {"status": "ok", "shoal": __version__, "direct": {}}
 
@@ -160,6 +162,7 @@ async def test_status_shows_peers_and_plaintext_readers(
     assert 'shoal_workers{state="serving"} 0.0' in metrics
 
 
+@pytest.mark.own_pool
 async def test_job_is_found_by_id_or_idempotency_key(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -180,6 +183,7 @@ async def test_job_is_found_by_id_or_idempotency_key(pool: Pool) -> None:
     assert shown["error"] is None
 
 
+@pytest.mark.own_pool
 async def test_explanation_has_no_prompt_and_no_answer(pool: Pool) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
@@ -204,6 +208,7 @@ async def test_explanation_has_no_prompt_and_no_answer(pool: Pool) -> None:
     assert not any("the secret" in line or "the answer" in line for line in story)
 
 
+@pytest.mark.own_pool
 async def test_a_job_can_be_cancelled_once(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -244,6 +249,7 @@ async def test_anonymous_requests_are_rejected(
         assert response.status == 401
 
 
+@pytest.mark.own_pool
 async def test_health_needs_no_key_and_readiness_has_a_reason(pool: Pool) -> None:
     async def ask(path: str) -> tuple[int, Any]:
         async with pool.session.get(pool.url + path) as response:
@@ -282,6 +288,7 @@ async def test_coordinator_uses_this_gateway(
     assert answer["choices"][0]["message"]["content"] == "a"
 
 
+@pytest.mark.own_pool
 async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -328,6 +335,7 @@ async def test_invalid_filter_is_rejected_by_name(
     assert (got.status, told["param"]) == (400, field)
 
 
+@pytest.mark.own_pool
 async def test_the_status_shows_who_is_connected_and_not_admitted(pool: Pool) -> None:
     assert pool.gateway is not None
     directory = pool.gateway.directory

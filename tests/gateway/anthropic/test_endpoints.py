@@ -15,6 +15,8 @@ from gateway.keys import make_key
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.domain.moderation import Moderation
 
+pytestmark = pytest.mark.shared_pool
+
 BODY: dict[str, Any] = {
     "model": "m1",
     "max_tokens": 64,

@@ -19,6 +19,8 @@ from shoal.gateway.dashboard.files import (
     read_files,
 )
 
+pytestmark = pytest.mark.shared_pool
+
 TEXT = b"the same text again and again " * 100
 
 

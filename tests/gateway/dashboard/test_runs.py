@@ -89,7 +89,7 @@ async def test_run_shows_its_workers_after_a_restart(tmp_path: Path) -> None:
         assert pool.gateway is not None
         facts: list[Fact] = []
         for node in range(2):
-            job, worker_id = member(node), WorkerId(f"wire:w{node}")
+            job, worker_id = member(pool, node), WorkerId(f"wire:w{node}")
             facts.append(JobSubmitted(job))
             facts.append(JobLeased(job.id, worker_id, LeaseNumber(1), "free"))
         await pool.gateway.store.append(facts, 0.0)

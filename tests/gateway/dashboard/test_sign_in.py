@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gateway.dashboard.browser import LINKS, SESSION, Browser, browsing, status_with
 from gateway.keys import CHAT, make_key, request
@@ -17,6 +18,8 @@ from shoal.gateway.http.browser_sessions import (
 from shoal.protocols.dispatch import Config
 from shoal.transports.clock import LoopClock
 
+pytestmark = pytest.mark.shared_pool
+
 
 class WallClock:
     """The wall time, which the test sets."""
@@ -26,7 +29,7 @@ class WallClock:
         self.clock = LoopClock(lambda: self.at)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def browser(pool: Pool) -> AsyncIterator[Browser]:
     async with browsing(pool.url) as each:
         yield each

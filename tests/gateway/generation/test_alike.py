@@ -13,6 +13,8 @@ import pytest
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
 
+pytestmark = pytest.mark.shared_pool
+
 HI = [{"role": "user", "content": "hi"}]
 
 

@@ -13,6 +13,8 @@ from gateway.keys import CHAT, make_key, request
 from gateway.serving import Pool, eventually
 from shoal.domain.ids import JobId
 
+pytestmark = pytest.mark.shared_pool
+
 PATH = "/v1/chat/completions"
 MEGABYTE = 1 << 20
 
@@ -189,6 +191,7 @@ async def test_slow_body_does_not_outlive_its_key(pool: Pool, path: str) -> None
     assert "heir" not in {each["name"] for each in listed["data"]}
 
 
+@pytest.mark.own_pool
 async def test_awaited_result_is_not_sent_to_a_revoked_key(
     pool: Pool,
 ) -> None:

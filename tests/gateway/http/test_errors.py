@@ -19,6 +19,8 @@ from shoal.gateway.http.errors import (
     error_status,
 )
 
+pytestmark = pytest.mark.shared_pool
+
 EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.InvalidRequest("x", "top_p"), 400, "invalid_request"),
     (errors.CannotDo("x", "tools"), 400, "unsupported_value"),
@@ -162,7 +164,7 @@ async def test_official_client_raises_its_exception_for_each(
 async def test_a_rejected_request_is_freed_at_once(pool: Pool, path: str) -> None:
     # Otherwise a flood keeps its bodies until the garbage collector runs.
     def kept() -> int:
-        return sum(isinstance(each, web.Request) for each in gc.get_objects())
+        return sum(type(each) is web.Request for each in gc.get_objects())
 
     body = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
     gc.collect()

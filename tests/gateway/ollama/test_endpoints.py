@@ -18,6 +18,8 @@ from shoal.domain.moderation import Moderation
 from shoal.engines.local_servers import ServerLocation, find_servers
 from shoal.gateway.app import make_app, make_ollama_app
 
+pytestmark = pytest.mark.shared_pool
+
 HI = [{"role": "user", "content": "hi"}]
 
 

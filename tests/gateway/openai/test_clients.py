@@ -12,6 +12,8 @@ import pytest
 
 from gateway.serving import KEY, Pool, eventually, serving
 
+pytestmark = pytest.mark.shared_pool
+
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
     "model": "m1",
@@ -300,6 +302,7 @@ async def test_request_is_logged_without_its_content(
     assert key not in line
 
 
+@pytest.mark.own_pool
 async def test_answer_is_logged_with_its_worker(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:

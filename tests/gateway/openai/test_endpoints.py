@@ -12,6 +12,8 @@ from harness.slow_imports import openai as sdk
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 
+pytestmark = pytest.mark.shared_pool
+
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
@@ -337,6 +339,7 @@ async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
             [chunk async for chunk in stream]
 
 
+@pytest.mark.own_pool
 async def test_cancelled_job_is_not_retryable(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 from gateway.extended_node import extended_node
 from gateway.serving import Pool
 
+pytestmark = pytest.mark.shared_pool
+
 WHO = {
     "X-OpenWebUI-User-Name": "Ann Lee",
     "X-OpenWebUI-User-Id": "6a1c",

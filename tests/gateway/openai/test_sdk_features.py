@@ -11,6 +11,8 @@ from gateway.extended_node import extended_node
 from gateway.serving import KEY, Node, Pool, eventually
 from harness.slow_imports import openai as sdk
 
+pytestmark = pytest.mark.shared_pool
+
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {
     "type": "function",
@@ -119,6 +121,7 @@ async def test_images_and_schemas_reach_the_worker(
     assert more["options"]["response_format"] == schema
 
 
+@pytest.mark.own_pool
 async def test_completion_continues_a_text(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -243,6 +246,7 @@ async def test_prompt_beyond_every_context_is_rejected(
     assert raised.value.code == "context_length_exceeded"
 
 
+@pytest.mark.own_pool
 async def test_repeated_key_attaches_to_the_same_job(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -276,6 +280,7 @@ def _readings(pool: Pool) -> list[object]:
     return [*answer._readings]
 
 
+@pytest.mark.own_pool
 async def test_other_request_under_the_same_key_is_rejected(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -295,6 +300,7 @@ async def test_other_request_under_the_same_key_is_rejected(
     assert raised.value.code == "idempotency_key_reused"
 
 
+@pytest.mark.own_pool
 async def test_keyed_job_continues_after_a_disconnect(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -334,6 +340,7 @@ async def test_an_answer_can_be_fetched_by_its_id(
             await openai.chat.completions.retrieve("chatcmpl-other")
 
 
+@pytest.mark.own_pool
 async def test_fetched_failed_answer_has_its_error(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -465,6 +472,7 @@ async def _answer_next(node: Node, number: int) -> None:
         await node.end(task["id"])
 
 
+@pytest.mark.own_pool
 async def test_metrics_count_jobs(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))

@@ -10,6 +10,8 @@ import pytest
 from gateway.serving import Node, Pool, eventually, serving
 from shoal.domain.job import TimeLimits
 
+pytestmark = pytest.mark.shared_pool
+
 PIECES = ["one ", "twö ", "日", "本 ", "five", "", "seven ", "\n", "nine", "."] * 2
 PIECES = [piece for piece in PIECES if piece]
 BODY = {

@@ -17,6 +17,8 @@ from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import ANONYMOUS_KEY, LOOPBACK_KEY, ApiCaller
 from shoal.gateway.responses import resumed_stream, stored_responses
 
+pytestmark = pytest.mark.shared_pool
+
 
 async def collect(stream: Any) -> list[Any]:
     return [event async for event in stream]
@@ -435,6 +437,7 @@ async def test_response_belongs_to_its_key(
         assert (await openai.responses.retrieve(answer.id)).output_text == "Hello"
 
 
+@pytest.mark.own_pool
 async def test_tools_and_reasoning_are_items(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
@@ -567,6 +570,7 @@ async def test_same_request_of_one_key_is_one_response(
     assert again.to_dict() == (await openai.responses.retrieve(first.id)).to_dict()
 
 
+@pytest.mark.own_pool
 @pytest.mark.parametrize("stored", [True, False])
 async def test_key_of_another_storage_is_refused(
     pool: Pool, openai: "sdk.AsyncOpenAI", stored: bool
