@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from aiohttp import web_app
@@ -87,6 +88,20 @@ def pytest_collection_finish() -> None:
     # each collection of garbage, of which tests that look for leaks make many.
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, object, object]:
+    """Collect no garbage while a traceback is parsed.
+
+    What is collected may log a traceback, and CPython 3.11 cannot parse one source in
+    the middle of another: the whole run would end with an internal error.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
