@@ -19,14 +19,6 @@ from harness.slow_imports import openai as sdk
 in_loop_of_module = pytest_asyncio.fixture(loop_scope="module")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    for marker in (
-        "shared_pool: the tests of the module share a coordinator",
-        "own_pool: the test has a coordinator of its own nevertheless",
-    ):
-        config.addinivalue_line("markers", marker)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     loop_of_module = pytest.mark.asyncio(loop_scope="module")
     for item in items:

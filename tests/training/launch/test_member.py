@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.conftest import pool
-from gateway.serving import WAIT_MAX, Pool
+from gateway.serving import WAIT_MAX, Pool, serving
 from gateway.test_runs import RUN, TOKEN, beside, link, open_run
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.training.launch import member_reports
@@ -27,7 +26,11 @@ from shoal.training.launch.script_files import pack_script
 from shoal.training.run_events import Message
 from shoal.training.run_link import EVENTS, RunLink
 
-__all__ = ["pool"]
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with serving(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
