@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import FormData
 
-from gateway.batches.uploads import CHAT_PATH, create, jsonl, upload
+from gateway.batches.uploads import CHAT_PATH, create, upload
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
 from harness.slow_imports import openai as sdk
@@ -17,7 +17,7 @@ from shoal.domain.errors import QueueFull, TooLarge
 from shoal.store.batches import StoredBatch
 from shoal.store.files import FileFilter
 
-CONTENT = jsonl([{"n": number} for number in range(50_000)])
+CONTENT = b"".join(b'{"n": %d}\n' % number for number in range(50_000))
 
 
 async def test_uploaded_file_is_read_back(
