@@ -20,12 +20,6 @@ BlockType = Annotated[str, Meta(min_length=1, max_length=64)]
 ToolCallId = Annotated[str, Meta(min_length=1, max_length=CALL_ID_MAX)]
 
 
-AnyContent = Annotated[
-    Raw, Meta(extra_json_schema={"type": ["string", "array", "object", "null"]})
-]
-"""What a block contains; of which form it is depends on the block's type."""
-
-
 class PlainBlock(msgspec.Struct, frozen=True):
     """A block where only text is allowed."""
 
@@ -68,7 +62,7 @@ class ResultBlock(ReadableBlock, frozen=True):
 class MessageBlock(ReadableBlock, frozen=True):
     """A block of a message; which fields it has depends on its type."""
 
-    content: AnyContent | UnsetType = UNSET
+    content: Raw | UnsetType = UNSET  # its form depends on the type
     id: ToolCallId | UnsetType = UNSET
     name: FunctionName | UnsetType = UNSET
     input: FreeObject | UnsetType = UNSET

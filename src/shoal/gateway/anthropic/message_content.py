@@ -222,11 +222,11 @@ def _result_part(block: ResultBlock, at: str) -> MessagePart:
 
 def _server_step(block: MessageBlock, at: str) -> str:
     """Return what Anthropic's servers did within an answer: a call, or its result."""
-    given = [
-        decode_value(raw, f"{at}.{name}")
-        for name, raw in (("input", block.input), ("content", block.content))
-        if is_given(raw)
-    ]
+    given: list[JSON] = []
+    if is_given(block.input):
+        given.append(decode_object(block.input, f"{at}.input"))
+    if is_given(block.content):
+        given.append(decode_value(block.content, f"{at}.content"))
     name = block.type if isinstance(block.name, UnsetType) else block.name
     text = "" if isinstance(block.text, UnsetType) else block.text
     return server_step(name, *given, text)
