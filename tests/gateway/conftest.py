@@ -7,13 +7,13 @@ need one in which nothing has happened yet are marked with ``own_pool`` there.
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from gateway.keys import client
-from gateway.keys import request as call
-from gateway.serving import Pool, eventually, serving
+from gateway.keys import client, request
+from gateway.serving import KEY, Pool, eventually, serving
 from harness.slow_imports import openai as sdk
 
 in_loop_of_module = pytest_asyncio.fixture(loop_scope="module")
@@ -42,28 +42,37 @@ def pool(request: pytest.FixtureRequest) -> Pool:
     return pool
 
 
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    """The options of `serving`, which a module may have its own of."""
+    return {}
+
+
 @pytest.fixture
-async def new_pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with serving(tmp_path) as running:
+async def new_pool(tmp_path: Path, pool_options: Any) -> AsyncIterator[Pool]:
+    async with serving(tmp_path, **pool_options) as running:
         yield running
 
 
 @in_loop_of_module
-async def new_pool_in_loop_of_module(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with serving(tmp_path) as running:
+async def new_pool_in_loop_of_module(
+    tmp_path: Path, pool_options: Any
+) -> AsyncIterator[Pool]:
+    async with serving(tmp_path, **pool_options) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def standing_pool(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, pool_options: Any
 ) -> AsyncIterator[Pool]:
-    async with serving(tmp_path_factory.mktemp("coordinator")) as running:
+    folder = tmp_path_factory.mktemp("coordinator")
+    async with serving(folder, **pool_options) as running:
         yield running
 
 
 @in_loop_of_module
-async def shared_pool(standing_pool: Pool) -> AsyncIterator[Pool]:
+async def shared_pool(standing_pool: Pool, pool_options: Any) -> AsyncIterator[Pool]:
     """The coordinator of a module, which each test leaves as it has found it.
 
     Its jobs are cancelled, its workers are disconnected, and its keys and tokens are
@@ -75,11 +84,13 @@ async def shared_pool(standing_pool: Pool) -> AsyncIterator[Pool]:
         hub.cancel(job_id, "the test is over")
     hub.disconnect_all("the test is over")
     await eventually(lambda: not (hub.pool.jobs or hub.pool.workers))
+    admin = next(iter(pool_options.get("keys", {"default": KEY}).values()))
     for path in ("/admin/keys", "/admin/tokens"):
-        _, listed = await call(standing_pool, "GET", path)
+        _, listed = await request(standing_pool, "GET", path, key=admin)
         for each in listed["data"]:
-            if each["revoked_at"] is None and each["name"] != "default":
-                await call(standing_pool, "DELETE", f"{path}/{each['name']}")
+            if each["created_at"] is not None and each["revoked_at"] is None:
+                url = f"{path}/{each['name']}"
+                await request(standing_pool, "DELETE", url, key=admin)
 
 
 @pytest.fixture

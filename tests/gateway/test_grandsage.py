@@ -20,9 +20,10 @@ from gateway.replay import BODY, KEYS, Chat, Replay, normalized
 from gateway.serving import Pool, eventually, serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.ids import JobId
 from shoal.gateway.grandsage import decode_chat
 from shoal.store.codec import encode_work
+
+pytestmark = pytest.mark.shared_pool
 
 EVERYWHERE = "the status is called OK, and a stranger's answer has a content type"
 
@@ -72,10 +73,9 @@ LINES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with serving(tmp_path, keys=KEYS) as running:
-        yield running
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    return {"keys": KEYS}
 
 
 @of_kind("request_to_task")
@@ -210,7 +210,8 @@ async def test_a_cancelled_job_is_an_error_line(pool: Pool) -> None:
         await pool.wait_joined()
         tasks.create_task(chat.ask(pool, BODY, KEYS["alice"]))
         await node.task()
-        pool.hub.cancel(JobId("job1"), "cancelled by an operator")
+        (job_id,) = pool.hub.pool.jobs
+        pool.hub.cancel(job_id, "cancelled by an operator")
 
     assert chat.text == '{"err":"cancelled"}\n'
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,15 @@ from shoal.pool.inputs import WorkerPaired
 from shoal.pool.react import WORKERS_LOST_MAX
 from shoal.protocols.dispatch import Config
 
+pytestmark = pytest.mark.shared_pool
+
 WIRES = {"dispatch": Config(open=True)}
 HOOK = {"url": "https://example.org/hook", "secret": "0123456789abcdef"}
 
 
-@pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with serving(tmp_path, wires=WIRES) as running:
-        yield running
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    return {"wires": WIRES}
 
 
 async def commit(pool: Pool, key: str = KEY, **fields: Any) -> tuple[int, Any]:
@@ -277,6 +277,7 @@ async def test_idempotency_key_identifies_one_request(
     assert "stands for another request" in answer["error"]
 
 
+@pytest.mark.own_pool
 async def test_concurrent_commits_of_one_key_are_one_job(pool: Pool) -> None:
     path, name = "/v1/jobs/commit/fast", {"Idempotency_Key": "once"}
     async with asyncio.TaskGroup() as tasks:
@@ -378,6 +379,7 @@ async def listed(pool: Pool, query: str = "") -> list[str]:
     return [job["id"] for job in answer["jobs"]]
 
 
+@pytest.mark.own_pool
 async def test_jobs_are_listed_and_filtered(pool: Pool) -> None:
     async with provider(pool) as worker:
         done = await committed(pool)
@@ -398,6 +400,7 @@ async def test_jobs_are_listed_and_filtered(pool: Pool) -> None:
         assert await listed(pool, "job_type=TASK&status=failed&user_id=u2") == []
 
 
+@pytest.mark.own_pool
 async def test_job_list_is_paginated(pool: Pool) -> None:
     jobs = [await committed(pool) for _ in range(5)][::-1]
     seen: list[str] = []
@@ -516,6 +519,7 @@ async def test_detached_jobs_count_against_the_budget(pool: Pool) -> None:
         assert (await commit(pool, key))[0] == 201
 
 
+@pytest.mark.own_pool
 async def test_job_above_the_balance_is_rejected(pool: Pool) -> None:
     account = "/admin/accounts/user:alice/budget"
     key = await make_key(pool)

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from aiohttp import ClientResponse
 
 from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider, shown, to_json
-from gateway.serving import Pool, eventually, serving
+from gateway.serving import Pool, eventually
 from shoal.domain.errors import QueueFull
 from shoal.domain.facts import JobStarted
 from shoal.domain.ids import JobId, LeaseNumber
@@ -21,14 +20,14 @@ from shoal.gateway.jobs import events
 from shoal.gateway.jobs.events import SUBSCRIBERS_MAX, EventSubscriptions
 from shoal.protocols.dispatch import Config
 
+pytestmark = pytest.mark.shared_pool
+
 JOB = JobId("j")
 
 
-@pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, wires=wires) as running:
-        yield running
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    return {"wires": {"dispatch": Config(open=True)}}
 
 
 @dataclass(slots=True)

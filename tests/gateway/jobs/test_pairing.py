@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,16 @@ from shoal.gateway.jobs.pairing import LIFETIME, WAITING_MAX
 from shoal.protocols.dispatch import Config
 from shoal.store.pairing import PairingCode
 
+pytestmark = pytest.mark.shared_pool
+
 A, B = (SIGNERS[name].public_key.hex() for name in "AB")
 CREATE, CLAIM, LIST = ("/v1/trust/create", "/v1/trust/claim", "/v1/trust/list")
 UNSOUND = "00" * 32  # a key of small order: any signature is valid
 
 
-@pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, wires=wires) as running:
-        yield running
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    return {"wires": {"dispatch": Config(open=True)}}
 
 
 async def code_of(pool: Pool, user: str = "u1") -> str:
@@ -63,6 +62,7 @@ async def test_worker_that_claims_a_code_gets_private_jobs(pool: Pool) -> None:
         assert (await worker.job())["job_id"] == job_id
 
 
+@pytest.mark.own_pool
 async def test_worker_that_has_not_proved_its_key_cannot_be_paired(pool: Pool) -> None:
     code = await code_of(pool)
     async with provider(pool):  # as original workers are
@@ -178,6 +178,7 @@ async def test_one_of_two_concurrent_claims_succeeds(pool: Pool) -> None:
     assert len(await partners(pool)) == 1
 
 
+@pytest.mark.own_pool
 async def test_code_expires(pool: Pool) -> None:
     assert pool.gateway is not None
     past = pool.gateway.clock.wall() - 1
@@ -206,6 +207,7 @@ async def test_code_is_claimed_as_people_write_it(pool: Pool) -> None:
     assert await partners(pool) == [A]
 
 
+@pytest.mark.own_pool
 async def test_interrupted_claim_is_completed_by_the_next(pool: Pool) -> None:
     assert pool.gateway is not None
     code = await code_of(pool)
@@ -276,6 +278,7 @@ async def test_list_without_a_user_is_rejected(pool: Pool) -> None:
         assert await call(pool, "GET", LIST + query) == expected
 
 
+@pytest.mark.own_pool
 async def test_guesses_are_rate_limited(pool: Pool) -> None:
     code = await code_of(pool)
 
@@ -290,6 +293,7 @@ async def test_guesses_are_rate_limited(pool: Pool) -> None:
     assert await partners(pool) == []
 
 
+@pytest.mark.own_pool
 async def test_code_has_a_budget_of_failures(pool: Pool) -> None:
     # As if somebody had seen the beginning of a code.
     code, other = await code_of(pool), await code_of(pool)
@@ -304,6 +308,7 @@ async def test_code_has_a_budget_of_failures(pool: Pool) -> None:
     assert (await claim(pool, other))[0] == 200
 
 
+@pytest.mark.own_pool
 @pytest.mark.parametrize("digits", [1, 4, 5, 14])
 async def test_beginning_of_a_code_is_no_code(pool: Pool, digits: int) -> None:
     code = await code_of(pool)
@@ -327,6 +332,7 @@ async def test_unclaimed_codes_are_limited(pool: Pool) -> None:
     assert (await request(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 
 
+@pytest.mark.own_pool
 async def test_partners_of_a_key_are_limited(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +354,7 @@ async def test_anonymous_bodies_are_limited(pool: Pool, path: str) -> None:
     assert "4096 bytes" in answer["error"]
 
 
+@pytest.mark.own_pool
 async def test_colliding_code_is_redrawn(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +367,7 @@ async def test_colliding_code_is_redrawn(
     assert [each.code for each in codes] == ["ABCDEF", "123456"]
 
 
+@pytest.mark.own_pool
 async def test_partners_are_visible_to_their_owner_only(pool: Pool) -> None:
     key = await make_key(pool)
     status, answer = await request(pool, "POST", CREATE, {"user_id": "u1"}, key=key)

@@ -1,15 +1,13 @@
 """Receipts, the log and accounts over HTTP, of a complete coordinator."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.keys import make_key, request
 from gateway.providers import COMMIT, committed, provider
-from gateway.serving import KEY, Pool, serving
+from gateway.serving import KEY, Pool
 from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import SIGNERS
 from shoal.ledger import bundle, consistency
@@ -20,12 +18,10 @@ OUTPUT = {"sentiment": "positive", "confidence": 0.5}
 WORKER = SIGNERS["A"].public_key.hex()
 
 
-@pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    """A coordinator that admits workers without a token, and jobs without a key."""
-    wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, wires=wires) as running:
-        yield running
+@pytest.fixture(scope="module")
+def pool_options() -> dict[str, Any]:
+    """Admit workers without a token, and jobs without a key."""
+    return {"wires": {"dispatch": Config(open=True)}}
 
 
 async def fetched(pool: Pool, path: str, key: str = KEY) -> bytes:
