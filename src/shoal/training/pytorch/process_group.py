@@ -4,6 +4,7 @@ One thread per group runs the operations in the order of the calls, so that the 
 of ``DistributedDataParallel`` are reduced while backward still runs.
 """
 
+import atexit
 import inspect
 import sys
 import threading
@@ -47,7 +48,10 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         )
         self._thread = threading.Thread(target=self._run_all, daemon=True)
         self._thread.start()
+        self._latest: CollectiveWork | None = None
         self._closed = False
+        # A thread that is in PyTorch's code when the interpreter ends kills the process.
+        atexit.register(self._end_thread)
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         return NAME
@@ -244,12 +248,20 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         """
         if not self._closed:
             self._closed = True
+            atexit.unregister(self._end_thread)
             self._queue.put(None)
             self._thread.join()
             if sys.exc_info()[0] is None:
                 self._runner.close()
             else:
                 self._runner.abort()
+
+    def _end_thread(self) -> None:
+        """End the thread of a group that the script leaves open."""
+        if self._latest is not None and not self._latest.is_completed():
+            self._runner.abort()
+        self._queue.put(None)
+        self._thread.join()
 
     def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
         for tensor in tensors:
@@ -259,7 +271,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def _submit(
         self, outputs: list[Tensor], call: Callable[[], object]
     ) -> CollectiveWork:
-        work = CollectiveWork(outputs)
+        self._latest = work = CollectiveWork(outputs)
         self._queue.put((call, work))
         return work
 
