@@ -21,10 +21,10 @@ from shoal.domain.outcome import Usage
 from shoal.domain.work import JSON, Chat, Completion, Inference
 from shoal.engines.catalog import ServerQuery, ServerReply
 from shoal.engines.engine import Finished, Item
-from shoal.engines.joint import Joint
 from shoal.engines.requests import CONTINUE_FLAGS, is_begun, openai_request
 from shoal.engines.server_errors import DECODE_ERRORS, NotServed, refusal_error
 from shoal.engines.server_kinds import MULTIMODAL, Way
+from shoal.engines.streams.stop_strings import StopStrings
 
 TextWork: TypeAlias = Chat | Completion
 
@@ -59,16 +59,42 @@ async def continue_answer(
             yield Finished("length", Usage(begun.prompt_tokens, begun.answer_tokens))
             return
     rest = server.generate(replace(begun.work, max_tokens=remaining), begun.flags)
-    joint = Joint(beginning, begun.trimmed, _stops_of(work))
-    async with aclosing(rest) as items:
+    # The server looks for stop strings in what it writes itself.
+    stops = StopStrings(_stops_of(work), beginning)
+    async with aclosing(without_repeated(begun.trimmed, rest)) as items:
         async for item in items:
             if isinstance(item, Finished):
-                item = _counted(item, begun)
-            for passed in joint.passed(item):
+                for held in stops.rest():
+                    yield held
+                yield _counted(item, begun)
+                continue
+            for passed in stops.passed([item]):
                 yield passed
-            if joint.stopped:
+            if stops.found:
                 yield Finished("stop", Usage(begun.prompt_tokens, begun.answer_tokens))
                 return
+
+
+async def without_repeated(
+    space: str, items: AsyncGenerator[Item, None]
+) -> AsyncGenerator[Item, None]:
+    """Yield ``items`` without ``space`` at the beginning of their text.
+
+    It was trimmed off the beginning of the answer, and the client has it.
+    """
+    held = ""
+    async with aclosing(items) as rest:
+        async for item in rest:
+            if space and isinstance(item, str):
+                held += item
+                if space.startswith(held) and held != space:
+                    continue
+                held, space, item = "", "", held.removeprefix(space)
+            elif held:
+                yield held
+                held, space = "", ""
+            if item != "":
+                yield item
 
 
 async def find_way(server: Server, model: str) -> Way | None:

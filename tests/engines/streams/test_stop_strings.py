@@ -44,18 +44,23 @@ def test_text_ends_at_a_stop_string(
     st.text("ab", max_size=30),
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(1, 5),
+    st.integers(0, 30),
 )
 def test_text_is_cut_at_the_first_stop_string_however_it_comes(
-    text: str, stops: list[str], size: int
+    text: str, stops: list[str], size: int, cut: int
 ) -> None:
-    reader = StopStrings(stops)
-    pieces: list[AnswerPiece] = []
-    for at in range(0, len(text), size):
+    """Also where a beginning, in which there is none, was passed on before."""
+    begun = text[:cut]
+    while any(stop in begun for stop in stops):
+        begun = begun[:-1]
+    reader = StopStrings(stops, begun)
+    pieces: list[AnswerPiece] = [begun]
+    for at in range(len(begun), len(text), size):
         pieces += reader.passed([text[at : at + size]])
     pieces += reader.rest()
 
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     assert "".join(each for each in pieces if isinstance(each, str)) == (
-        text[: min(ends)] if ends else text
+        text[: max(min(ends), len(begun))] if ends else text
     )
     assert bool(reader.found) is bool(ends)

@@ -8,13 +8,15 @@ from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
 class StopStrings:
     """Looks for ``stops`` in the text of an answer; ``found`` is the one that ended it.
 
-    Text that may be the beginning of one is held back.
+    Text that may be the beginning of one is held back.  One may begin in the
+    ``beginning`` of the answer, which was passed on before.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], beginning: str = "") -> None:
         self.found = ""
         self._stops = stops
-        self._held = ""
+        self._held = beginning[self._beginning_of_stop(beginning) :]
+        self._passed_on = len(self._held)  # characters of what is held
 
     def passed(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
         """Return what of these pieces, and of what was held back, is in the answer."""
@@ -30,7 +32,8 @@ class StopStrings:
 
     def rest(self) -> list[AnswerPiece]:
         """Return what was held back, and is no stop string."""
-        held, self._held = self._held, ""
+        held, self._held = self._held[self._passed_on :], ""
+        self._passed_on = 0
         return [held] if held else []
 
     def _passed_text(self, text: str) -> list[AnswerPiece]:
@@ -41,12 +44,14 @@ class StopStrings:
         if not self.found:
             at = self._beginning_of_stop(text)
         self._held = "" if self.found else text[at:]
-        passed: list[AnswerPiece] = [text[:at]] if at else []
+        new = text[self._passed_on : at]
+        self._passed_on = max(self._passed_on - at, 0)
+        passed: list[AnswerPiece] = [new] if new else []
         return [*passed, Delta(0, {STOP_REASON: self.found})] if self.found else passed
 
     def _beginning_of_stop(self, text: str) -> int:
         """Return where a stop string may begin at the end of a text; else its end."""
-        longest = max(map(len, self._stops))
+        longest = max(map(len, self._stops), default=0)
         for at in range(max(0, len(text) - longest + 1), len(text)):
             if any(stop.startswith(text[at:]) for stop in self._stops):
                 return at
