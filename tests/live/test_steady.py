@@ -22,7 +22,6 @@ from harness.speed import scaled
 from live.comers import Comers
 from live.counted_coordinator import HELD, anonymous_memory
 from live.programs import KEY, TOKEN, Pool, Programs, eventually
-from shoal.gateway.dashboard.event_log import EVENTS_MAX
 from shoal.peers.peer_directory import PROFILES_MAX
 
 WORKERS = 200
@@ -43,16 +42,10 @@ ENTRIES_MORE = 2000  # in all containers
 THREADS_MORE = 2  # of the loop's pool: it starts one where two things coincide
 # Bytes: of garbage that is not collected yet, and of pages that hold a single object.
 MEMORY_MORE = 32 << 20
-# What peers say about themselves is kept, of so many; and the latest events, half of
-# them of jobs, where a lease has a few groups of workers that did not get it.
+# What peers say about themselves is kept, of so many.
 KEPT = {
     "shoal.protocols.seam.session.PeerProfile": PROFILES_MAX,
     "shoal.domain.worker.Hardware": PROFILES_MAX,
-    "shoal.gateway.dashboard.event_log._LoggedFact": 2 * EVENTS_MAX,
-    "shoal.gateway.dashboard.fact_events.FactSubject": 2 * EVENTS_MAX,
-    "shoal.domain.facts.JobLeased": EVENTS_MAX,
-    "shoal.domain.facts.JobStarted": EVENTS_MAX,
-    "shoal.domain.facts.PassedOver": 3 * EVENTS_MAX,
 }
 
 
