@@ -4,8 +4,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from harness.fork_server import started
 from harness.slow_imports import openai
 from harness.speed import scaled
 from models.tiny_answers import ANSWERS
@@ -44,16 +43,9 @@ class Program:
         if name in ("join", "throttle"):
             # Its key does not belong into the folder of whoever runs the tests.
             environment.setdefault("SHOAL_DATA_DIR", str(folder / "worker"))
+        place = os.getcwd() if module == "shoal" else str(TESTS)
         with self._log.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                cwd=None if module == "shoal" else TESTS,  # where other modules are
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
+            self.process = started(module, arguments, place, environment, errors)
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
 

@@ -1,0 +1,73 @@
+"""Programs that are started by a fork are as those of ``python -m``."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness.fork_server import ForkServer, Process, started
+
+SHOWN = """
+import json, os, signal, sys
+print(json.dumps([
+    __name__, sys.argv[1:], os.getcwd(), dict(os.environ), sys.path[:2],
+    sys.modules["__main__"].__dict__ is globals(),
+    str(signal.getsignal(signal.SIGCHLD)), len(os.listdir("/proc/self/fd")),
+]), flush=True)
+print("an error", file=sys.stderr, flush=True)
+if sys.argv[1:]:
+    sys.exit(int(sys.argv[1]))
+signal.pause()
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shown.py").write_text(SHOWN)
+    return tmp_path
+
+
+def run(folder: Path, environment: Mapping[str, str], *arguments: str) -> Process:
+    with (folder / "errors").open("w") as errors:
+        return started("shown", arguments, str(folder), environment, errors)
+
+
+def test_program_runs_as_in_a_process_of_its_own(folder: Path) -> None:
+    with closing(ForkServer()) as same:  # only for its rule
+        early = dict(os.environ) | {"PYTHONUTF8": "1"}
+        assert not same.can_run(early)
+    outputs = []
+    for environment in (os.environ | {"SHOWN": "1"}, early | {"SHOWN": "1"}):
+        environment = {**environment, "PYTHONPATH": str(folder / "more")}
+        process = run(folder, environment, "3")
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            output = json.load(stdout)
+        assert process.wait(60) == process.poll() == 3
+        assert (folder / "errors").read_text() == "an error\n"
+        assert output[3].pop("PYTHONUTF8", None) == environment.get("PYTHONUTF8")
+        outputs.append(output)
+
+    assert outputs[0] == outputs[1]
+    assert outputs[0][:3] == ["__main__", ["3"], str(folder)]
+
+
+def test_program_that_is_killed_tells_the_signal(folder: Path) -> None:
+    process = run(folder, dict(os.environ))
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        stdout.readline()
+        assert process.poll() is None
+
+        process.kill()
+
+        assert process.wait(60) == -signal.SIGKILL
+        process.terminate()  # of one that has ended
+        assert not Path(f"/proc/{process.pid}").exists()
