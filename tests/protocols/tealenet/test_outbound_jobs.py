@@ -116,6 +116,27 @@ def test_an_end_without_finish_reason_and_usage_is_a_truncated_answer(
     assert "without a finish reason and usage" in end.reason
 
 
+def test_the_document_ends_a_whole_answer_without_finish_reason_and_usage() -> None:
+    peer = joined_mac()
+    request_id = submitted_request(peer)
+    peer.deliver(encoded(chunk(request_id, "Hello", finish_reason=None)))
+
+    peer.deliver(InferenceComplete(request_id))
+
+    assert peer.end.received[-1] == Completed(RUN.job_id, RUN.lease, "stop")
+
+
+@pytest.mark.parametrize("more", [{}, {"finish_reason": None}])
+def test_an_end_with_counts_is_that_of_a_rust_node(more: dict[str, None]) -> None:
+    peer = joined_mac()
+    request_id = submitted_request(peer)
+    peer.deliver(encoded(chunk(request_id, "Hello", **more)))
+
+    peer.deliver(InferenceComplete(request_id, tokens_out=1))
+
+    assert isinstance(peer.end.received[-1], Rejected)
+
+
 def test_an_unstreamed_answer_has_usage_without_a_finish_reason() -> None:
     mac = joined_mac()
     request_id = submitted_request(mac)

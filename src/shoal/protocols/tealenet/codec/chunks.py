@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from shoal.domain.answer_assembly import assemble, disassemble
 from shoal.domain.errors import PeerError
@@ -181,7 +182,7 @@ class ChunkWriter:
     ) -> bytes:
         if self._exact:
             choice = encode_json(
-                ChunkChoice(index, {**fields}, logprobs, reason, shoal)
+                ChunkChoice(index, {**fields}, logprobs, reason or UNSET, shoal)
             )
         else:
             choice = encode_json(_plain_choice(index, fields, logprobs, reason))
@@ -207,8 +208,9 @@ class ChunkReader:
 
     ``finish_reason`` and ``usage`` come from the chunks: a Mac's ``inferenceComplete``
     has neither, and a Rust peer's counts chunks instead of tokens.  ``ended`` says
-    whether the chunks had either: usage is always requested, so that an answer without
-    both is truncated.
+    whether the chunks had either: usage is always requested, so that the answer of a
+    real peer without both is truncated.  ``has_nulls``: a chunk had the finish reason
+    null, as in the document.
 
     Args:
         request_id: of which ids are made for calls without one.
@@ -223,6 +225,7 @@ class ChunkReader:
         self.finish_reason = "stop"
         self.usage: Usage | None = None
         self.ended = False
+        self.has_nulls = False
         self._several = several and not exact
         self._exact = exact
         # A peer passes on what its engine sends.
@@ -246,8 +249,10 @@ class ChunkReader:
     def _piece(self, choice: ChunkChoice) -> AnswerPiece | None:
         delta, logprobs = choice.delta or {}, choice.logprobs
         if self._exact and choice.shoal is not None:
-            return Delta(choice.index, delta, logprobs, choice.finish_reason)
-        reason = choice.finish_reason and _reason(choice.finish_reason)
+            return Delta(choice.index, delta, logprobs, choice.finish_reason or None)
+        if choice.finish_reason is None:
+            self.has_nulls = True
+        reason = _reason(choice.finish_reason) if choice.finish_reason else None
         simple = logprobs is None and not self._several and choice.index == 0
         text = delta.get("content")
         if simple and text and len(delta) == 1 and not reason:

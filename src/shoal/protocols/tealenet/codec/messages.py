@@ -117,13 +117,16 @@ class ChunkUsage(msgspec.Struct, frozen=True):
 class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """A piece of one choice of an answer.
 
+    Real peers leave an absent ``finish_reason`` out; the document writes null.
     ``shoal`` marks a piece from a Shoal peer: it is complete and taken unchanged.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = _always_written(0)
     delta: dict[str, Any] | None = _always_written({})
     logprobs: Annotated[Any, Undocumented("of OpenAI's chunk")] = None
-    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    finish_reason: (
+        Annotated[str, msgspec.Meta(max_length=64)] | msgspec.UnsetType | None
+    ) = UNSET
     shoal: Annotated[
         Any, Undocumented("a complete piece of a Shoal peer, taken unchanged")
     ] = None
@@ -155,7 +158,7 @@ class InferenceComplete(_Payload, frozen=True):
 
     request_id: Id
     tokens_in: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
-    tokens_out: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
+    tokens_out: Annotated[Count | None, _OF_RUST_PEERS] = None
     shoal: Annotated[
         ShoalField, Undocumented("how the answer ended: `InferenceCompleteExtension`")
     ] = UNSET
