@@ -156,6 +156,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/usage"): ANY_KEY,
     ("GET", "/metrics"): OVERVIEW,
     ("GET", "/healthz"): ALL,
+    ("GET", "/health"): (503,) * len(ALL),  # there is no worker
     ("GET", "/readyz"): ALL,
     ("GET", "/openapi.json"): ALL,
     ("GET", "/"): ALL,

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
-from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
 from shoal.gateway.dashboard.files import dashboard_files
@@ -30,7 +30,7 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
-from shoal.gateway.runs import RUNS, RUNS_PATH
+from shoal.gateway.runs import RUNS
 from shoal.gateway.traces import JobTraces, RequestTracer
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
@@ -45,8 +45,8 @@ CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
-OWN_WEBSOCKETS = (CALLS_PATH, RUNS_PATH)
-"""Beginnings of the paths of operations that are WebSockets."""
+HTTP_PATHS = frozenset(each.path.split("/")[1] for each in OPERATIONS) - {""}
+"""First parts of the paths at which no worker connects: some clients try WebSockets."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,8 +54,9 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     gateway: Gateway, upgrade: Handler, strangers: Strangers | None = None
 ) -> web.Application:
-    """Build the application; ``upgrade`` handles WebSocket requests at other paths.
+    """Build the application; ``upgrade`` handles WebSocket requests of workers.
 
+    They connect at any path that is not one of HTTP.
     Requests without a credential have the share of the loop of ``strangers``.
     Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
@@ -125,10 +126,11 @@ def _application(
         )
 
     async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asks = request.headers.get("Upgrade", "").lower() == "websocket"
         is_upgrade = (
             port.upgrade is not None
-            and request.headers.get("Upgrade", "").lower() == "websocket"
-            and not request.path.startswith(OWN_WEBSOCKETS)
+            and asks
+            and request.path.split("/")[1] not in HTTP_PATHS
         )
         record = begin_record(request, gateway.clock.now())
         request = gateway.proxies.with_client(request)
@@ -141,6 +143,8 @@ def _application(
             form = port.error_form(request.path)
             if is_upgrade and port.upgrade is not None:
                 handler = partial(_checked_upgrade, gateway, port.upgrade)
+            elif asks:
+                handler = partial(_without_upgrade, gateway, handler)
             elif request.method == "OPTIONS" and preflight is not None:
                 status = NO_CONTENT
                 return web.Response(status=status, headers=preflight)
@@ -210,6 +214,24 @@ async def _checked_upgrade(
     """Let a protocol answer a WebSocket request.  Raises Forbidden for a web page's."""
     gateway.pages.check_upgrade(request.headers)
     return await upgrade(request)
+
+
+async def _without_upgrade(
+    gateway: Gateway, handler: Handler, request: web.Request
+) -> web.StreamResponse:
+    """Answer at a path of HTTP; 426 if what it has is not for GET.
+
+    Clients that try a WebSocket first take that for the word to go on without.
+    """
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        await gateway.access.authorize(request, Scope.READ)
+        methods = " or ".join(sorted(error.allowed_methods))
+        raise web.HTTPUpgradeRequired(
+            text=f"{request.path} is no WebSocket: use {methods}",
+            headers={"Upgrade": "HTTP/1.1"},
+        ) from None
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:

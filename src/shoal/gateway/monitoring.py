@@ -1,4 +1,4 @@
-"""Monitoring endpoints: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``."""
+"""Monitoring endpoints: ``/metrics`` for Prometheus, and the probes."""
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -62,6 +62,19 @@ def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
     return not admission.loopback_only or is_local(
         request.remote or "", request.headers
     )
+
+
+async def health(gateway: Gateway, request: web.Request) -> web.Response:
+    """Say whether a model can answer, in the form of llama-server.
+
+    vLLM and SGLang have the same path, and clients ask for it before they begin.
+    """
+    reason = gateway.hub.unavailable_reason
+    if reason is None and not gateway.hub.pool.roster.models:
+        reason = "no worker offers a model yet"
+    if reason is None:
+        return web.json_response({"status": "ok"})
+    return web.json_response({"status": "unavailable", "reason": reason}, status=503)
 
 
 async def readyz(gateway: Gateway, request: web.Request) -> web.Response:

@@ -558,6 +558,7 @@ MONITORING = (
         media=TEXT_TYPE,
     ),
     Operation("GET", "/healthz", "Whether the coordinator runs", monitoring.healthz),
+    Operation("GET", "/health", "Whether a model can answer", monitoring.health),
     Operation("GET", "/readyz", "Whether it accepts jobs", monitoring.readyz),
     Operation("GET", "/openapi.json", "This description", openapi.show_openapi),
 )

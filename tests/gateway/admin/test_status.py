@@ -257,6 +257,12 @@ async def test_health_needs_no_key_and_readiness_has_a_reason(pool: Pool) -> Non
 
     assert await ask("/healthz") == (200, HEALTHY)
     assert await ask("/readyz") == (200, {"status": "ready"})
+    unfit = {"status": "unavailable", "reason": "no worker offers a model yet"}
+    assert await ask("/health") == (503, unfit)
+
+    async with pool.node():
+        await pool.wait_joined()
+        assert await ask("/health") == (200, {"status": "ok"})
 
     await pool.hub.drain()
 

@@ -227,7 +227,9 @@ def http_error_response(
     code = http_error_code(error)
     kind = CLIENT if error.status < 500 else SERVER
     headers = {
-        name: error.headers[name] for name in ("Allow",) if name in error.headers
+        name: error.headers[name]
+        for name in ("Allow", "Upgrade")
+        if name in error.headers
     }
     return web.Response(
         status=error.status,

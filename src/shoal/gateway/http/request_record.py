@@ -98,7 +98,7 @@ def begin_record(request: web.Request, now: float) -> RequestRecord:
 
 
 PATH_MAX = 200  # characters
-QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # polled
+QUIET = frozenset({"/health", "/healthz", "/readyz", "/metrics"})  # polled
 
 log = logging.getLogger("shoal.gateway")
 
