@@ -90,6 +90,7 @@ class ForkServer:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_MAX)
         self._requests = ours
         self._environment = dict(os.environ)
+        self._network = _network()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
@@ -104,7 +105,10 @@ class ForkServer:
         self._process.wait()
 
     def can_run(self, environment: Mapping[str, str]) -> bool:
-        """Return whether a program may have been imported in our environment."""
+        """Return whether a program may be a child of the server.
+
+        It may not where variables matter early, and in another network namespace.
+        """
 
         def early(variables: Mapping[str, str]) -> dict[str, str]:
             return {
@@ -113,7 +117,10 @@ class ForkServer:
                 if name.startswith(EARLY) and name != "PYTHONPATH"
             }
 
-        return early(environment) == early(self._environment)
+        return (
+            early(environment) == early(self._environment)
+            and _network() == self._network
+        )
 
     def run(
         self,
@@ -224,6 +231,12 @@ def run(
     sys.path[:1] = [folder, *(each for each in paths if each)]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _network() -> str:
+    """Return the network namespace of this thread, on Linux."""
+    place = "/proc/thread-self/ns/net"
+    return os.readlink(place) if os.path.exists(place) else ""
 
 
 def _tell(descriptor: int, text: str) -> None:
