@@ -90,7 +90,7 @@ class ForkServer:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_MAX)
         self._requests = ours
         self._environment = dict(os.environ)
-        self._network = _network()
+        self._where = sys.executable, _network()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
@@ -107,7 +107,8 @@ class ForkServer:
     def can_run(self, environment: Mapping[str, str]) -> bool:
         """Return whether a program may be a child of the server.
 
-        It may not where variables matter early, and in another network namespace.
+        It may not where variables matter early, by another interpreter, and in another
+        network namespace.
         """
 
         def early(variables: Mapping[str, str]) -> dict[str, str]:
@@ -119,7 +120,7 @@ class ForkServer:
 
         return (
             early(environment) == early(self._environment)
-            and _network() == self._network
+            and (sys.executable, _network()) == self._where
         )
 
     def run(
