@@ -65,10 +65,21 @@ def test_worker_that_takes_no_jobs_counts_for_what_it_can_do_only() -> None:
     assert (shown.context, shown.workers, shown.slots) == (4096, 0, 0)
 
 
-def test_models_are_listed_by_name() -> None:
-    pool = pool_of(offer(model="b"), offer(model="a"), offer(TASK, model="c"))
+def test_models_that_chats_use_most_come_first() -> None:
+    pool = pool_of(
+        offer(EMBEDDING, model="a-vectors"),
+        offer(model="b-paused"),
+        offer(model="d"),
+        offer(model="c"),
+        offer(JobKind.COMPLETION, model="e-used"),
+        offer(JobKind.RERANK, model="b-ranks"),
+    )
+    pool.apply(WorkerLoadChanged(WorkerId("w1"), WorkerLoad("too hot")), 0.0)
+    pool.speeds.jobs_done.update({"a-vectors": 9, "b-paused": 9, "e-used": 1})
 
-    assert [each.name for each in model_summaries(pool, None)] == ["a", "b", "c"]
+    names = [each.name for each in model_summaries(pool, None)]
+
+    assert names == ["e-used", "c", "d", "b-paused", "a-vectors", "b-ranks"]
 
 
 def test_workers_of_other_keys_do_not_count() -> None:

@@ -64,6 +64,7 @@ def test_later_measurements_are_averaged() -> None:
 
     assert worker.pace == 10.0 + NEWEST * (20.0 - 10.0)
     assert pool.speeds.job_seconds["m"] == 10.0 + NEWEST * (5.0 - 10.0)
+    assert pool.speeds.jobs_done["m"] == 2
 
 
 def test_model_without_workers_is_forgotten() -> None:
@@ -73,4 +74,4 @@ def test_model_without_workers_is_forgotten() -> None:
     pool.speeds.forget("m")
     pool.speeds.forget("never known")
 
-    assert pool.speeds.job_seconds == {}
+    assert pool.speeds.job_seconds == pool.speeds.jobs_done == {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, UnknownModel
-from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.job_kinds import INFERENCE_KINDS, TEXT_KINDS
 from shoal.domain.work import Feature, JobKind
 from shoal.gateway.http.access import ApiCaller
 from shoal.pool.job_admission import unknown_model
@@ -55,12 +55,26 @@ def seen_by(caller: ApiCaller) -> str | None:
 
 
 def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
-    """Return the models that the jobs of ``owner`` may use, by name; None: all."""
-    return [
+    """Return the models that the jobs of ``owner`` may use; None: all.
+
+    Many clients preselect the first one, for chats: those that write text come first,
+    of them those with a worker that takes jobs now, and the most used ones.
+    """
+    found = [
         summarize_model(name, workers)
-        for name in sorted(pool.roster.models)
+        for name in pool.roster.models
         if (workers := usable_workers(pool, name, owner))
     ]
+    done = pool.speeds.jobs_done
+    return sorted(
+        found,
+        key=lambda each: (
+            not each.kinds & TEXT_KINDS,
+            not each.workers,
+            -done[each.name],
+            each.name,
+        ),
+    )
 
 
 def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary:

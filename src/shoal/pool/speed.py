@@ -1,5 +1,6 @@
 """Moving averages of the speed of workers and the duration of jobs."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from shoal.domain.outcome import Outcome
@@ -19,6 +20,9 @@ class SpeedEstimates:
     job_seconds: dict[str, float] = field(default_factory=dict)
     """How long workers take for a job, by model."""
 
+    jobs_done: Counter[str] = field(default_factory=Counter)
+    """Jobs that these durations are of, by model."""
+
     def measure(
         self, job: OpenJob, worker: Worker, outcome: Outcome, now: float
     ) -> None:
@@ -33,6 +37,7 @@ class SpeedEstimates:
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)
         self.job_seconds[model] = _average(before, seconds)
+        self.jobs_done[model] += 1
         if job.kind is JobKind.CALL:
             worker.record_call(seconds)
             return
@@ -48,6 +53,7 @@ class SpeedEstimates:
     def forget(self, model: str) -> None:
         """Drop the estimate of a model that no worker offers any more."""
         self.job_seconds.pop(model, None)
+        self.jobs_done.pop(model, None)
 
 
 def _average(before: float | None, value: float) -> float:
