@@ -1,13 +1,24 @@
 """A job whose client leaves, or that an operator cancels, frees its worker."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from coordinator.hubs import NO_CANCEL, Client, Coordinator, run_pending, run_script
+from coordinator.hubs import (
+    LIMITS,
+    NO_CANCEL,
+    Client,
+    Coordinator,
+    SlowStore,
+    run_pending,
+    run_script,
+    running_coordinator,
+)
 from shoal.domain.errors import Cancelled
 from shoal.domain.facts import JobCancelled
 from shoal.domain.vocabulary import CancelJob, Completed
+from simulation import virtual
 
 
 @pytest.mark.parametrize("when", ["leased", "streaming"])
@@ -28,6 +39,51 @@ def test_client_disconnect_frees_its_worker(when: str) -> None:
         assert in_pool.free_slots == 1
 
     run_script(script)
+
+
+def test_keyed_job_goes_on_without_a_client_for_as_long_as_that_asked() -> None:
+    limits = replace(LIMITS, unattended=20.0)
+
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request(key="k", limits=limits)
+        worker.write("some text")
+        await run_pending()
+        await client.disconnect()
+        await asyncio.sleep(15.0)
+
+        returned = await coordinator.request(key="k", limits=limits)
+        assert returned.job_id == client.job_id
+        await returned.disconnect()
+        await asyncio.sleep(19.0)
+        cancel = CancelJob(client.job_id, worker.runs[0].lease)
+        assert cancel not in worker.commands
+
+        await asyncio.sleep(2.0)
+        assert cancel in worker.commands
+
+    run_script(script)
+
+
+def test_keyed_job_whose_client_does_not_return_after_a_restart_is_cancelled(
+    store: SlowStore,
+) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join()
+            kept = await coordinator.request(key="kept")
+            short = await coordinator.request(
+                key="short", limits=replace(LIMITS, queue=600.0, unattended=20.0)
+            )
+
+        async with running_coordinator(store) as coordinator:
+            await asyncio.sleep(21.0)
+
+            (cancelled,) = (await coordinator.history(short.job_id))[-1:]
+            assert isinstance(cancelled, JobCancelled)
+            assert kept.job_id in coordinator.hub.pool.jobs
+
+    virtual.run(scenario())
 
 
 def test_disconnected_client_leaves_the_queue() -> None:

@@ -1,5 +1,6 @@
 """`shoal chat` at a terminal."""
 
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import pexpect
 import pytest
 
 from harness.terminal import at_terminal
-from live.programs import KEY, GatedModel, Pool, Programs
+from live.programs import KEY, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
@@ -82,6 +83,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     terminal.expect_exact(begun)
     terminal.send(CTRL_C)
     terminal.expect_exact("stopped")
+    check_cancelled(pool)
     slow_model.go_on.set()
     terminal.send("ping\r")
     terminal.expect_exact("pong")
@@ -90,6 +92,30 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     terminal.wait()
 
     assert terminal.exitstatus == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_who_ends_the_command_cancels_its_job(
+    programs: Programs, slow_model: GatedModel, chat: Chat, number: signal.Signals
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags)
+    terminal = chat(pool, STORY)
+    terminal.expect_exact("".join(ANSWERS[STORY][:5]))
+
+    terminal.kill(number)
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+
+    assert terminal.exitstatus == 130
+    check_cancelled(pool)
+
+
+def check_cancelled(pool: Pool) -> None:
+    """Check that the only job so far ends, and its worker is free."""
+    (job,) = pool.admin("jobs")["data"]
+    eventually(lambda: pool.admin(f"jobs/{job['id']}")["state"] == "cancelled", "it is")
+    eventually(lambda: not any(each["busy"] for each in pool.workers()), "it is free")
 
 
 def test_answer_goes_on_when_the_coordinator_comes_back(

@@ -1,7 +1,9 @@
 """The commands' client of the coordinator's HTTP API."""
 
 import functools
+import signal
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
@@ -274,6 +276,7 @@ def pass_api(function: F) -> F:
     ) -> Any:
         api = CoordinatorApi(url, api_key, data_dir, cacert)
         click.get_current_context().call_on_close(api.close)
+        _interrupt_at_end()
         return function(api, *args, **kwargs)
 
     for option in (
@@ -314,6 +317,22 @@ def _causes(error: BaseException, kind: type[Any]) -> Iterator[Any]:
         if isinstance(cause, kind):
             yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def _interrupt_at_end() -> None:
+    """Have a closed terminal and SIGTERM interrupt the command, as Ctrl-C does.
+
+    What it asked for is cancelled then.  ``nohup`` ignores a closed terminal.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
 
 
 def _message(answer: httpx2.Response) -> str:

@@ -54,6 +54,7 @@ class Answer:
         self.lease = LeaseNumber(0)
         self.worker_id: WorkerId | None = None
         self.last_output: float | None = None  # of the present lease
+        self.left_at: float | None = None  # when it lost its last reader
         self.end: Outcome | ShoalError | None = None  # None: it has not ended
         self._rival: tuple[LeaseNumber, WorkerId] | None = None
         self._read = False  # whether any reader has seen a piece

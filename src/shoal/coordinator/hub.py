@@ -162,9 +162,9 @@ class Hub:
         """Run ``job`` for the length of the block; leaving early cancels it.
 
         However the block ends, no worker is left working for a client that has
-        disconnected, unless the job ``continues_unattended``.  A repeated request with
-        the same idempotency key reads the same answer from its beginning, even after it
-        has ended.
+        disconnected, for longer than the job goes on ``unattended``.  A repeated
+        request with the same idempotency key reads the same answer from its beginning,
+        even after it has ended.
 
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
@@ -176,10 +176,21 @@ class Hub:
             yield reading
         finally:
             answer.remove_reader(reading)
-            if answer.end is None and not (
-                answer.has_readers or job.continues_unattended
-            ):
+            self._end_unattended(answer, job)
+
+    def _end_unattended(self, answer: Answer, job: Job) -> None:
+        """Cancel a job without a client, now or when it has gone on for long enough."""
+        left_at = answer.left_at = self._clock.now()
+
+        def end() -> None:
+            returned = answer.has_readers or answer.left_at != left_at
+            if answer.end is None and not returned:
                 self.post(Cancellation(answer.job_id, "the client left"))
+
+        if job.unattended == 0.0:
+            end()
+        elif job.unattended < math.inf and not answer.has_readers:
+            self._clock.call_at(left_at + job.unattended, end)
 
     def submit(self, job: Job, listener: JobListener) -> None:
         """Run ``job``; ``listener`` gets its events.
@@ -361,6 +372,8 @@ class Hub:
             # fetched.
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)
+            if each.job.idempotency_key:
+                self._end_unattended(self._answers[each.job.id], each.job)
         self._update_idle()
         return len(stored)
 

@@ -179,7 +179,7 @@ class WorkerEvents:
 
     def _continues_unattended(self, job_id: JobId) -> bool:
         job = self._pool.jobs.get(job_id)
-        return job is not None and job.job.continues_unattended
+        return job is not None and job.job.unattended > 0
 
 
 def _send_away(registration: WorkerRegistration) -> None:

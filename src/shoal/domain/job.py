@@ -1,5 +1,6 @@
 """A job: work with its time limits, priority and terms."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -44,12 +45,17 @@ class TimeLimit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How long a job may wait and run, in seconds."""
+    """How long a job may wait and run, in seconds.
+
+    ``unattended`` is how long a job with an idempotency key goes on after its last
+    client has left.
+    """
 
     queue: float = 30.0
     first_output: float = 300.0
     silence: float = 120.0
     total: float = 3600.0
+    unattended: float = math.inf
 
 
 class Priority(Enum):
@@ -122,6 +128,7 @@ class JobTerms:
     sent it, for wires that carry work in that form.  ``api_fields`` is the JSON text of
     what an API has to return with the answer, and no worker needs.  ``trace`` is the
     ``traceparent`` of the request (``trace_context``); empty: it is not traced.
+    ``left_out`` says what of the request the work does not have, and why.
     """
 
     policy: Policy = Policy.FAST
@@ -139,6 +146,7 @@ class JobTerms:
     gang: Gang | None = None
     api_fields: str = ""
     trace: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 DEFAULT_TERMS = JobTerms()
@@ -168,9 +176,11 @@ class Job:
         return self.work.kind
 
     @property
-    def continues_unattended(self) -> bool:
-        """Whether it runs even if no client waits for it."""
-        return self.terms.detached or bool(self.idempotency_key)
+    def unattended(self) -> float:
+        """Seconds that it goes on when no client waits for it."""
+        if self.terms.detached:
+            return math.inf
+        return self.limits.unattended if self.idempotency_key else 0.0
 
     @property
     def model(self) -> str:

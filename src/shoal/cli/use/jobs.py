@@ -4,6 +4,7 @@ import getpass
 import json
 import shlex
 import sys
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -275,8 +276,13 @@ def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
 def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
     """Wait for the end of a job, and print its result; return the exit status."""
     path = f"/v1/jobs/{quote(id_, safe='')}?wait={WAIT_STEP:g}"
-    while (job := api.request(path))["status"] in OPEN_STATUSES:
-        pass
+    try:
+        while (job := api.request(path))["status"] in OPEN_STATUSES:
+            pass
+    except KeyboardInterrupt:
+        with suppress(ApiError):  # it has just ended
+            api.request(f"/v1/jobs/{quote(id_, safe='')}", method="DELETE")
+        raise
     failed = job["status"] != "completed"
     if as_json:
         click.echo(json.dumps(job))

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -14,7 +14,7 @@ from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
-from shoal.pool.job_admission import unknown_model
+from shoal.pool.job_admission import unknown_model, without_tools
 from shoal.pool.roster import SPECIAL_QUEUES
 
 KEY_MAX = 255  # characters of an idempotency key, as elsewhere
@@ -29,6 +29,7 @@ LIMIT_HEADERS = {
     "first_output": "x-shoal-first-output-seconds",
     "silence": "x-shoal-silence-seconds",
     "total": "x-shoal-total-seconds",
+    "unattended": "x-shoal-unattended-seconds",
 }
 """The headers that shorten a job's time limits."""
 
@@ -48,17 +49,25 @@ def build_job(
     session: str = "",
     tier: str = "",
     terms: JobTerms | None = None,
+    left_out: Sequence[str] = (),
 ) -> Job:
     """Build the job of a request, and record it.
 
     The default terms are the policy FAST, public, at the listed price.  Only jobs with
-    terms of their own may be for any model.
+    terms of their own may be for any model.  ``left_out`` is as in ``JobTerms``; tools
+    that the model may call are left out if no worker with it can.
 
     Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
     key may not give its jobs that priority.
     """
     headers, owner, record = request.headers, caller.name, record_of(request)
     agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
+    fitting = without_tools(gateway.hub.pool, work, owner)
+    if fitting is not work:
+        work = fitting
+        left_out = [*left_out, f"tools: no worker with {work.model} calls functions"]
+    if left_out:
+        agreed = replace(agreed, left_out=tuple(left_out))
     if record.traceparent:
         agreed = replace(agreed, trace=record.traceparent)
     job = Job(

@@ -1,10 +1,12 @@
 """One streamed answer of a model, which survives the coordinator's restart.
 
 The request has an idempotency key: sent again, it attaches to the same job, whose
-stream begins anew.  What was shown before is skipped.
+stream begins anew.  What was shown before is skipped.  The job of one whose reader
+stops is cancelled; if nobody is left to do that, it ends shortly after.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +16,7 @@ from shoal.cli.coordinator_api import ApiError, CoordinatorApi, EventStream, Unr
 PATH = "/v1/chat/completions"
 RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
 RETRY_DELAY = 0.5  # seconds between attempts
+UNATTENDED = 20  # seconds that the job goes on without this command
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -71,17 +74,31 @@ class ChatStream:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        self._headers = {"Idempotency-Key": key}
+        self._headers = {
+            "Idempotency-Key": key,
+            "x-shoal-unattended-seconds": str(UNATTENDED),
+        }
+        self._job_id = ""
         self._now, self._sleep = now, sleep
         self._connected = False
         self.answer = StreamedAnswer(began=now())
 
     def parts(self) -> Generator[AnswerPart, None, None]:
-        """Yield the answer; closing the iterator cancels the request.
+        """Yield the answer; closing the iterator cancels the job.
 
         Raises ApiError; Unreachable if the coordinator was never reached, or is away
         for a minute.
         """
+        try:
+            yield from self._reconnecting()
+        except (GeneratorExit, KeyboardInterrupt):
+            if self._job_id:
+                # It may have ended meanwhile, and its coordinator, too.
+                with suppress(ApiError):
+                    self._api.request(f"/v1/jobs/{self._job_id}", method="DELETE")
+            raise
+
+    def _reconnecting(self) -> Iterator[AnswerPart]:
         lost_at: float | None = None
         while True:
             try:
@@ -103,6 +120,7 @@ class ChatStream:
     def _read(self, events: EventStream) -> Iterator[AnswerPart]:
         answer = self.answer
         answer.worker = events.headers.get("x-shoal-worker", answer.worker)
+        self._job_id = events.headers.get("x-shoal-job", "")
         shown = {
             ShownKind.REASONING: _Replay(answer.reasoning),
             ShownKind.TEXT: _Replay(answer.text),
