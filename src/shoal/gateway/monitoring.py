@@ -6,6 +6,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from shoal import __version__
 from shoal.coordinator.admission import WorkerAdmission
+from shoal.domain.errors import NotReady
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.authentication import is_local
@@ -68,13 +69,15 @@ async def health(gateway: Gateway, request: web.Request) -> web.Response:
     """Say whether a model can answer, in the form of llama-server.
 
     vLLM and SGLang have the same path, and clients ask for it before they begin.
+
+    Raises NotReady if none can.
     """
     reason = gateway.hub.unavailable_reason
     if reason is None and not gateway.hub.pool.roster.models:
         reason = "no worker offers a model yet"
-    if reason is None:
-        return web.json_response({"status": "ok"})
-    return web.json_response({"status": "unavailable", "reason": reason}, status=503)
+    if reason is not None:
+        raise NotReady(reason)
+    return web.json_response({"status": "ok"})
 
 
 async def readyz(gateway: Gateway, request: web.Request) -> web.Response:
