@@ -50,7 +50,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         self._thread.start()
         self._latest: CollectiveWork | None = None
         self._closed = False
-        # A thread that is in PyTorch's code when the interpreter ends kills the process.
+        # One that is in PyTorch's code when the interpreter ends kills the process.
         atexit.register(self._end_thread)
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
