@@ -1,5 +1,6 @@
 """Jobs that are rejected at submission, and the errors."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -39,6 +40,7 @@ from shoal.pool.job_admission import (
     WORKERS_EXAMINED_MAX,
     permanent_rejection,
     queue_rejection,
+    without_tools,
 )
 from shoal.pool.open_job import size_of
 from shoal.pool.roster import MODEL_MEMORY
@@ -145,24 +147,35 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
          "m does not do completion jobs here, but chat and embedding; "
          "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"tools": TOOL_LIST}), CannotDo, "tools",
-         "tools: none of the workers with m can do this (tools)"),
+         "tools: none of the workers with m can do this (tools); "
+         "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"response_format": JSON_OBJECT}), CannotDo,
          "response_format",
-         "response_format: none of the workers with m can do this (schema)"),
+         "response_format: none of the workers with m can do this (schema); "
+         "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"n": 2, "logprobs": True}), CannotDo, "n",
-         "n: none of the workers with m can do this (choices)"),
+         "n: none of the workers with m can do this (choices); "
+         "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"stop": "."}), CannotDo, "stop",
-         "stop: none of the workers with m can do this (stop)"),
+         "stop: none of the workers with m can do this (stop); "
+         "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"logit_bias": {"1": 1}}), CannotDo,
          "logit_bias",
-         "logit_bias: none of the workers with m can do this (options)"),
+         "logit_bias: none of the workers with m can do this (options); "
+         "no worker has a model that does"),
         ([joined()], Chat("m", PICTURE), CannotDo, "messages",
-         "messages: none of the workers with m can do this (images)"),
+         "messages: none of the workers with m can do this (images); "
+         "no worker has a model that does"),
+        ([joined(), joined("v", "sees", features=frozenset({Feature.IMAGES}))],
+         Chat("m", PICTURE), CannotDo, "messages",
+         "messages: none of the workers with m can do this (images); "
+         "a model that does: sees"),
         (BOTH,
          Chat("m", HI, options={"tools": TOOL_LIST, "response_format": JSON_OBJECT}),
          CannotDo,
          "response_format",
-         "no worker with m can do all of response_format, tools together"),
+         "no worker with m can do all of response_format, tools together; "
+         "no worker has a model that does"),
         ([joined(needs_question=True)], Chat("m", ORDERS), CannotDo, "messages",
          "messages: m needs a message besides the system's here"),
         ([joined(context=999), joined("v", context=500)], Chat("m", LONG),
@@ -181,6 +194,40 @@ def test_unsupported_field_is_rejected_by_name(
 
     assert isinstance(refused, error)
     assert (refused.field, str(refused)) == (field, said)
+
+
+CALLED = (*HI, {"role": "tool", "tool_call_id": "c", "content": "1"})
+OFFERED: dict[str, JSON] = {"tools": TOOL_LIST, "parallel_tool_calls": True}
+
+
+@pytest.mark.parametrize(
+    ("workers", "messages", "options", "left"),
+    [
+        ([joined()], HI, {**OFFERED, "top_p": 0.5}, {"top_p": 0.5}),
+        ([joined()], HI, {**OFFERED, "tool_choice": "auto"}, {}),
+        ([joined(features=TOOLS, only_for=frozenset({"bo"}))], HI, OFFERED, {}),
+        ([joined(features=TOOLS), joined("v")], HI, OFFERED, OFFERED),
+        ([joined()], CALLED, OFFERED, OFFERED),
+        ([], HI, OFFERED, OFFERED),
+        *(
+            ([joined()], HI, {**OFFERED, "tool_choice": choice},
+             {**OFFERED, "tool_choice": choice})
+            for choice in ("required", {"type": "function"})
+        ),
+    ],
+)  # fmt: skip
+def test_tools_are_left_out_if_no_worker_calls_them(
+    workers: list[WorkerJoined],
+    messages: tuple[Mapping[str, JSON], ...],
+    options: dict[str, JSON],
+    left: dict[str, JSON],
+) -> None:
+    work = Chat("m", messages, options=options)
+
+    fitting = without_tools(pool_after(*workers), work, "al")
+
+    assert fitting == replace(work, options=left)
+    assert (fitting is work) == (left == options)
 
 
 @pytest.mark.parametrize(

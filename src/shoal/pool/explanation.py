@@ -82,6 +82,8 @@ def _describe(fact: Fact) -> Iterator[str]:
         case JobSubmitted(job):
             by = f" by {job.owner}" if job.owner else ""
             yield f"submitted{by} for {describe_target(job.work)}"
+            for text in job.terms.left_out:
+                yield f"  left out: {text}"
         case JobLeased(_, worker_id, lease, reason, passed_over):
             yield f"given to {worker_id}, attempt {lease}: {reason}"
             for group in passed_over:

@@ -1,7 +1,8 @@
 """Rejects jobs at once that could never run, or would expire in the queue."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 from itertools import islice
 
 from shoal.domain.errors import (
@@ -17,7 +18,7 @@ from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS
-from shoal.domain.work import CALL_QUEUE, Feature, JobKind
+from shoal.domain.work import CALL_QUEUE, Chat, Feature, Work
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
@@ -81,11 +82,9 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         offered = {kind for each in found for kind in each.offer.kinds}
         offered &= INFERENCE_KINDS
         kinds = " and ".join(sorted(kind.value for kind in offered))
-        others = _models_that_do(pool, job.kind, job.owner)
-        does = "models that do" if len(others) > 1 else "a model that does"
         return CannotDo(
             f"{job.model} does not do {job.kind.value} jobs here, but {kinds}; "
-            + (f"{does}: {', '.join(others)}" if others else f"no worker has {does}"),
+            + _models_that_do(pool, job, frozenset()),
             "model",
         )
     if all(offer.only_for and job.owner not in offer.only_for for offer in capable):
@@ -96,13 +95,14 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             field = FEATURE_FIELDS.get(feature, "model")
             return CannotDo(
                 f"{field}: none of the workers with {job.model} can do this "
-                f"({feature.value})",
+                f"({feature.value}); {_models_that_do(pool, job, {feature})}",
                 field,
             )
     if not any(needs <= offer.features for offer in capable):
         asked = sorted(FEATURE_FIELDS.get(feature, "model") for feature in needs)
         return CannotDo(
-            f"no worker with {job.model} can do all of {', '.join(asked)} together",
+            f"no worker with {job.model} can do all of {', '.join(asked)} together; "
+            + _models_that_do(pool, job, needs),
             asked[0],
         )
     if all(offer.needs_question for offer in capable) and not has_question(job.work):
@@ -149,6 +149,32 @@ def _length_rejection(
         f"longer{longest}",
         "messages",
     )
+
+
+def without_tools(pool: PoolState, work: Work, owner: str) -> Work:
+    """Return a chat without its tools if no worker can call them for ``owner``.
+
+    Other work is returned as it is, and a chat whose model must call one or has.
+    """
+    if not isinstance(work, Chat) or not work.options.get("tools"):
+        return work
+    if work.options.get("tool_choice", "auto") not in ("auto", "none"):
+        return work
+    workers = pool.roster.with_model.get(work.model, {})
+    if not workers or len(workers) > WORKERS_EXAMINED_MAX:
+        return work
+    for worker in workers.values():
+        offer = worker.offer
+        mine = not offer.only_for or owner in offer.only_for
+        if mine and work.kind in offer.kinds and Feature.TOOLS in offer.features:
+            return work
+    options = {
+        name: value
+        for name, value in work.options.items()
+        if name not in ("tools", "tool_choice", "parallel_tool_calls")
+    }
+    plain = replace(work, options=options)
+    return work if Feature.TOOLS in plain.needs else plain
 
 
 def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:
@@ -232,20 +258,23 @@ def unknown_model(pool: PoolState, model: str) -> str:
     )
 
 
-def _models_that_do(pool: PoolState, kind: JobKind, owner: str) -> list[str]:
-    """Return up to three models that do work of a kind for an owner."""
+def _models_that_do(pool: PoolState, job: Job, features: Set[Feature]) -> str:
+    """Name up to three models that do jobs of this kind and owner, with features."""
     known = islice(pool.roster.with_model.items(), MODELS_EXAMINED_MAX)
     found = (
         model
         for model, workers in known
         if model not in SPECIAL_QUEUES
         and any(
-            kind in each.offer.kinds
-            and (not each.offer.only_for or owner in each.offer.only_for)
+            job.kind in each.offer.kinds
+            and features <= each.offer.features
+            and (not each.offer.only_for or job.owner in each.offer.only_for)
             for each in islice(workers.values(), WORKERS_OF_MODEL_MAX)
         )
     )
-    return [*islice(found, 3)]
+    names = [*islice(found, 3)]
+    does = "models that do" if len(names) > 1 else "a model that does"
+    return f"{does}: {', '.join(names)}" if names else f"no worker has {does}"
 
 
 def _retry_after(pool: PoolState, model: str) -> int:

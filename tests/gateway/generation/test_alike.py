@@ -16,6 +16,9 @@ from gateway.serving import KEY, Node, Pool, eventually
 pytestmark = pytest.mark.shared_pool
 
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "f", "parameters": {"type": "object"}}
+CHAT_TOOLS = {"tools": [{"type": "function", "function": TOOL}]}
+REQUIRED = {"tool_choice": "required"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Dialect:
     path: str
     body: Mapping[str, Any]
     error: tuple[str, ...] = ("error", "message")
+    tools: Mapping[str, Any] | None = None  # what offers the model a tool
+    forced: Mapping[str, Any] | None = None  # what makes it call one
 
     def request(self, *, stream: bool = False) -> dict[str, Any]:
         # Without chance, so that any worker can repeat a lost answer; Ollama's name for
@@ -40,13 +45,29 @@ class Dialect:
 
 
 DIALECTS = {
-    "chat": Dialect("/v1/chat/completions", {"model": "m1", "messages": HI}),
-    "responses": Dialect("/v1/responses", {"model": "m1", "input": "hi"}),
+    "chat": Dialect(
+        "/v1/chat/completions",
+        {"model": "m1", "messages": HI},
+        tools=CHAT_TOOLS,
+        forced=REQUIRED,
+    ),
+    "responses": Dialect(
+        "/v1/responses",
+        {"model": "m1", "input": "hi"},
+        tools={"tools": [{"type": "function", **TOOL}], "tool_choice": "auto"},
+        forced=REQUIRED,
+    ),
     "messages": Dialect(
-        "/v1/messages", {"model": "m1", "messages": HI, "max_tokens": 9}
+        "/v1/messages",
+        {"model": "m1", "messages": HI, "max_tokens": 9},
+        tools={"tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+        forced={"tool_choice": {"type": "any"}},
     ),
     "ollama-chat": Dialect(
-        "/ollama/api/chat", {"model": "m1", "messages": HI}, ("error",)
+        "/ollama/api/chat",
+        {"model": "m1", "messages": HI},
+        ("error",),
+        tools=CHAT_TOOLS,
     ),
     "ollama-generate": Dialect(
         "/ollama/api/generate",
@@ -96,6 +117,44 @@ async def test_answer_names_its_job_which_is_explained(
             path = f"{pool.url}/admin/jobs/{headers['x-shoal-job']}/explain"
             async with pool.session.get(path, headers=pool.headers()) as response:
                 assert response.status == 200
+
+
+async def test_tools_that_no_worker_can_call_are_left_out(
+    pool: Pool, subtests: pytest.Subtests
+) -> None:
+    for name, dialect in DIALECTS.items():
+        if dialect.tools is None:
+            continue
+        with subtests.test(name):
+            asked = replace(dialect, body={**dialect.body, **dialect.tools})
+            async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello"))
+                status, headers, body = await ask(pool, asked)
+
+            assert status == 200, body
+            left_out = "tools: no worker with m1 calls functions"
+            assert headers["x-shoal-left-out"] == left_out
+            path = f"{pool.url}/admin/jobs/{headers['x-shoal-job']}/explain"
+            async with pool.session.get(path, headers=pool.headers()) as response:
+                lines = (await response.json())["lines"]
+            assert any(line.endswith(f"left out: {left_out}") for line in lines)
+
+
+async def test_tool_that_must_be_called_names_models_that_can(
+    pool: Pool, subtests: pytest.Subtests
+) -> None:
+    for name, dialect in DIALECTS.items():
+        if dialect.forced is None:
+            continue
+        with subtests.test(name):
+            fields = {**dialect.body, **(dialect.tools or {}), **dialect.forced}
+            async with alone(pool):
+                status, _, body = await ask(pool, replace(dialect, body=fields))
+
+            assert status == 400
+            assert "no worker has a model that does" in dialect.error_in(
+                json.loads(body)
+            )
 
 
 async def test_repeated_request_attaches_to_its_job(

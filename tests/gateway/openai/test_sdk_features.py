@@ -176,7 +176,7 @@ async def test_embeddings_are_returned(
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),

@@ -314,8 +314,21 @@ def test_references_and_earlier_messages_join_the_input() -> None:
     ]
 
 
+def test_tools_that_codex_always_offers_are_left_out() -> None:
+    # Its defaults, with the names of its MCP servers as namespaces.
+    grouped = {"type": "namespace", "name": "agents", "tools": [TOOL]}
+    searching = {"type": "web_search", "external_web_access": False}
+
+    asked = decoded(tools=[grouped, TOOL, searching])
+    alone = decoded(tools=[searching], tool_choice="auto")
+
+    assert asked.options["tools"] == decoded(tools=[TOOL]).options["tools"]
+    assert asked.left_out == ["tools: those of the types namespace, web_search"]
+    assert (alone.options, decoded(tools=[TOOL]).left_out) == ({}, [])
+
+
 REJECTED: dict[str, tuple[dict[str, Any], str]] = {
-    "tools[0].type": ({"tools": [{"type": "web_search"}]}, "web_search"),
+    "tools[0].type": ({"tools": [{"type": "file_search"}]}, "file_search"),
     "tools[1].type": ({"tools": [TOOL, {"type": "mcp"}]}, "mcp"),
     "tools[0].name": ({"tools": [{"type": "function"}]}, "required"),
     "tools": ({"tools": [TOOL, TOOL]}, "same name"),

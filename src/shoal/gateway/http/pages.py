@@ -24,7 +24,10 @@ from shoal.domain.errors import ConfigError, Forbidden
 
 PREFLIGHT_SECONDS = 7200  # that a browser may remember an answer; its own maximum
 METHODS = "GET, POST, PUT, DELETE"
-EXPOSED = "*, x-request-id, x-shoal-job, x-shoal-worker, x-shoal-attempts, Retry-After"
+EXPOSED = (
+    "*, x-request-id, x-shoal-job, x-shoal-worker, x-shoal-attempts, "
+    "x-shoal-left-out, Retry-After"
+)
 
 OWN_SITES = frozenset({"same-origin", "none"})
 """What browsers say in ``Sec-Fetch-Site`` of a coordinator's own pages, and of none."""

@@ -38,6 +38,7 @@ class RequestRecord:
     reader: AnswerStream | None = None
     first_output: float | None = None
     usage: Usage | None = None
+    left_out: tuple[str, ...] = ()  # as in ``JobTerms``
     held_bytes: int = 0  # bytes of its body
     held_for: str = ""  # the key that they count for
     error: str = ""  # the code of its error, or empty
@@ -49,6 +50,7 @@ class RequestRecord:
     def set_job(self, job: Job) -> None:
         """Record the job of the request."""
         self.owner, self.model, self.kind = job.owner, job.model, job.kind
+        self.left_out = job.terms.left_out
 
     def set_reader(self, reader: AnswerStream) -> None:
         """Record the answer; with an idempotency key its job may be an earlier one."""
@@ -61,6 +63,8 @@ class RequestRecord:
         headers = {REQUEST_ID: self.id}
         if self.job_id is not None:
             headers["x-shoal-job"] = self.job_id
+        if self.left_out:  # which may name a model, as workers do
+            headers["x-shoal-left-out"] = ascii("; ".join(self.left_out))[1:-1]
         if self.reader is not None:
             headers.update(worker_headers(self.reader))
         return headers

@@ -85,6 +85,7 @@ async def create_response(
         *(gateway, request, chat, caller),
         session=asked.fields.prompt_cache_key or "",
         tier=asked.fields.service_tier or "",
+        left_out=asked.left_out,
     )
     if asked.stored:
         background = asked.fields.background

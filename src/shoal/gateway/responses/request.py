@@ -58,6 +58,9 @@ UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
 A request for one is an error: an answer that ignored it would be wrong.
 """
 
+LEFT_OUT = frozenset({"namespace", "web_search"})
+"""Types of tools that Codex always offers, and a model can do without."""
+
 LOGPROBS = "message.output_text.logprobs"
 
 _decoder = msgspec.json.Decoder(CreateResponse)
@@ -81,6 +84,7 @@ class ResponseRequest:
     fields: ResponseFields
     stream: bool = False
     stored: bool = True
+    left_out: Sequence[str] = ()  # as in ``JobTerms``
 
     @property
     def references(self) -> Sequence[ItemReference]:
@@ -123,6 +127,7 @@ def decode_response_request(data: bytes, created: int) -> ResponseRequest:
     """
     body: ResponseBody = decode(_decoder, data)
     _check_supported(body)
+    body, left_out = _without_left_out(body)
     options = _options(body)
     if isinstance(body.input, str):
         items: list[InputItem] = [{"role": "user", "content": body.input}]
@@ -154,7 +159,20 @@ def decode_response_request(data: bytes, created: int) -> ResponseRequest:
         ),
         bool(body.stream),
         body.store is not False,
+        left_out,
     )
+
+
+def _without_left_out(body: ResponseBody) -> tuple[ResponseBody, Sequence[str]]:
+    """Return the request without tools that only OpenAI has, and what these are.
+
+    The model need not call them unless there is no other and it must call one.
+    """
+    given = body.tools or []
+    tools = [tool for tool in given if tool.type not in LEFT_OUT]
+    types = sorted({tool.type for tool in given} & LEFT_OUT)
+    left_out = [f"tools: those of the types {', '.join(types)}"] if types else []
+    return msgspec.structs.replace(body, tools=tools), left_out
 
 
 def _check_supported(body: ResponseBody) -> None:
