@@ -59,6 +59,7 @@ from shoal.pool.react import (
     INVALID_RECEIPT_POINTS,
     WORKERS_LOST_MAX,
     WRONG_ANSWER_POINTS,
+    WRONG_COUNT_POINTS,
     next_limit,
     react,
     revocations,
@@ -449,6 +450,18 @@ def test_only_an_invalid_receipt_marks_its_worker(verdict: Verdict) -> None:
     assert answered == [
         JobCompleted(J, ONE, WHOLE, verdict),
         *([] if harmless else marked),
+    ]
+
+
+def test_count_that_cannot_be_is_left_out_and_marks_its_worker() -> None:
+    said = Outcome("text", usage=Usage(3, 2**31 - 1))
+
+    facts = react(running(), LeaseResult(W, Completed(J, ONE), said))
+
+    reason = f"{2**31 - 1} tokens written, more than the answer can hold"
+    assert facts == [
+        JobCompleted(J, ONE, Outcome("text")),
+        WorkerMarked(W, WRONG_COUNT_POINTS, reason, J),
     ]
 
 

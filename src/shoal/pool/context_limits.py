@@ -1,13 +1,17 @@
-"""How long requests are, and what workers' refusals for length say of their contexts.
+"""How long requests and answers are, and what workers say of that in tokens.
 
-Many servers do not tell the context of a model before they refuse a request.
+Many servers do not tell the context of a model before they refuse a request.  Counts of
+tokens are believed as far as texts can hold them: a token has at least one byte, but
+for special ones, a template's own instructions, and what pictures and sound become.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import (
     Chat,
@@ -17,12 +21,19 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Work,
+    values_of,
 )
 
 BYTES_PER_TOKEN_MAX = 8  # in UTF-8; only unusual texts have more in a token
 LEARNED_MIN = 512  # bytes and tokens of a request that any model's context can hold
 LENGTHS_MAX = 8  # refused lengths that are remembered of one context
 MEDIA = frozenset({Feature.IMAGES, Feature.AUDIO})
+MEDIA_PARTS = ("image_url", "input_audio")
+PROMPT_MARGIN = 4096  # tokens of a template, or of an engine's own instructions
+VALUE_MARGIN = 8  # tokens around each value of a request: quotes, roles, ends
+MEDIA_TOKENS = 32_768  # of a picture or a recording, whose size says little
+ANSWER_MARGIN = 1024  # tokens of an answer without text, as marks and cut stop strings
+LIMIT_MARGIN = 64  # tokens beyond ``max_tokens``: engines count the last ones unlike
 
 T = TypeVar("T")
 
@@ -67,14 +78,17 @@ def length_of(work: Work) -> RequestLength:
             return UNKNOWN_LENGTH
 
 
-def _bytes_in(values: Sequence[object]) -> int:
-    """Count the bytes of all texts in JSON."""
+def _bytes_in(values: Sequence[object], margin: int = 0) -> int:
+    """Count the bytes of all texts in JSON, and a margin for each value."""
     found = 0
     left = [*values]
     while left:
+        found += margin
         match left.pop():
             case str() as text:
                 found += len(text.encode("utf-8", "surrogatepass"))
+            case {"type": str(kind)} if kind in MEDIA_PARTS:
+                found += MEDIA_TOKENS
             case Mapping() as fields:
                 left += fields
                 left += fields.values()
@@ -133,3 +147,68 @@ def add_shortest(kept: list[T], new: T, reaches: Callable[[T, T], bool]) -> None
     kept[:] = [each for each in kept if not reaches(each, new)]
     kept.append(new)
     del kept[:-LENGTHS_MAX]
+
+
+class Overcount(NamedTuple):
+    """Why a count is not believed, and whether that speaks against the worker."""
+
+    reason: str
+    wrong: bool
+
+
+def overcount(work: Work, outcome: Outcome) -> Overcount | None:
+    """Return what is wrong with the reported usage of ``work``; None: it is believed.
+
+    A worker that knows no ``max_tokens`` writes more, and one may have thoughts that it
+    does not send: such counts are not believed, and are no fault.
+    """
+    usage = outcome.usage
+    if usage is None:
+        return None
+    if usage.prompt_tokens > PROMPT_MARGIN and usage.prompt_tokens > _most_read(work):
+        said = f"{usage.prompt_tokens} tokens read"
+        return Overcount(f"{said}, more than the request can hold", wrong=True)
+    return _written_overcount(work, outcome, usage)
+
+
+def _written_overcount(work: Work, outcome: Outcome, usage: Usage) -> Overcount | None:
+    count, answers = usage.completion_tokens, _answers(work)
+    limit = work.max_tokens if isinstance(work, Chat | Completion) else None
+    allowed = math.inf if limit is None else limit * answers + LIMIT_MARGIN
+    if count <= min(allowed, ANSWER_MARGIN):
+        return None
+    shown = _written(work, outcome)
+    said = f"{count} tokens written"
+    if count > shown + ANSWER_MARGIN * answers:
+        hidden = count <= allowed if limit is not None else usage.reasoning_tokens
+        return Overcount(f"{said}, more than the answer can hold", wrong=not hidden)
+    if count > allowed:
+        wrong = count > shown + LIMIT_MARGIN
+        return Overcount(f"{said}, more than the {limit} of max_tokens", wrong=wrong)
+    return None
+
+
+def _written(work: Work, outcome: Outcome) -> int:
+    """Return the most tokens that an answer's texts can be, without any margin."""
+    if isinstance(work, Embedding | Rerank):
+        return 0  # the answer is numbers
+    return _bytes_in([each.fields for each in outcome.choices] or [outcome.text])
+
+
+def _answers(work: Work) -> int:
+    """Return how many texts an engine writes for a request."""
+    if not isinstance(work, Chat | Completion):
+        return 1
+    asked = [work.options.get(name) for name in ("n", "best_of")]
+    most = max([1, *(each for each in asked if isinstance(each, int))])
+    if isinstance(work, Completion) and isinstance(work.prompt, list | tuple):
+        most *= max(1, sum(not isinstance(each, int) for each in work.prompt))
+    return most
+
+
+def _most_read(work: Work) -> int:
+    """Return the most tokens that a request can be."""
+    most = PROMPT_MARGIN + _bytes_in(values_of(work), VALUE_MARGIN)
+    if isinstance(work, Rerank):  # each document is read with the query
+        most += len(work.documents) * (_bytes_in([work.query]) + PROMPT_MARGIN)
+    return most

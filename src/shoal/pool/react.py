@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from shoal.domain.facts import (
@@ -40,7 +41,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JobKind
 from shoal.domain.worker import HANDED_OVER
-from shoal.pool.context_limits import least_known
+from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
 from shoal.pool.eligibility import length_refusal, no_worker_reason, suitable_workers
 from shoal.pool.functions import no_call_result
@@ -77,6 +78,7 @@ HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING}
 """Verdicts that cost the worker no points."""
 
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
+WRONG_COUNT_POINTS = 1  # points for a count of tokens that cannot be
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
 LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
 WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
@@ -226,10 +228,17 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
     match event:
         case Completed(job_id, lease, receipt=receipt):
             output_hash = answered.output_hash
+            marks = _receipt_marks(pool, worker_id, job_id, verdict)
+            if (over := overcount(job.job.work, outcome)) is not None:
+                # As if it had reported none, which is then estimated.
+                outcome = replace(outcome, usage=None)
+                if over.wrong:
+                    points = WRONG_COUNT_POINTS
+                    marks.append(_mark(pool, worker_id, points, over.reason, job_id))
             return [
                 *_first_output(job, lease),
                 JobCompleted(job_id, lease, outcome, verdict, output_hash, receipt),
-                *_receipt_marks(pool, worker_id, job_id, verdict),
+                *marks,
             ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
