@@ -112,7 +112,9 @@ class Stage:
             self.reasons[name] = event.reason
 
     def assortment(self) -> JointOffers:
-        self.slots = [EngineSlots(self.size) for _ in self.engines]
+        for each in self.engines:
+            each.slots = self.size
+        self.slots = [EngineSlots(each.slots) for each in self.engines]
         offered_engines = [
             OfferedEngine(
                 EngineMonitor(
@@ -309,6 +311,23 @@ def test_unoffered_model_is_rejected() -> None:
         assert refused in its.network.sent
 
     play(Stage([Engine("a")]), script)
+
+
+def test_slots_follow_an_engine_that_is_restarted_with_others() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.engines[0].slots = 5
+        await asyncio.sleep(SOON)
+        assert its.offered == {"a": 5, "b": 5}
+
+        its.engines[0].slots = 1
+        await asyncio.sleep(SOON)
+        assert its.offered == {"a": 1, "b": 1}
+        for name in ("one", "two"):
+            its.submit(name, chat("a"))
+        await asyncio.sleep(1.5)
+        assert its.answers(Completed) == ["one"]
+
+    play(Stage([Engine("a", "b")]), script)
 
 
 def test_model_is_rejected_while_others_hold_all_slots() -> None:

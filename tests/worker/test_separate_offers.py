@@ -34,7 +34,7 @@ ONE = LeaseNumber(1)
 class Shelf:
     """An engine whose models a test removes and restores."""
 
-    slots = 2
+    slots = 4
 
     def __init__(self, *names: str) -> None:
         self.models: Sequence[ServedModel] = [ServedModel(name) for name in names]
@@ -86,7 +86,7 @@ class Stage:
     asked: list[str] = field(default_factory=list)  # about models to load
 
     def __post_init__(self) -> None:
-        self.slots = EngineSlots(4, self.throttle)
+        self.slots = EngineSlots(self.engine.slots, self.throttle)
         load = self.engine.start if self.engine.loads else None
         self.watch = EngineMonitor(self.engine, self.reports.append, load)
 
@@ -261,6 +261,16 @@ def test_other_slots_are_offered_anew_once_no_job_runs() -> None:
         await asyncio.sleep(30.0 + 2 * SOON)
         assert its.offered == ["a"]
         assert its.sizes == [4, 2]
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_slots_follow_an_engine_that_is_restarted_with_others() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.engine.slots = 8
+        await asyncio.sleep(2 * SOON)
+        assert its.offered == ["a"]
+        assert its.sizes == [4, 8]
 
     play(Stage(Shelf("a")), script)
 

@@ -56,6 +56,11 @@ class EngineSlots:
         """The number of concurrent jobs."""
         return self._throttle.lent(self.total) + self._extra
 
+    def resize(self, total: int) -> None:
+        """Set how many slots there are; jobs beyond them run to their ends."""
+        self.total = total
+        self._grant()
+
     def set_extra(self, extra: int) -> None:
         """Set how many more jobs may run, beside those that only wait for others."""
         self._extra = extra

@@ -107,6 +107,7 @@ class SeparateOffers:
         self._remove_ended()
         if self._leaving.is_set():
             return False
+        self._slots.resize(self._monitor.engine.slots)
         paused = self._throttle.paused
         unavailable = self._throttle.why_paused or self._monitor.unavailable_reason
         models = () if paused else self._choose(self._monitor.models)[:AGENTS_MAX]
@@ -248,8 +249,9 @@ class JointOffers:
 
     def _synchronize(self) -> None:
         """Report added and removed models to the coordinator and the user."""
-        before, self._offered = self._offered, self._current_models()
-        if _descriptions(before) == _descriptions(self._offered):
+        before, described = self._offered, _descriptions(self._offered)
+        self._offered = self._current_models()
+        if described == _descriptions(self._offered):
             return
         self._agent.update_offers(self._offers())
         if not self._joined:
@@ -288,7 +290,12 @@ class JointOffers:
         )
 
     def _current_models(self) -> Mapping[str, OfferedModel]:
-        """Return the models of all engines by name, in the engines' order."""
+        """Return the models of all engines by name, in the engines' order.
+
+        Each has as many slots as its engine has now.
+        """
+        for engine in self._engines:
+            engine.slots.resize(engine.monitor.engine.slots)
         served = {
             (number, model): engine
             for number, engine in enumerate(self._engines)
