@@ -7,6 +7,7 @@ from shoal.domain.options import (
     Feature,
     OptionType,
     needed_features,
+    unknown_options,
 )
 
 
@@ -46,4 +47,6 @@ def test_number_that_equals_a_neutral_flag_is_requested() -> None:
 def test_requested_options_need_their_features() -> None:
     options = {"n": 2, "logit_bias": {"1": 1}, "stop": [], "top_p": 0.5, "unknown": 1}
 
-    assert needed_features(options) == {Feature.CHOICES, Feature.OPTIONS}
+    needs = {Feature.CHOICES, Feature.OPTIONS, Feature.FIELDS}
+    assert needed_features(options) == needs
+    assert unknown_options({**options, "metadata": 1}) == ["unknown"]

@@ -383,7 +383,9 @@ async def test_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
 
     url = await fake({"GET /v1/models": LIST, "POST /v1/completions": handle})
     async with running(url) as engine:
-        work = Completion("tiny", "Once", max_tokens=1, options={"echo": False})
+        work = Completion(
+            "tiny", "Once", max_tokens=1, options={"echo": False, "min_tokens": 1}
+        )
         outcome = await ask(engine, work)
 
     assert outcome == Outcome("upon", "length", Usage(3, 2))
@@ -393,6 +395,7 @@ async def test_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
             "prompt": "Once",
             "max_tokens": 1,
             "echo": False,
+            "min_tokens": 1,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

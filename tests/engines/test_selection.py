@@ -110,7 +110,21 @@ async def test_url_opens_a_server(
     assert source.engine.slots == 9
     assert source.label == str(urlsplit(url).port)
     assert offered(source) == ["llama3.2"]
-    assert Feature.CONTINUE not in source.engine.models[0].features
+    features = source.engine.models[0].features
+    assert Feature.CONTINUE not in features
+    assert Feature.FIELDS in features
+
+
+async def test_server_gets_no_unknown_fields_if_its_owner_forbids_it(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    (source,) = await find_engines(
+        EngineOptions((url,), any_field=False), nothing, stack
+    )
+
+    assert all(Feature.FIELDS not in each.features for each in source.engine.models)
 
 
 async def test_file_opens_the_embedded_engine(

@@ -328,6 +328,11 @@ class JoinConfig:
     engine_key: str = setting(
         "API key of the servers named by --engine", "", secret=True
     )
+    known_fields: bool = setting(
+        "refusal of requests with fields that Shoal does not know; otherwise servers "
+        "get them",
+        False,
+    )
     context: int = setting(
         "context length in the embedded engine, prompt and answer; 0: 4096, or the "
         "model's own if that is shorter",

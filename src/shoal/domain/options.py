@@ -9,7 +9,7 @@ no worker has to be chosen for them.
 Source: OpenAI's API reference, "Create chat completion" and "Create completion".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,6 +29,7 @@ class Feature(Enum):
     CHOICES = "choices"  # returns several answers to one prompt
     IMAGES = "images"
     AUDIO = "audio"
+    FIELDS = "fields"  # passes fields on that Shoal does not know
     VALUES = "values"  # takes arrays and other values that only Shoal's peers know
     CODE = "code"  # runs functions that are sent along
 
@@ -131,15 +132,39 @@ OPTIONS = (
 CHAT_OPTIONS = tuple(each for each in OPTIONS if each.chat)
 COMPLETION_OPTIONS = tuple(each for each in OPTIONS if each.completion)
 
+UNUSED = frozenset(
+    {
+        # OpenAI's: notes, caches, speed and bookkeeping.
+        *("metadata", "store", "user", "safety_identifier", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "service_tier"),
+        # How a server loads a model, and what it tells beside the answer.
+        *("keep_alive", "ttl", "num_ctx", "num_gpu", "num_thread", "num_batch"),
+        *("num_keep", "main_gpu", "use_mmap", "use_mlock", "numa", "low_vram"),
+        *("cache_prompt", "id_slot", "timings_per_token", "request_id"),
+        *("usage", "include_reasoning"),  # of OpenRouter
+        # Open WebUI's, for itself.
+        *("background_tasks", "chat_id", "features", "files", "filter_ids"),
+        *("function_calling", "id", "message_id", "model_item", "params"),
+        *("parent_id", "session_id", "tool_ids", "tool_servers", "variables"),
+    }
+)
+"""Fields of programs' requests that change no answer: no engine needs them."""
+
 _BY_NAME: Mapping[str, Option] = {each.name: each for each in OPTIONS}
+
+
+def unknown_options(options: Iterable[str]) -> list[str]:
+    """Return the names that are no options: fields that only an engine may know."""
+    return [each for each in options if each not in _BY_NAME and each not in UNUSED]
 
 
 def needed_features(options: Mapping[str, object]) -> set[Feature]:
     """Return the features that a worker needs to obey the options of a job."""
-    return {
+    wanted = {
         option.needs
         for name, value in options.items()
         if (option := _BY_NAME.get(name)) is not None
         and option.needs is not None
         and option.is_requested(value)
     }
+    return wanted | {Feature.FIELDS} if unknown_options(options) else wanted

@@ -163,12 +163,20 @@ class OpenAIEngine:
         names: models of a server that does not list them.
         slots: concurrent jobs; 0: the default for this kind of server.
         api_key: bearer token; empty: none.
+        any_field: whether it gets fields that Shoal does not know.
     """
 
     def __init__(
-        self, url: str, names: Sequence[str] = (), *, slots: int = 0, api_key: str = ""
+        self,
+        url: str,
+        names: Sequence[str] = (),
+        *,
+        slots: int = 0,
+        api_key: str = "",
+        any_field: bool = True,
     ) -> None:
         self.url, userinfo = split_url(url)
+        self._withheld = frozenset(() if any_field else {Feature.FIELDS})
         self.slots = slots
         self._slots_given = slots > 0
         self._names = tuple(names)
@@ -195,9 +203,11 @@ class OpenAIEngine:
     def models(self) -> Sequence[ServedModel]:
         models = (self._refused.supported(each.model) for each in self._listed.values())
         return [
-            replace(model, features=model.features | {Feature.CONTINUE})
-            if self._ways.get(model.name)
-            else model
+            replace(
+                model,
+                features=model.features - self._withheld
+                | ({Feature.CONTINUE} if self._ways.get(model.name) else set()),
+            )
             for model in models
             if model is not None
         ]

@@ -44,6 +44,7 @@ class EngineOptions:
         slots: concurrent jobs of each engine; 0: the engine's own number.
         context: tokens of a job in the embedded engine; 0: its default.
         threads: threads of the embedded engine; 0: its default.
+        any_field: whether servers get fields that Shoal does not know.
     """
 
     engines: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class EngineOptions:
     api_key: str = ""
     context: int = 0
     threads: int = 0
+    any_field: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,12 @@ async def _open_server(
             f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
         )
     exact = [name for name in names if not _is_pattern(name)]
-    engine = OpenAIEngine(url, exact, slots=options.slots, api_key=options.api_key)
+    engine = OpenAIEngine(
+        *(url, exact),
+        slots=options.slots,
+        api_key=options.api_key,
+        any_field=options.any_field,
+    )
     stack.push_async_callback(engine.close)
     await engine.start()
     location = urlsplit(engine.url)

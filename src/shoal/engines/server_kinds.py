@@ -25,6 +25,10 @@ _FULL_TEXT = _BASIC | {
     Feature.LOGPROBS,
     Feature.CHOICES,
 }
+_ANY_FIELD = frozenset({Feature.FIELDS})
+"""Of servers with many fields that OpenAI does not have; others ignore what they do not
+know, and clients would not learn that."""
+
 MULTIMODAL = frozenset({Feature.IMAGES, Feature.AUDIO})
 """Features that depend on the model, not only on the server."""
 
@@ -68,13 +72,17 @@ OLLAMA = ServerKind(
 )
 LLAMA_SERVER = ServerKind(
     "llama-server",
-    _FULL_TEXT | MULTIMODAL,
+    _FULL_TEXT | MULTIMODAL | _ANY_FIELD,
     ignores=frozenset({"echo", "best_of", "suffix", "functions"}),
     chooses_tools=False,
     resident=True,
 )
 VLLM = ServerKind(
-    *("vLLM", _FULL_TEXT | MULTIMODAL), slots=32, resident=True, takes_flags=True
+    "vLLM",
+    _FULL_TEXT | MULTIMODAL | _ANY_FIELD,
+    slots=32,
+    resident=True,
+    takes_flags=True,
 )
 SGLANG = replace(VLLM, name="SGLang")
 APHRODITE = replace(VLLM, name="Aphrodite")
@@ -91,7 +99,7 @@ MLX = ServerKind(
 )
 # An unknown server is assumed to be fully OpenAI-compatible: its refusals are passed
 # on, and missing choices are detected.
-UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL)
+UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL | _ANY_FIELD)
 
 OWNERS = {
     "llamacpp": LLAMA_SERVER,

@@ -17,8 +17,8 @@ from shoal.domain.errors import (
 from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
-from shoal.domain.options import OPTIONS
-from shoal.domain.work import CALL_QUEUE, Chat, Feature, Work
+from shoal.domain.options import OPTIONS, unknown_options
+from shoal.domain.work import CALL_QUEUE, Chat, Completion, Feature, Work
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
@@ -92,14 +92,14 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     needs = job.work.needs
     for feature in sorted(needs, key=lambda each: each.value):
         if not any(feature in offer.features for offer in capable):
-            field = FEATURE_FIELDS.get(feature, "model")
+            field = _field_of(job, feature)
             return CannotDo(
                 f"{field}: none of the workers with {job.model} can do this "
                 f"({feature.value}); {_models_that_do(pool, job, {feature})}",
                 field,
             )
     if not any(needs <= offer.features for offer in capable):
-        asked = sorted(FEATURE_FIELDS.get(feature, "model") for feature in needs)
+        asked = sorted(_field_of(job, feature) for feature in needs)
         return CannotDo(
             f"no worker with {job.model} can do all of {', '.join(asked)} together; "
             + _models_that_do(pool, job, needs),
@@ -111,6 +111,13 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             "messages",
         )
     return _length_rejection(pool, job, found)
+
+
+def _field_of(job: Job, feature: Feature) -> str:
+    """Return the field of a request that asks for a feature."""
+    if feature is Feature.FIELDS and isinstance(job.work, Chat | Completion):
+        return unknown_options(job.work.options)[0]
+    return FEATURE_FIELDS.get(feature, "model")
 
 
 def _length_rejection(

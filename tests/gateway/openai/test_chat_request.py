@@ -11,10 +11,12 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Chat, Feature
+from shoal.engines.requests import RESERVED
 from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import STOPS_MAX
+from shoal.gateway.generation.options import DECIDED, EXTRA_MAX, STOPS_MAX
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
+from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.chat_request import (
     UNSUPPORTED,
     decode_chat_request,
@@ -337,10 +339,49 @@ def test_neutral_unsupported_fields_are_accepted(field: str) -> None:
         assert decode(**{field: harmless}).work.model == "m1"
 
 
-def test_other_fields_are_ignored() -> None:
-    more = {"user": "x", "metadata": {}, "store": True, "n": 1, "unheard_of": [[]]}
+def test_fields_that_change_no_answer_are_ignored() -> None:
+    more = {"user": "x", "metadata": {}, "store": True, "n": 1, "unheard_of": None}
 
     assert decode(**more).work == decode().work
+
+
+def test_unknown_fields_go_to_engines_that_take_any() -> None:
+    work = decode(unheard_of=[[]], min_tokens=3, top_p=0.5).work
+
+    assert work.options == {"top_p": 0.5, "unheard_of": [[]], "min_tokens": 3}
+    assert work.needs == {Feature.FIELDS}
+
+
+@pytest.mark.parametrize("field", sorted(DECIDED))
+def test_fields_that_engines_get_from_workers_alone_are_refused(field: str) -> None:
+    if field in CreateChatCompletion.__struct_fields__:
+        return
+
+    for harmless in (None, *DECIDED[field]):
+        assert decode(**{field: harmless}).work == decode().work
+    with pytest.raises(InvalidRequest, match="is not supported") as raised:
+        decode(**{field: 7})
+    assert raised.value.field == field
+
+
+def test_every_field_that_engines_set_is_known_or_refused() -> None:
+    names = {*CreateChatCompletion.__struct_fields__, *DECIDED}
+
+    assert names >= RESERVED
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({f"x{number}": 1 for number in range(EXTRA_MAX + 1)}, "x"),
+        ({"huge": "y" * OBJECT_MAX, "small": 1}, "huge"),
+    ],
+)
+def test_unknown_fields_have_limits(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match="unknown fields") as raised:
+        decode(**fields)
+
+    assert (raised.value.field or "").startswith(named)
 
 
 def nested(depth: int) -> Any:

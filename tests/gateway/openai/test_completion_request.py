@@ -45,9 +45,19 @@ def test_prompts_of_every_form_are_accepted(
 
 
 def test_options_are_forwarded() -> None:
-    work = decode(n=2, best_of=3, echo=True, suffix="end", logprobs=0, stop="x").work
+    work = decode(
+        n=2,
+        best_of=3,
+        echo=True,
+        suffix="end",
+        logprobs=0,
+        stop="x",
+        ignore_eos=True,  # no option: it is its engine's
+        user="al",
+    ).work
 
     assert work.options == {
+        "ignore_eos": True,
         "n": 2,
         "best_of": 3,
         "echo": True,
@@ -55,7 +65,8 @@ def test_options_are_forwarded() -> None:
         "logprobs": 0,
         "stop": ["x"],
     }
-    assert work.needs == {Feature.CHOICES, Feature.LOGPROBS, Feature.STOP}
+    needs = {Feature.CHOICES, Feature.LOGPROBS, Feature.STOP, Feature.FIELDS}
+    assert work.needs == needs
 
 
 @pytest.mark.parametrize(

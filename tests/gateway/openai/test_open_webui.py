@@ -153,6 +153,9 @@ async def test_open_webui_fields_are_accepted(
         ) as answer:
             assert answer.status == 200, await answer.text()
             assert (await answer.text()).endswith("data: [DONE]\n\n")
+    (task,) = worker.node.tasks
+    for name in fields.keys() & {"mirostat", "think"}:  # which an engine may know
+        assert task["shoal"]["options"][name] == fields[name]
 
 
 async def test_open_webui_tools_and_images_round_trip(pool: Pool) -> None:

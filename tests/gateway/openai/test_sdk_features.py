@@ -178,6 +178,7 @@ async def test_embeddings_are_returned(
     [
         ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
         ({"n": 2}, "n"),
+        ({"extra_body": {"min_tokens": 3}}, "min_tokens"),
         ({"logprobs": True}, "logprobs"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

@@ -265,6 +265,7 @@ async def _sources(
         config.engine_key,
         config.context,
         config.threads,
+        any_field=not config.known_fields,
     )
     locations = SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)

@@ -10,14 +10,21 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from shoal.domain.options import Option, OptionType
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.options import UNUSED, Option, OptionType
 from shoal.domain.outcome import STOP_REASON
 from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.http.decoding import (
+    OBJECT_MAX,
     FreeObject,
     decode_field,
     decode_object,
+    decode_value,
     is_given,
+    is_requested,
+    raw_fields,
+    size_of,
+    unsupported,
 )
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -29,6 +36,22 @@ OpenAI takes 4; programs that were written for other servers send more.
 """
 
 StopStrings = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
+
+EXTRA_MAX = 64
+"""Fields of one request that only its engine may know."""
+
+DECIDED: Mapping[str, tuple[JSON, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "return_progress": (False,),
+    "n_predict": (),
+    "encoding_format": (),
+    "input": (),
+    "messages": (),
+    "prompt": (),
+    "max_completion_tokens": (),
+}
+"""Fields that an engine gets from its worker alone, with their neutral values."""
 
 Encoder = Callable[[Any], JSON]
 """Turns the decoded value of a structured option into plain JSON."""
@@ -77,6 +100,31 @@ def requested_options(
         if option.is_requested(value):
             found[option.name] = value
     return found
+
+
+def extra_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
+    """Return the fields of a request that are none of its ``body``, for its engine.
+
+    Raises InvalidRequest for one that no engine gets, and for too many or large ones.
+    """
+    extra = {
+        name: raw
+        for name, raw in raw_fields(data).items()
+        if name not in _names_of(body) and name not in UNUSED and is_given(raw)
+    }
+    for name in extra.keys() & DECIDED.keys():
+        if is_requested(extra.pop(name), DECIDED[name]):
+            raise unsupported(name)
+    if len(extra) > EXTRA_MAX or sum(map(size_of, extra.values())) > OBJECT_MAX:
+        name = max(extra, key=lambda each: size_of(extra[each]))
+        text = f"more than {EXTRA_MAX} unknown fields, or {OBJECT_MAX} bytes in them"
+        raise InvalidRequest(f"{name:.64}: {text}", name[:64])
+    return {name: decode_value(raw, name) for name, raw in extra.items()}
+
+
+@cache
+def _names_of(body: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(each.encode_name for each in msgspec.structs.fields(body))
 
 
 def stop_strings(given: str | list[str]) -> list[str]:

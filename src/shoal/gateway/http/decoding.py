@@ -58,6 +58,7 @@ SMALL = 64  # bytes: neutral values are smaller
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _objects = msgspec.json.Decoder(dict[str, Any])
 _values = msgspec.json.Decoder()
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
@@ -86,6 +87,11 @@ def decode(
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
+
+
+def raw_fields(data: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a body that ``decode`` has accepted."""
+    return _decode_leniently(_raw_fields, data.removeprefix(BOM_UTF8))
 
 
 def decode_object(raw: msgspec.Raw, path: str) -> dict[str, JSON]:

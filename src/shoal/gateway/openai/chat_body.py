@@ -104,7 +104,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatBody(msgspec.Struct, frozen=True):
-    """A chat completion request; unknown fields are ignored, as clients expect."""
+    """A chat completion request; unknown fields go to the engine."""
 
     # Its other options are added from the table ``CHAT_OPTIONS``.
 

@@ -11,7 +11,12 @@ from msgspec import UNSET
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.generation.options import Encoder, requested_options, stop_strings
+from shoal.gateway.generation.options import (
+    Encoder,
+    extra_options,
+    requested_options,
+    stop_strings,
+)
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.generation.tools import (
     RequestedFunction,
@@ -82,7 +87,7 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
             messages,
             body.max_completion_tokens or body.max_tokens,
             body.temperature,
-            _options(body),
+            {**_options(body), **extra_options(data, CreateChatCompletion)},
         ),
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),

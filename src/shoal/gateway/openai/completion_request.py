@@ -12,6 +12,7 @@ from shoal.domain.work import JSON, Completion
 from shoal.gateway.generation.options import (
     StopStrings,
     body_type,
+    extra_options,
     requested_options,
     stop_strings,
 )
@@ -34,7 +35,7 @@ PROMPTS_MAX = 128  # prompts in one request
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
-    """A completion request; unknown fields are ignored, as clients expect."""
+    """A completion request; unknown fields go to the engine."""
 
     # Its other options are added from the table ``COMPLETION_OPTIONS``.
 
@@ -61,6 +62,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
     """
     body: CompletionBody = decode(_decoder, data, BODY_VALUES_MAX)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
+    options |= extra_options(data, CreateCompletion)
     _check_best_of(options, streamed=bool(body.stream))
     streaming = body.stream_options
     return GenerationRequest(
