@@ -287,16 +287,14 @@ async def test_malformed_upgrade_is_a_bad_request(
     assert not pool.hub.pool.workers
 
 
-async def test_upgrade_of_the_chat_path_is_an_unknown_worker(
-    pool: Pool,
-) -> None:
-    # Workers of one wire upgrade any path; an API key is no token.
+async def test_upgrade_of_the_chat_path_registers_nobody(pool: Pool) -> None:
     async with wire(pool) as bare:
         await bare.send(upgrade(CHAT, AUTH))
-        assert (await bare.head()).startswith(b"HTTP/1.1 101 ")
+        assert (await bare.head()).startswith(b"HTTP/1.1 426 ")
         await bare.send(frame(1, REGISTER) + frame(8, b"\x03\xe8"))
 
-        assert b'"status":"error"' in await bare.rest()
+        assert b"register_ack" not in await bare.rest()
+    assert not pool.hub.pool.workers
 
     assert not pool.hub.pool.workers
 
