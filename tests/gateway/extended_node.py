@@ -11,7 +11,7 @@ from gateway.serving import TOKEN, Node, Pool
 
 ALL_EXTENSIONS = (
     "shoal, chat, completion, embedding, continue, options, stop, tools, schema, "
-    "logprobs, choices, images, fields, context=4096"
+    "logprobs, choices, echo, images, fields, context=4096"
 )
 
 

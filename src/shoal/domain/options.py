@@ -27,6 +27,7 @@ class Feature(Enum):
     SCHEMA = "schema"  # writes JSON, to a schema if there is one
     LOGPROBS = "logprobs"  # returns the log probabilities of tokens
     CHOICES = "choices"  # returns several answers to one prompt
+    ECHO = "echo"  # returns the prompt of a completion, with its log probabilities
     IMAGES = "images"
     AUDIO = "audio"
     FIELDS = "fields"  # passes fields on that Shoal does not know
@@ -88,7 +89,12 @@ OPTIONS = (
     ),
     Option("n", OptionType.INTEGER, 1, 128, neutral=(1,), needs=Feature.CHOICES),
     Option("best_of", OptionType.INTEGER, 1, 128, neutral=(1,), chat=False),
-    Option("echo", OptionType.FLAG, neutral=(False,), chat=False),
+    Option(
+        *("echo", OptionType.FLAG),
+        neutral=(False,),
+        needs=Feature.ECHO,
+        chat=False,
+    ),
     Option("suffix", OptionType.TEXT, neutral=("",), chat=False),
     Option(
         *("logprobs", OptionType.FLAG),

@@ -29,7 +29,7 @@ class JobKind(Enum):
 
 
 INDIVISIBLE_FEATURES = frozenset(
-    {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES}
+    {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES, Feature.ECHO}
 )
 """Features that shape the whole answer, so that no other worker can continue it."""
 

@@ -79,7 +79,7 @@ LLAMA_SERVER = ServerKind(
 )
 VLLM = ServerKind(
     "vLLM",
-    _FULL_TEXT | MULTIMODAL | _ANY_FIELD,
+    _FULL_TEXT | MULTIMODAL | _ANY_FIELD | {Feature.ECHO},
     slots=32,
     resident=True,
     takes_flags=True,
@@ -98,7 +98,7 @@ MLX = ServerKind(
     ignores=frozenset({"echo", "best_of", "suffix"}),
 )
 # An unknown server is assumed to be fully OpenAI-compatible: its refusals are passed
-# on, and missing choices are detected.
+# on, and missing choices are detected.  An echo that is missing would not be.
 UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL | _ANY_FIELD)
 
 OWNERS = {

@@ -100,6 +100,57 @@ async def test_several_choices_with_logprobs_are_streamed(
     assert (told.content or [])[0].logprob == -0.1
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_prompt_is_echoed_with_its_log_probabilities(
+    pool: Pool, openai: "sdk.AsyncOpenAI", streamed: bool
+) -> None:
+    # As lm-eval asks, for multiple choice, and as vLLM answers: the prompt first.
+    prompt = {
+        "tokens": ["Sky", " is"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {" is": -0.5}],
+        "text_offset": [0, 3],
+    }
+    next_one = {
+        "tokens": [" blue"],
+        "token_logprobs": [-0.25],
+        "top_logprobs": [{" blue": -0.25}],
+        "text_offset": [6],
+    }
+    asked: dict[str, Any] = {"max_tokens": 1, "logprobs": 1, "echo": True}
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(
+            openai.completions.create(
+                model="m1", prompt="Sky is", stream=streamed, **asked
+            )
+        )
+        task = await worker.node.task()
+        await worker.delta(task["id"], fields={"content": "Sky is"}, logprobs=prompt)
+        await worker.delta(task["id"], fields={"content": " blue"}, logprobs=next_one)
+        await worker.send(task["id"], finish_reason="length")
+        await worker.node.end(task["id"])
+        answer: Any = await asking
+        parts = [part async for part in answer] if streamed else [answer]
+
+    choices = [choice for part in parts for choice in part.choices]
+    found = [choice.logprobs for choice in choices if choice.logprobs]
+    told = [number for each in found for number in each.token_logprobs]
+    assert "".join(choice.text for choice in choices) == "Sky is blue"
+    assert told == [None, -0.5, -0.25]
+    assert [top for each in found for top in each.top_logprobs][1] == {" is": -0.5}
+    assert task["shoal"]["options"]["echo"] is True
+
+
+async def test_echo_at_a_model_without_it_is_an_error_that_says_so(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
+    async with extended_node(pool, "shoal, completion, logprobs"):
+        with pytest.raises(sdk.BadRequestError, match="echo: none of the") as raised:
+            await openai.completions.create(model="m1", prompt="a", echo=True)
+
+    assert raised.value.param == "echo"
+
+
 async def test_images_and_schemas_reach_the_worker(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
