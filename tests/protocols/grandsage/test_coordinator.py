@@ -27,7 +27,12 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.grandsage.coordinator import STOP_INTERVAL, TASK_ID_COUNT, TaskIds
+from shoal.protocols.grandsage.coordinator import (
+    DROPPED,
+    STOP_INTERVAL,
+    TASK_ID_COUNT,
+    TaskIds,
+)
 from shoal.protocols.grandsage.tasks import TEMPERATURE
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, Send
@@ -114,7 +119,7 @@ def test_a_known_context_limits_the_answer(
     assert sent_task["max_new_tokens"] == written
 
 
-def test_a_task_that_a_plain_node_passed_over_is_rejected() -> None:
+def test_a_task_that_a_plain_node_passed_over_is_too_long_for_it() -> None:
     session = joined()
     silent = task(session, run(CHAT, "silent"))["id"]
     answered = task(session, run(CHAT, "answered"))["id"]
@@ -126,12 +131,10 @@ def test_a_task_that_a_plain_node_passed_over_is_rejected() -> None:
 
     chunks = [each for each in (*begun, *more) if not isinstance(each, AnswerChunk)]
     assert chunks == []
-    done, stop, rejected = ended
+    done, stop, failed = ended
     assert done == Completed(JobId("answered"), LEASE)
     assert stop == Send(f'{{"id":{silent},"stop":true}}')
-    assert isinstance(rejected, Rejected)
-    assert rejected.job_id == "silent"
-    assert "may exceed the node's context" in rejected.reason
+    assert failed == Failed(JobId("silent"), LEASE, DROPPED, Fault.CONTEXT)
     assert session.receive([frame(silent)], NOW) == ()
 
 
@@ -153,7 +156,7 @@ def test_a_task_that_is_merely_slow_is_kept() -> None:
         NOW,
     )
 
-    assert not any(isinstance(each, Rejected) for each in outputs)
+    assert not any(isinstance(each, Rejected | Failed) for each in outputs)
 
 
 def test_a_shoal_node_reports_itself_what_it_rejects() -> None:
@@ -163,7 +166,7 @@ def test_a_shoal_node_reports_itself_what_it_rejects() -> None:
 
     outputs = session.receive([frame(answered, "word " * 100), frame(answered)], NOW)
 
-    assert not any(isinstance(each, Rejected) for each in outputs)
+    assert not any(isinstance(each, Rejected | Failed) for each in outputs)
 
 
 def test_lone_surrogates_in_a_task_are_replaced() -> None:

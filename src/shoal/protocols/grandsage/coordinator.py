@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.outcome import AnswerPiece, Delta, Fault, Usage
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -223,7 +223,7 @@ class GrandSageNodeSession:
             outputs += self._on_stray(task_id, bool(data[4:]), now)
         elif len(data) == 4:
             outputs += self._end_task(task_id, task)
-            outputs += self._reject_dropped(task, now) if self._silent else ()
+            outputs += self._fail_dropped(task, now) if self._silent else ()
         else:
             if task.incomplete:
                 text, task.incomplete = decode_frame(task.incomplete + data[4:])
@@ -268,15 +268,16 @@ class GrandSageNodeSession:
             (task_id,) = TASK_ID.unpack(encoded_id)
             self._tasks[task_id].characters += _characters(pieces)
 
-    def _reject_dropped(
+    def _fail_dropped(
         self, answered: _SentTask, now: float
     ) -> Sequence[Event | Output]:
-        """Reject the tasks that the node must have dropped: it answered later ones.
+        """Fail the tasks that the node must have dropped: it answered later ones.
 
-        Real nodes drop a task that exceeds their context, without a message.  They
-        compute a step of all tasks at a time, so a task that they run has output before
-        a later one has much.  One of them holds back up to 15 characters, and more
-        within a word, so the later answers must be longer.
+        Real nodes drop a task that exceeds their context, without a message, and would
+        do so again; a node with a larger context may answer it.  They compute a step of
+        all tasks at a time, so a task that they run has output before a later one has
+        much.  One of them holds back up to 15 characters, and more within a word, so
+        the later answers must be longer.
         """
         outputs: list[Event | Output] = []
         for task_id, task in list(self._silent.items()):
@@ -289,7 +290,7 @@ class GrandSageNodeSession:
             self._record_stop(task_id, now)
             outputs += (
                 Send(encode_stop(task_id)),
-                Rejected(task.job_id, task.lease, DROPPED),
+                Failed(task.job_id, task.lease, DROPPED, Fault.CONTEXT),
             )
         return outputs
 
