@@ -33,6 +33,7 @@ PRELOADED = (
 # Variables that matter while modules are imported, or earlier.
 EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_")
 REQUEST_MAX = 1 << 20  # bytes
+LINUX = sys.platform.startswith("linux")  # elsewhere each has a process of its own
 
 
 class ForkedProcess:
@@ -167,7 +168,7 @@ def started(
     errors: IO[str],
 ) -> Process:
     """Start ``python -m module`` in a folder; its standard output is a pipe."""
-    if hasattr(os, "fork") and (server := _server()).can_run(environment):
+    if LINUX and (server := _server()).can_run(environment):
         return server.run(module, arguments, folder, environment, errors)
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
