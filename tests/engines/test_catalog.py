@@ -286,6 +286,21 @@ async def test_implausible_context_is_ignored(fake: Fakes, lie: object) -> None:
         assert engine.models[0].context == 0
 
 
+async def test_model_named_by_an_absolute_path_is_offered_by_its_last_part(
+    fake: Fakes,
+) -> None:
+    paths = ["/srv/models/qwen3/", "C:\\models\\phi", "/a/same", "/b/same", "org/name"]
+
+    async with engine_at(await fake({"GET /v1/models": listing(*paths)})) as engine:
+        assert list(by_name(engine)) == [
+            "qwen3",
+            "phi",
+            "/a/same",
+            "/b/same",
+            "org/name",
+        ]
+
+
 async def test_names_that_no_wire_carries_are_omitted(fake: Fakes) -> None:
     models = listing("", "x" * 257, "m\x1b[2J", "good")
     async with engine_at(await fake({"GET /v1/models": models})) as engine:

@@ -5,8 +5,10 @@ Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
 ``/api/v0/models``; else ``GET /v1/models`` with the fields that vLLM and others add.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 import msgspec
@@ -81,8 +83,18 @@ def is_valid_name(name: str) -> bool:
 def file_stem(name: str) -> str:
     """Return the model name in the path of its file."""
     if not name.endswith(".gguf"):
-        return name
+        return _last_part(name)
     return name.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf") or name
+
+
+def _last_part(name: str) -> str:
+    """Return the last part of a name that is an absolute path, else the name.
+
+    The folders are those of one machine, and nobody else's business.
+    """
+    if not (PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()):
+        return name
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2] or name
 
 
 def context_length(entry: ListEntry) -> int:
@@ -190,13 +202,7 @@ class ServerCatalog:
             return await self._llama_server(entries)
         if self.server_kind is LM_STUDIO:
             return await self._lm_studio(entries)
-        kind = self.server_kind
-        return [
-            ListedModel(
-                describe_model(kind, each.id, context=context_length(each)), each.id
-            )
-            for each in entries
-        ]
+        return _listed(self.server_kind, entries)
 
     async def _list_models(self) -> tuple[ServerReply, tuple[ListEntry, ...]]:
         reply = await self.query(ServerQuery("/models"))
@@ -291,9 +297,7 @@ class ServerCatalog:
         props = await self._query_native("/props", LlamaProps)
         if props is None or len(entries) != 1:
             # A router in front of several servers: each model has its own.
-            return [
-                ListedModel(describe_model(LLAMA_SERVER, e.id), e.id) for e in entries
-            ]
+            return _listed(LLAMA_SERVER, entries)
         (entry,) = entries
         if 0 < props.total_slots <= SLOTS_MAX:
             self.slots = props.total_slots
@@ -345,6 +349,19 @@ class ServerCatalog:
             )
             models.append(ListedModel(model, each.id))
         return models[:MODELS_MAX]
+
+
+def _listed(kind: ServerKind, entries: Sequence[ListEntry]) -> list[ListedModel]:
+    """Return models of which only the list tells, each under a name of its own."""
+    counts = Counter(_last_part(each.id) for each in entries)
+    names = [
+        last if counts[last := _last_part(each.id)] == 1 else each.id
+        for each in entries
+    ]
+    return [
+        ListedModel(describe_model(kind, name, context=context_length(each)), each.id)
+        for name, each in zip(names, entries, strict=True)
+    ]
 
 
 class NoModelList(Unavailable):
