@@ -38,6 +38,7 @@ def test_snippet_prints_what_the_page_says(
         cwd=INSTALLED,  # where Node looks for modules
         # No settings of the user who runs the tests.
         env={
+            "HAYSTACK_TELEMETRY_ENABLED": "False",
             "HOME": str(tmp_path),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "PATH": os.environ["PATH"],
