@@ -15,7 +15,7 @@ from engines.outputs import TINY, ask, tokens_of
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import Chat, Feature
 from shoal.domain.worker import ServedModel
-from shoal.engines import gguf_files, local_servers
+from shoal.engines import gguf_files, local_servers, selection
 from shoal.engines.gguf_files import DEMO_MODEL, DEMO_PACKAGE, check_digest
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.openai_server import OpenAIEngine
@@ -232,6 +232,34 @@ async def test_contradictory_options_are_rejected(
 
     with pytest.raises(ConfigError, match=complaint):
         await find_engines(wishes, nothing, stack)
+
+
+async def test_server_that_is_loading_its_model_is_waited_for(
+    fake: Fakes,
+    stack: AsyncExitStack,
+    nothing: SearchLocations,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = 0
+
+    async def models(_: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            return web.json_response(LIST)
+        # As llama-server answers.
+        error = {"message": "Loading model", "type": "unavailable_error", "code": 503}
+        return web.json_response({"error": error}, status=503)
+
+    monkeypatch.setattr(selection, "LOADING_RETRY", 0.0)
+    url = await fake({"GET /v1/models": models})
+
+    (source,) = await find_engines(EngineOptions((url,)), nothing, stack)
+
+    assert offered(source) == ["tiny", "llama3.2:latest"]
+    (waiting,) = [each for each in caplog.messages if "waiting" in each]
+    assert "Loading model" in waiting
 
 
 async def test_server_without_the_model_is_rejected(

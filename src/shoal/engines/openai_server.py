@@ -148,9 +148,14 @@ DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded in the event loop's th
 
 LATEST = ":latest"  # Ollama accepts names without it
 
+LOADING_STATUS = 503  # of a server that loads its model, or of a proxy before one
 NO_LIST_STATUSES = frozenset({404, 405})  # a small server may not list its models
 MEDIA = ("image/", "audio/", "video/")
 JSON_HEADERS = {"Content-Type": "application/json"}
+
+
+class EngineLoading(ConfigError):
+    """The server has no list of models yet: it is starting."""
 
 
 class OpenAIEngine:
@@ -232,7 +237,9 @@ class OpenAIEngine:
             raise ConfigError(f"{self.url}/models gives no answer") from error
         except Unavailable as error:
             await self.close()
-            raise ConfigError(f"{self.url}/models: {error}") from error
+            loads = isinstance(error, NoModelList) and error.status == LOADING_STATUS
+            kind = EngineLoading if loads else ConfigError
+            raise kind(f"{self.url}/models: {error}") from error
         except BaseException:
             await self.close()
             raise

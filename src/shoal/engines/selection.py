@@ -22,12 +22,13 @@ from shoal.engines.gguf_files import (
     install_demo_model,
 )
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
-from shoal.engines.openai_server import LATEST, OpenAIEngine
+from shoal.engines.openai_server import LATEST, EngineLoading, OpenAIEngine
 
 AUTO = "auto"
 EMBEDDED = "embedded"
 SLOTS = 4  # of the embedded engine
 LISTED_MAX = 10  # models that a message names
+LOADING_RETRY = 2.0  # seconds until a server that loads its model is asked again
 
 log = logging.getLogger("shoal.engines")
 
@@ -88,8 +89,8 @@ async def find_engines(
 ) -> list[EngineSource]:
     """Find the requested engines; leaving ``stack`` closes them.
 
-    Servers are asked for their models, and files opened, but no file is loaded: that
-    may take minutes.
+    Servers are asked for their models, and waited for if they are loading one, and
+    files opened, but no file is loaded: that may take minutes.
 
     Raises ConfigError if there is none, one fails, or one lacks a named model.
     """
@@ -204,12 +205,30 @@ async def _open_server(
         any_field=options.any_field,
     )
     stack.push_async_callback(engine.close)
-    await engine.start()
+    await _start_when_loaded(engine)
     location = urlsplit(engine.url)
     label = str(location.port or location.hostname)
     if location.hostname != local_servers.LOOPBACK:
         label = f"{location.hostname}-{location.port}" if location.port else label
     return EngineSource(label, engine, names)
+
+
+async def _start_when_loaded(engine: OpenAIEngine) -> None:
+    """Start an engine; wait for one that is loading its model, as long as that takes.
+
+    Machines and their programs start in any order.  Raises ConfigError.
+    """
+    said = False
+    while True:
+        try:
+            await engine.start()
+        except EngineLoading as error:
+            if not said:
+                log.warning("waiting until the engine is ready: %s", error)
+            said = True
+            await asyncio.sleep(LOADING_RETRY)
+        else:
+            return
 
 
 async def _open_file(
