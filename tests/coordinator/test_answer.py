@@ -25,6 +25,8 @@ from shoal.coordinator.answer_reader import (
 from shoal.domain.errors import Cancelled, JobError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.domain.work import Chat
+from shoal.pool.context_limits import text_max
 from simulation import virtual
 
 ONE, TWO, THREE = LeaseNumber(1), LeaseNumber(2), LeaseNumber(3)
@@ -203,6 +205,17 @@ def test_overlong_answer_fails() -> None:
 
     with pytest.raises(UnusableOutput, match="exceeds the limit") as caught:
         answer.append(["x"], 0.0)
+
+    assert not caught.value.lost
+
+
+def test_answer_far_beyond_its_limit_of_tokens_fails() -> None:
+    answer = Answer(JobId("j"), text_max=text_max(Chat("m", (), max_tokens=10)))
+    answer.grant(ONE, A, continues=False)
+    answer.append(["word " * 900, Delta(0, {}, logprobs={"content": "x" * 9000})], 0.0)
+
+    with pytest.raises(UnusableOutput, match="far beyond max_tokens") as caught:
+        answer.append([Delta(0, {"reasoning_content": "word " * 100})], 0.0)
 
     assert not caught.value.lost
 

@@ -1,5 +1,7 @@
 """Token counts of workers, which are believed as far as texts can hold them."""
 
+import math
+
 import pytest
 
 from shoal.domain.outcome import Choice, Outcome, Usage
@@ -18,6 +20,7 @@ from shoal.pool.context_limits import (
     MEDIA_TOKENS,
     PROMPT_MARGIN,
     overcount,
+    text_max,
 )
 
 HI = ({"role": "user", "content": "hi"},)
@@ -86,3 +89,12 @@ def test_count_that_the_texts_cannot_hold_is_not_believed(
 
     assert found is not None
     assert found.wrong == wrong
+
+
+def test_limit_of_a_text_grows_with_answers_and_their_prompt() -> None:
+    assert text_max(CHAT) == math.inf
+    assert text_max(Embedding("m", ("hi",))) == math.inf
+    one = text_max(SHORT)
+    assert 10 * 64 < one < 10_000
+    assert text_max(Chat("m", HI, 10, options={"n": 3})) == 3 * one
+    assert text_max(Completion("m", "p" * 900, 10)) == one - 2 + 900

@@ -1,5 +1,6 @@
 """The answer to one job, from the workers that write it to the clients that read it."""
 
+import math
 from collections.abc import Sequence
 
 from shoal.coordinator.answer_reader import AnswerCursor, PieceBuffer, memory_cost
@@ -46,9 +47,16 @@ class Answer:
 
     Several leases may write one after the other; ``lease`` is the current one.  While a
     job is hedged, it is the first worker's until one of the two begins.
+
+    ``text_max`` is the most characters of text that the job's limit can mean.
     """
 
-    def __init__(self, job_id: JobId, listener: JobListener | None = None) -> None:
+    def __init__(
+        self,
+        job_id: JobId,
+        listener: JobListener | None = None,
+        text_max: float = math.inf,
+    ) -> None:
         self.job_id = job_id
         self.listener = listener
         self.lease = LeaseNumber(0)
@@ -61,6 +69,8 @@ class Answer:
         self._pieces = PieceBuffer()
         self._joinable = True  # whether all of them are text, or thoughts before it
         self._size = 0  # characters, as people count them
+        self._written = 0  # characters of texts alone
+        self._text_max = text_max  # of these
         self._cost = 0  # characters, as memory is counted
         self._expected = ""  # text that the present worker has to repeat
         self._repeated = 0  # characters of it that it has
@@ -181,7 +191,9 @@ class Answer:
             if isinstance(piece, str):
                 cost += len(piece)
                 self._size += len(piece)
+                self._written += len(piece)
             else:
+                self._written += piece.written
                 cost += memory_cost(piece)
                 self._size += piece.size
                 self._joinable = self._joinable and _is_thought(piece)
@@ -189,6 +201,12 @@ class Answer:
         if self._cost > ANSWER_MAX:
             limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
             raise UnusableOutput(limit, lost=False)
+        if self._written > self._text_max:
+            raise UnusableOutput(
+                f"the worker went on writing far beyond max_tokens ({self._written} "
+                "characters): it ignores the limit",
+                lost=False,
+            )
         self._pieces.extend(pieces)
         slow = [each for each in self._readings if not each.push(pieces, cost, now)]
         if slow:
@@ -250,7 +268,7 @@ class Answer:
     def _begin_anew(self) -> None:
         self._pieces.replace([])
         self._joinable = True
-        self._size = self._cost = 0
+        self._size = self._written = self._cost = 0
         for reading in self._readings:
             reading.clear()
 

@@ -9,6 +9,7 @@ from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Privacy
+from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
 
 
@@ -118,7 +119,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
             accepted.exception()  # retrieved: the client may have left
 
     def _open(self, job: Job, listener: JobListener | None) -> Answer:
-        answer = self._answers[job.id] = Answer(job.id, listener)
+        answer = self._answers[job.id] = Answer(job.id, listener, text_max(job.work))
         if job.idempotency_key:
             key = (job.owner, job.idempotency_key)
             self._jobs_by_key[key] = job

@@ -79,11 +79,15 @@ class Delta:
     finish_reason: str | None = None
 
     @property
+    def written(self) -> int:
+        """The characters of the texts in the fields."""
+        return sum(len(each) for each in self.fields.values() if isinstance(each, str))
+
+    @property
     def size(self) -> int:
         """Approximate size in characters, for limits: exact for texts in the fields."""
-        texts = [value for value in self.fields.values() if isinstance(value, str)]
-        known = sum(map(len, texts))
-        if len(texts) < len(self.fields):
+        known = self.written
+        if not all(isinstance(value, str) for value in self.fields.values()):
             known += len(str(self.fields))
         return known if self.logprobs is None else known + len(str(self.logprobs))
 

@@ -21,6 +21,7 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Work,
+    texts_read,
     values_of,
 )
 
@@ -33,6 +34,7 @@ PROMPT_MARGIN = 4096  # tokens of a template, or of an engine's own instructions
 VALUE_MARGIN = 8  # tokens around each value of a request: quotes, roles, ends
 MEDIA_TOKENS = 32_768  # of a picture or a recording, whose size says little
 ANSWER_MARGIN = 1024  # tokens of an answer without text, as marks and cut stop strings
+CHARACTERS_PER_TOKEN_MAX = 64  # on the average of an answer: runs of spaces are long
 LIMIT_MARGIN = 64  # tokens beyond ``max_tokens``: engines count the last ones unlike
 
 T = TypeVar("T")
@@ -169,6 +171,18 @@ def overcount(work: Work, outcome: Outcome) -> Overcount | None:
         said = f"{usage.prompt_tokens} tokens read"
         return Overcount(f"{said}, more than the request can hold", wrong=True)
     return _written_overcount(work, outcome, usage)
+
+
+def text_max(work: Work) -> float:
+    """Return the most characters that the answer to ``work`` may have.
+
+    Only a worker that ignores ``max_tokens`` writes more: few tokens are so long.
+    """
+    if not isinstance(work, Chat | Completion) or work.max_tokens is None:
+        return math.inf
+    echoed = sum(map(len, texts_read(work)))
+    written = CHARACTERS_PER_TOKEN_MAX * (work.max_tokens + LIMIT_MARGIN)
+    return _answers(work) * (written + echoed)
 
 
 def _written_overcount(work: Work, outcome: Outcome, usage: Usage) -> Overcount | None:
