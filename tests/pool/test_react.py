@@ -395,7 +395,26 @@ def held(since: float = 0.0) -> OpenJob:
 def test_nearest_limit_applies(
     open_job: OpenJob, now: float, last_output: float | None, due: TimeLimit | float
 ) -> None:
-    assert next_limit(open_job, now, last_output) == due
+    assert next_limit(PoolState(), open_job, now, last_output) == due
+
+
+def test_queued_job_waits_for_a_busy_worker_but_not_for_one_that_never_was() -> None:
+    limits = TimeLimits(queue=600.0, without_worker=30.0)
+    queued = OpenJob(job(limits=limits), submitted_at=0.0, since=0.0, queued_at=0.0)
+    nobody, busy = PoolState(), pool_after(joined("w"))
+
+    assert next_limit(nobody, queued, 0.0, None) == 30.0
+    assert next_limit(nobody, queued, 30.0, None) is TimeLimit.QUEUE
+    assert next_limit(busy, queued, 30.0, None) == 60.0
+    assert next_limit(busy, queued, 590.0, None) == 600.0
+    assert next_limit(busy, queued, 600.0, None) is TimeLimit.QUEUE
+    # Its workers have left meanwhile.
+    assert next_limit(nobody, queued, 60.0, None) is TimeLimit.QUEUE
+    (expired,) = react(
+        pool_after(JobSubmitted(queued.job)), LimitReached(J, TimeLimit.QUEUE)
+    )
+    assert isinstance(expired, JobExpired)
+    assert "over the limit of 30 s" in expired.error
 
 
 KEY = "aa" * 32

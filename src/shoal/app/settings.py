@@ -25,6 +25,8 @@ from shoal.protocols.seam.peer_addresses import PeerAddress
 
 NO_X402 = X402Config()
 
+WORKER_WAIT = 30.0  # seconds that a job waits while no worker could take it
+
 log = logging.getLogger("shoal.app")
 
 
@@ -55,7 +57,7 @@ class CoordinatorSettings:
 def read_settings(config: ServeConfig) -> CoordinatorSettings:
     """Return typed settings.  Raises ConfigError that names an invalid one."""
     return CoordinatorSettings(
-        replace(TimeLimits(), queue=config.queue_wait),
+        replace(TimeLimits(), queue=config.queue_wait, without_worker=WORKER_WAIT),
         _moderation(config.moderation),
         PriceList(
             _price("--price-fast-inference", config.price_fast_inference),

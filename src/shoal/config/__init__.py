@@ -127,7 +127,11 @@ class ServeConfig:
     queue_max: int = setting(
         "limit of queued jobs; further ones are rejected", 1000, "JOBS"
     )
-    queue_wait: float = setting("limit of a job's time in the queue", 30.0, "SECONDS")
+    queue_wait: float = setting(
+        "limit of a job's time in the queue; 30 s while no worker could take it",
+        600.0,
+        "SECONDS",
+    )
     hedge_after: float = setting(
         "seconds of silence from a worker until an idle one gets the same job as well; "
         "0: never",

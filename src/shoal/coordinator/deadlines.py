@@ -37,7 +37,7 @@ class Deadlines:
         # While a new lease is being stored, the answer has the previous one.
         current = any(lease == answer.lease for _, lease in job.holders)
         last_output = answer.last_output if current else None
-        due = next_limit(job, self._clock.now(), last_output)
+        due = next_limit(self._pool, job, self._clock.now(), last_output)
         if isinstance(due, TimeLimit):
             self.forget(job_id)
             self._post(LimitReached(job_id, due))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from shoal.coordinator.answer import Answer
@@ -60,6 +61,7 @@ from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
 
 QUEUE_MAX = 1000  # queued jobs; more are refused
+AHEAD_MAX = 100  # jobs before another one that are counted for its client
 GATHER_AT = 32  # queued jobs from which inputs are gathered into larger commits
 GATHER_SECONDS = 0.002  # seconds of gathering
 QUIET_MAX = 30.0  # seconds without output until clients wait no more for a full disk
@@ -208,6 +210,18 @@ class Hub:
         """Return how many jobs of an owner the queue would take now."""
         room = queue_room(self.pool, owner, self._queue_max)
         return room - len(self._answers.unaccepted)
+
+    def jobs_ahead(self, job_id: JobId) -> int | None:
+        """Return how many jobs are served before a queued one; None: it is not queued.
+
+        Beyond ``AHEAD_MAX``, they are not counted.
+        """
+        job = self.pool.jobs.get(job_id)
+        if job is None or job.worker_id is not None:
+            return None
+        turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
+        places = (place for place, turn in enumerate(turns) if turn.job is job)
+        return next(places, AHEAD_MAX)
 
     def on_queue_room(self, call: Callable[[], None]) -> None:
         """Call ``call`` once, when the queue may have more room than now."""

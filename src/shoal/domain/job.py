@@ -47,6 +47,7 @@ class TimeLimit(Enum):
 class TimeLimits:
     """How long a job may wait and run, in seconds.
 
+    ``without_worker`` is how long it waits while no worker can take it, busy or not.
     ``unattended`` is how long a job with an idempotency key goes on after its last
     client has left.
     """
@@ -55,6 +56,7 @@ class TimeLimits:
     first_output: float = 300.0
     silence: float = 120.0
     total: float = 3600.0
+    without_worker: float = math.inf
     unattended: float = math.inf
 
 

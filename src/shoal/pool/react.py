@@ -339,6 +339,9 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact
         expired = [job.job.id] if job.gang.formed else waiting
         return [JobExpired(each, limit, error) for each in expired]
     if limit is TimeLimit.QUEUE:
+        if suitable_workers(pool, job) == []:
+            seconds = min(seconds, job.job.limits.without_worker)
+            error = f"{limit.value}: over the limit of {seconds:g} s"
         error = f"{no_worker_reason(pool, job)} ({error})"
     elif limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
         error = no_call_result(seconds)
@@ -346,7 +349,7 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact
 
 
 def next_limit(
-    job: OpenJob, now: float, last_output: float | None
+    pool: PoolState, job: OpenJob, now: float, last_output: float | None
 ) -> TimeLimit | float:
     """Return the limit that ``job`` exceeds, or else when to check again.
 
@@ -355,6 +358,12 @@ def next_limit(
     limits = job.job.limits
     if job.worker_id is None:
         due, limit = job.queued_at + limits.queue, TimeLimit.QUEUE
+        look = max(now, job.queued_at + limits.without_worker)
+        if look < due:
+            if now == look and suitable_workers(pool, job) == []:
+                return limit
+            # A busy worker may leave: look again after a while.
+            due = look if now < look else min(due, now + limits.without_worker)
     elif last_output is None:
         due, limit = job.since + limits.first_output, TimeLimit.FIRST_OUTPUT
     else:

@@ -1,10 +1,12 @@
 """The OpenAI API through OpenAI's client."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from aiohttp import ClientResponse
 
 from gateway.keys import client
 from gateway.serving import Node, Pool, eventually, serving
@@ -320,6 +322,33 @@ async def test_long_wait_has_keepalive_comments(
     assert '"content":"a"' in text
     assert text.count("assistant") == 1
     assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_stream_of_a_queued_job_says_how_many_are_ahead(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.generation.job_answers.HEADERS_AFTER", 0.01)
+    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.01)
+    body = {"model": "m1", "messages": HI, "stream": True}
+
+    async with AsyncExitStack() as stack:
+
+        async def ask() -> ClientResponse:
+            return await stack.enter_async_context(
+                pool.session.post(
+                    f"{pool.url}/v1/chat/completions", json=body, headers=pool.headers()
+                )
+            )
+
+        node = await stack.enter_async_context(pool.node(slots="1"))
+        first, second, third = await ask(), await ask(), await ask()
+        for place, waiting in enumerate((second, third)):
+            sign = f": waits for a worker, jobs ahead: {place}\n".encode()
+            assert await waiting.content.readline() == sign
+        assert await first.content.readline() == b": keep-alive\n"
+        for number, each in enumerate((first, second, third)):
+            await node.answer("a", number=number)
+            assert (await each.text()).endswith("data: [DONE]\n\n")
 
 
 async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:

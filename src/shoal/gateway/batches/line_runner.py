@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -163,7 +164,9 @@ class PoolLineJobs:
         return Job(
             gateway.hub.new_id(),
             work,
-            replace(gateway.limits, queue=line.request.seconds),
+            replace(
+                gateway.limits, queue=line.request.seconds, without_worker=math.inf
+            ),
             caller.name,
             Priority.LOW,
             idempotency_key=line.key,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -25,6 +26,7 @@ from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of, worker_headers
 from shoal.gateway.http.responses import (
+    SSE_KEEPALIVE,
     ClientGone,
     forward_pieces,
     json_bytes_response,
@@ -119,15 +121,16 @@ async def stream_answer(
             if form.names_workers:
                 encode = _naming_workers(reader, encode)
             await response.prepare(request)
-            if first is None and form.keepalive:
-                await write(request, response, form.keepalive)
+            keepalive = partial(_keepalive, gateway, reader.job_id, form)
+            if first is None and (said := keepalive()):
+                await write(request, response, said)
             whole = await forward_pieces(
                 request,
                 response,
                 reader,
                 encode,
                 first=first,
-                keepalive=form.keepalive,
+                keepalive=keepalive,
                 watch=answer_moderator(gateway, job.owner),
             )
             if not whole:
@@ -156,6 +159,15 @@ async def _run(
     usage = record.usage = usage_of(job.work, outcome)
     shown = shown_outcome(gateway, job.owner, job.work, outcome)
     return reader.job_id, shown, usage
+
+
+def _keepalive(gateway: Gateway, job_id: JobId, form: AnswerForm) -> bytes:
+    """Return what to write in a silence: where the job waits, if comments can say."""
+    if form.keepalive is SSE_KEEPALIVE:
+        ahead = gateway.hub.jobs_ahead(job_id)
+        if ahead is not None:
+            return f": waits for a worker, jobs ahead: {ahead}\n\n".encode()
+    return form.keepalive
 
 
 async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:

@@ -119,13 +119,13 @@ async def forward_pieces(
     encode: Callable[[Sequence[AnswerPiece]], bytes],
     *,
     first: list[AnswerPiece] | None = None,
-    keepalive: bytes = b"",
+    keepalive: Callable[[], bytes] = bytes,
     watch: AnswerModerator | None = None,
 ) -> bool:
     """Write the answer until it ends; return whether ``watch`` passed all of it.
 
     Pieces that arrive together are written together.  ``first`` has the pieces that
-    were read before.
+    were read before.  ``keepalive`` makes what is written in a silence.
 
     Raises ClientGone.  ``reader.outcome`` has the end of the job.
     """
@@ -158,8 +158,8 @@ async def forward_pieces(
         except TimeoutError:
             if not reading:
                 raise _abort(request) from None
-            if keepalive:
-                await write(request, response, keepalive)
+            if said := keepalive():
+                await write(request, response, said)
         except ConnectionError as error:
             raise ClientGone from error
 
