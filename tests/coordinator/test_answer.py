@@ -212,10 +212,11 @@ def test_overlong_answer_fails() -> None:
 def test_answer_far_beyond_its_limit_of_tokens_fails() -> None:
     answer = Answer(JobId("j"), text_max=text_max(Chat("m", (), max_tokens=10)))
     answer.grant(ONE, A, continues=False)
-    answer.append(["word " * 900, Delta(0, {}, logprobs={"content": "x" * 9000})], 0.0)
+    logprobs = {"content": "x" * 90_000}
+    answer.append(["word " * 13_000, Delta(0, {}, logprobs=logprobs)], 0.0)
 
     with pytest.raises(UnusableOutput, match="far beyond max_tokens") as caught:
-        answer.append([Delta(0, {"reasoning_content": "word " * 100})], 0.0)
+        answer.append([Delta(0, {"reasoning_content": "word " * 1000})], 0.0)
 
     assert not caught.value.lost
 

@@ -13,7 +13,6 @@ from shoal.domain.vocabulary import (
     Command,
     Completed,
     Failed,
-    Rejected,
     RunJob,
 )
 from shoal.domain.work import Chat
@@ -117,8 +116,8 @@ def test_a_task_that_a_vllm_node_dropped_frees_its_slot() -> None:
     outputs = session.receive([*node.finish()], NOW)
 
     assert len(node.dropped) == 1
-    (rejected,) = [each for each in outputs if isinstance(each, Rejected)]
-    assert rejected.job_id == "0"
+    (failed,) = [each for each in outputs if isinstance(each, Failed)]
+    assert (failed.job_id, failed.fault) == ("0", Fault.CONTEXT)
 
 
 def test_end_frames_are_repeated_once_and_only_recent_ones() -> None:

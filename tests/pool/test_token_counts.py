@@ -95,6 +95,6 @@ def test_limit_of_a_text_grows_with_answers_and_their_prompt() -> None:
     assert text_max(CHAT) == math.inf
     assert text_max(Embedding("m", ("hi",))) == math.inf
     one = text_max(SHORT)
-    assert 10 * 64 < one < 10_000
+    assert 10 * 64 < one < 100_000
     assert text_max(Chat("m", HI, 10, options={"n": 3})) == 3 * one
     assert text_max(Completion("m", "p" * 900, 10)) == one - 2 + 900

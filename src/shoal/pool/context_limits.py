@@ -181,7 +181,7 @@ def text_max(work: Work) -> float:
     if not isinstance(work, Chat | Completion) or work.max_tokens is None:
         return math.inf
     echoed = sum(map(len, texts_read(work)))
-    written = CHARACTERS_PER_TOKEN_MAX * (work.max_tokens + LIMIT_MARGIN)
+    written = CHARACTERS_PER_TOKEN_MAX * (work.max_tokens + ANSWER_MARGIN)
     return _answers(work) * (written + echoed)
 
 

@@ -39,11 +39,15 @@ class EngineSlots:
     """The slots of an engine, shared by its agents, each of which offers all of them.
 
     ``total`` counts all slots, and ``size`` those that the owner lends.  ``jobs``
-    counts the jobs of all agents, including those that wait for a slot.
+    counts the jobs of all agents, including those that wait for a slot.  ``chosen`` is
+    how many the owner wants, whatever the engine has; 0: as many as that.
     """
 
-    def __init__(self, total: int, throttle: OwnerThrottle | None = None) -> None:
-        self.total = total
+    def __init__(
+        self, total: int, throttle: OwnerThrottle | None = None, chosen: int = 0
+    ) -> None:
+        self._chosen = chosen
+        self.total = chosen or total
         self.jobs = 0
         self._throttle = throttle or OwnerThrottle()
         self._throttle.listen(self._grant)
@@ -58,7 +62,7 @@ class EngineSlots:
 
     def resize(self, total: int) -> None:
         """Set how many slots there are; jobs beyond them run to their ends."""
-        self.total = total
+        self.total = self._chosen or total
         self._grant()
 
     def set_extra(self, extra: int) -> None:

@@ -74,7 +74,11 @@ async def test_disconnect_while_queued_cancels_the_job(
 
 @pytest.mark.parametrize(
     ("path", "field"),
-    [(CHAT, {"stream": True}), ("/api/chat", {}), ("/ollama/api/chat", {})],
+    [
+        (CHAT, {"stream": True}),
+        ("/api/chat", {"max_new_tokens": 1 << 20}),
+        ("/ollama/api/chat", {}),
+    ],
 )
 async def test_client_that_never_reads_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, field: Any

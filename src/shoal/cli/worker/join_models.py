@@ -325,7 +325,7 @@ def _open_link(
 
 
 def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
-    return EngineSlots(source.engine.slots, worker.throttle)
+    return EngineSlots(source.engine.slots, worker.throttle, worker.config.slots)
 
 
 def _monitor(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:
