@@ -579,5 +579,8 @@ async def test_batch_that_expires_keeps_its_results(tmp_path: Path) -> None:
         assert done.status == "expired"
         kept = await read_lines(openai, done.output_file_id)
         left = await read_lines(openai, done.error_file_id)
-    assert (len(kept), len(left)) == (2, 1)
-    assert left[0]["error"]["code"] == "batch_expired"
+    # The second answer is on its way when the batch expires: it may come too late.
+    assert kept[0]["custom_id"] == "c0"
+    assert left[-1]["custom_id"] == "c2"
+    assert len(kept) + len(left) == 3
+    assert {each["error"]["code"] for each in left} == {"batch_expired"}
