@@ -17,8 +17,8 @@ def at_terminal(
 ) -> "pexpect.spawn[str]":
     """Start ``shoal`` at a terminal; the caller closes it.
 
-    Ctrl-C interrupts it even where the tests run in the background, whose children
-    ignore it.
+    Ctrl-C and a closed terminal end it even where the tests run in the background,
+    whose children ignore them.
     """
     import pexpect  # not on Windows
 
@@ -35,3 +35,4 @@ def at_terminal(
 
 def _allow_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

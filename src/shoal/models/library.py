@@ -4,7 +4,7 @@ Names from peers are only keys of the library's table: they never become paths.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def shareable_library(
     return Library(models, caches)
 
 
-def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
+def read_pieces(model: SharedModel) -> Generator[FilePiece, None, None]:
     """Yield the pieces of a model.
 
     An empty file is one empty piece, so that the peer creates it.

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -274,13 +275,18 @@ async def _send_pieces(
     Raises NotShareable, and TimeoutError if the peer does not read.
     """
     pieces = read_pieces(model)
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        # A peer that reads nothing must not hold a transfer slot for ever.
-        async with asyncio.timeout(STALL_TIMEOUT):
-            await requester.wait_writable()
-            await pace.take(len(piece.data))
-        if not requester.send(_chunk(request, piece)):
-            return False
+    try:
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            # A peer that reads nothing must not hold a transfer slot for ever.
+            async with asyncio.timeout(STALL_TIMEOUT):
+                await requester.wait_writable()
+                await pace.take(len(piece.data))
+            if not requester.send(_chunk(request, piece)):
+                return False
+    finally:
+        # After a cancellation, a thread may be in it still: it is closed after that.
+        with suppress(ValueError):
+            pieces.close()
     return requester.send(ModelDone(request.transfer_id, request.model))
 
 
