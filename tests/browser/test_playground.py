@@ -105,6 +105,28 @@ def test_stop_cancels_the_job(
     )
 
 
+def test_answer_that_a_restart_interrupts_is_fetched(
+    programs: Programs, engine: Browser, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags)
+    with visitor(engine, pool.url) as visiting:
+        visiting.sign_in(KEY)
+        page = playground(visiting.page)
+        ask(page, ASK)
+        answer = page.get_by_role("article", name="Answer of tiny")
+        expect(answer.locator(".md")).to_have_text(BEGUN.strip())
+
+        pool.program.kill()
+        programs.serve(port=pool.port)
+        slow_model.go_on.set()
+
+        expect(answer.locator(".md")).to_have_text(STORY)
+        said = page.get_by_role("status").filter(has_text="tiny")
+        expect(said).to_have_text("tiny has answered")
+        visiting.faults.clear()  # connections that were cut and refused
+
+
 def test_several_models_answer_side_by_side(
     programs: Programs, open_page: OpenPage, slow_model: GatedModel
 ) -> None:

@@ -97,7 +97,7 @@ test("snippets quote what a shell and Python would read otherwise", () => {
 });
 
 /** A store whose streams the test writes; it shows at once. */
-function store() {
+function store(fetched = [[404]]) {
   const asked = [];
   const api = {
     async *stream(path, body, { signal, onResponse }) {
@@ -110,8 +110,13 @@ function store() {
       onResponse({ headers: HEADERS });
       yield* pieces;
     },
+    async get(path) {
+      const [status, found] = fetched.shift();
+      if (found) return { path, ...found };
+      throw Object.assign(new Error("no answer"), { status });
+    },
   };
-  return { store: createStore(api, () => 0, (show) => show()), asked };
+  return { store: createStore(api, () => 0, (show) => show(), async () => {}), asked };
 }
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 const END = { choices: [{ index: 0, delta: {}, finish_reason: "stop" }] };
@@ -145,6 +150,20 @@ test("nothing of one owner is left for the next", async () => {
   assert.ok(asked[0].signal.aborted);
   assert.deepEqual(kept.state.columns.map(({ model, messages }) => [model, messages]), [["", []]]);
   assert.deepEqual(kept.state.settings, NO_SETTINGS);
+});
+
+test("an answer that breaks off is fetched by its job", async () => {
+  const message = { role: "assistant", content: "A whole one" };
+  const whole = { choices: [{ message, finish_reason: "stop" }], usage: { completion_tokens: 3 } };
+  const { store: kept, asked } = store([[0], [503], [200, whole]]);
+  const [{ id }] = kept.state.columns;
+  kept.setModel(id, "a");
+  kept.send("one", []);
+  asked[0].answer([text("A wh")]);
+  await settled();
+  await settled();
+  const { state, text: shown, finish, usage } = kept.state.columns[0].messages.at(-1);
+  assert.deepEqual([state, shown, finish, usage], ["done", "A whole one", "stop", { completion_tokens: 3 }]);
 });
 
 test("stop, an end without an end, and clear", async () => {

@@ -88,6 +88,13 @@ function withCalls(calls, parts) {
   return Array.from(joined, (each) => each ?? { id: "", name: "", arguments: "" });
 }
 
+/** The whole answer in place of what came of it. */
+export function withWhole(answer, { choices: [{ message, finish_reason: finish }], usage }, now) {
+  const whole = { ...answer, text: "", reasoning: "", calls: [], usage };
+  const delta = { ...message, tool_calls: message.tool_calls ?? undefined };
+  return withEnd(withChunk(whole, { choices: [{ index: 0, delta, finish_reason: finish }] }, now), now);
+}
+
 export const withEnd = (answer, now) =>
   (answer.state === "failed" ? answer : { ...answer, state: "done", last: answer.first ? answer.last : now });
 

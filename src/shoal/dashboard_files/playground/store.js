@@ -2,19 +2,22 @@
 // in this page alone: a reload forgets them.
 
 import {
-  bodyOf, isOpen, newAnswer, withChunk, withComment, withEnd, withError, withHeaders, withStop,
+  bodyOf, isOpen, newAnswer, withChunk, withComment, withEnd, withError, withHeaders, withStop, withWhole,
 } from "./answers.js";
 
 export const COLUMNS_MAX = 4;
 export const NO_SETTINGS = { system: "", temperature: "", max_tokens: "", seed: "", toolsText: "", tools: [] };
+
+const FETCHED_WITHIN = 120; // seconds in which a coordinator that restarts has the answer
+const RETRY_DELAY = 1; // seconds
 
 const NO_DRAFT = { text: "", images: [] };
 
 let number = 0;
 const newColumn = (model) => ({ id: ++number, model, messages: [] });
 
-/** `seconds()` is a clock, and `soon(f)` calls `f` before the next picture. */
-export function createStore(api, seconds, soon) {
+/** `seconds()` is a clock, `soon(f)` calls `f` before the next picture, and `pause(s)` waits. */
+export function createStore(api, seconds, soon, pause) {
   const fresh = () => ({ columns: [newColumn("")], settings: NO_SETTINGS });
   let state = fresh();
   let owner = null;
@@ -56,14 +59,37 @@ export function createStore(api, seconds, soon) {
         onComment: (comment) => update((answer) => withComment(answer, comment)),
       });
       for await (const chunk of chunks) update((answer) => withChunk(answer, chunk, seconds()));
-      update((answer) => (answer.finish || answer.error ? withEnd(answer, seconds())
-        : withError(answer, { message: "The connection ended before the answer did.", code: "" }, seconds())));
+      const { finish, error } = find(id)?.messages.at(-1) ?? {};
+      if (!finish && !error) throw new Error("The connection ended before the answer did.");
+      update((answer) => withEnd(answer, seconds()));
     } catch (error) {
+      const whole = await fetched(update, error, controller.signal);
       update((answer) => (controller.signal.aborted ? withStop(answer, seconds())
+        : whole ? withWhole(answer, whole, seconds())
         : withError(answer, { message: error.message, code: error.code ?? "" }, seconds())));
     } finally {
       if (running.get(id) === controller) running.delete(id);
     }
+  }
+
+  /** The whole answer of a job whose stream broke off: the coordinator may have restarted. */
+  async function fetched(update, { status = 0 }, signal) {
+    let job = null;
+    update((answer) => {
+      ({ job } = answer);
+      return answer;
+    });
+    const until = seconds() + FETCHED_WITHIN;
+    while (job && status === 0 && !signal.aborted && seconds() < until) {
+      try {
+        return await api.get(`/v1/chat/completions/${encodeURIComponent(job)}`, { signal });
+      } catch (error) {
+        // It still restarts, or the job is not done yet.
+        if (error.status && error.status !== 503) return null;
+        await pause(RETRY_DELAY);
+      }
+    }
+    return null;
   }
 
   function endAll() {

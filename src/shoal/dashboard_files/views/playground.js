@@ -11,8 +11,18 @@ import { COLUMNS_MAX, createStore, NO_SETTINGS } from "../playground/store.js";
 const IMAGES_MAX = 12 * 2 ** 20; // characters of all images of a message: a body has 16 MiB
 
 // One for the page: answers go on while other views are open.
-const store = createStore(pageApi, () => performance.now() / 1000, (show) =>
-  (document.hidden ? setTimeout(show, 200) : requestAnimationFrame(show)));
+const store = createStore(
+  pageApi,
+  () => performance.now() / 1000,
+  (show) => (document.hidden ? setTimeout(show, 200) : requestAnimationFrame(show)),
+  (seconds) => new Promise((done) => { setTimeout(done, seconds * 1000); }),
+);
+
+const SAID = { // to screen readers, at the end of an answer
+  done: (model) => `${model} has answered`,
+  failed: (model) => `The answer of ${model} failed`,
+  stopped: (model) => `The answer of ${model} was stopped`,
+};
 
 function useStore(owner) {
   store.belongTo(owner);
@@ -108,7 +118,7 @@ function Column({ column, models, facts, alone }) {
         : html`<${Answer} key=${place} answer=${each} last=${each === answer} fact=${each === answer ? fact : null}
             onRetry=${() => store.retry(id)} onResults=${(results) => store.answerCalls(id, results)} />`))}
     </div>
-    <p class="unseen" role="status">${answer?.role === "assistant" && !open ? `${model} has answered` : ""}</p>
+    <p class="unseen" role="status">${SAID[answer?.state]?.(model) ?? ""}</p>
   </section>`;
 }
 
