@@ -156,3 +156,14 @@ def test_a_disconnect_before_any_answer_names_likely_causes() -> None:
         end.hang_up()
 
         assert expected in end.why
+
+
+def test_a_silent_server_times_out_after_ten_seconds() -> None:
+    end = client(node("node-a")).open(b"")
+    assert end.handshake.deadline == 10.0
+
+    end.handshake.tick(9.9)
+    assert not end.why
+    end.wait()
+
+    assert "did not answer within 10 s" in end.why
