@@ -112,6 +112,9 @@ class SettingOption(click.Option):
         )
 
 
+SHOWS_ALL = f"{__name__}.shows_all"  # in the context of a command's help
+
+
 class SettingsCommand(click.Command):
     """A command with many settings: the help shows those of every day.
 
@@ -120,7 +123,6 @@ class SettingsCommand(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._all = False
         self.params.append(
             click.Option(
                 ["--help-all"],
@@ -137,16 +139,17 @@ class SettingsCommand(click.Command):
     ) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         left_out: dict[str, int] = {}
+        shows_all = ctx.meta.get(SHOWS_ALL, False)
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if record is None or isinstance(each, click.Argument):
                 continue
             heading = "Options"
             if isinstance(each, SettingOption):
-                if not (each.everyday or self._all):
+                if not (each.everyday or shows_all):
                     left_out[each.section] = left_out.get(each.section, 0) + 1
                     continue
-                if self._all:
+                if shows_all:
                     heading = each.heading
             sections.setdefault(heading, []).append(record)
         for section, records in sections.items():
@@ -159,7 +162,7 @@ class SettingsCommand(click.Command):
 
     def _show_all(self, ctx: click.Context, param: object, value: bool) -> None:
         if value and not ctx.resilient_parsing:
-            self._all = True
+            ctx.meta[SHOWS_ALL] = True
             click.echo(self.get_help(ctx), color=ctx.color)
             ctx.exit()
 

@@ -19,6 +19,7 @@ LIMITS = {
 USAGE = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0, "tokens_today": 0}
 
 
+@pytest.mark.own_pool
 async def test_key_is_returned_once_and_its_digest_stored(pool: Pool) -> None:
     status, shown = await request(
         pool, "POST", "/admin/keys", {"name": "alice", "expires_in": 3600} | LIMITS

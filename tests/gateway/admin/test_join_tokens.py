@@ -40,6 +40,7 @@ async def close_of_join(pool: Pool, path_: str) -> tuple[int, str]:
     return node.closed
 
 
+@pytest.mark.own_pool
 async def test_token_is_returned_once_with_its_command(pool: Pool) -> None:
     shown = await make(pool, uses=3, expires_in=60, models=["m*", "tiny"])
 

@@ -317,6 +317,7 @@ async def test_beginning_of_a_code_is_no_code(pool: Pool, digits: int) -> None:
     assert await claim(pool, " - ") == (400, {"error": "invalid_code"})
 
 
+@pytest.mark.own_pool
 async def test_unclaimed_codes_are_limited(pool: Pool) -> None:
     assert pool.gateway is not None
     at = pool.gateway.clock.wall() + 60

@@ -30,6 +30,7 @@ def text_of(events: Sequence[Any]) -> str:
     )
 
 
+@pytest.mark.own_pool
 async def test_response_is_returned(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
