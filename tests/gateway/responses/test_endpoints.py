@@ -127,6 +127,7 @@ async def test_previous_response_is_continued(
     assert [item.id for item in rest.data] == [item.id for item in items.data[1::-1]]
 
 
+@pytest.mark.own_pool
 async def test_item_is_referred_to_by_its_id(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
