@@ -173,6 +173,7 @@ async def test_repeated_request_attaches_to_its_job(
             assert len(node.tasks) == 1
 
 
+@pytest.mark.own_pool
 async def test_usage_counts_for_the_key(pool: Pool, subtests: pytest.Subtests) -> None:
     for name, dialect in DIALECTS.items():
         with subtests.test(name):
