@@ -182,6 +182,8 @@ class Hub:
 
     def _end_unattended(self, answer: Answer, job: Job) -> None:
         """Cancel a job without a client, now or when it has gone on for long enough."""
+        if answer.end is not None or answer.has_readers:
+            return
         left_at = answer.left_at = self._clock.now()
 
         def end() -> None:
@@ -191,7 +193,7 @@ class Hub:
 
         if job.unattended == 0.0:
             end()
-        elif job.unattended < math.inf and not answer.has_readers:
+        elif job.unattended < math.inf:
             self._clock.call_at(left_at + job.unattended, end)
 
     def submit(self, job: Job, listener: JobListener) -> None:

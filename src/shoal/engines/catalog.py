@@ -90,7 +90,7 @@ def file_stem(name: str) -> str:
 def _last_part(name: str) -> str:
     """Return the last part of a name that is an absolute path, else the name.
 
-    The folders are those of one machine, and nobody else's business.
+    The folders are those of one machine, and mean nothing to clients.
     """
     if not (PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()):
         return name

@@ -1,8 +1,8 @@
 """One streamed answer of a model, which survives the coordinator's restart.
 
 The request has an idempotency key: sent again, it attaches to the same job, whose
-stream begins anew.  What was shown before is skipped.  The job of one whose reader
-stops is cancelled; if nobody is left to do that, it ends shortly after.
+stream begins anew.  What was shown before is skipped.  When its reader stops, the
+job is cancelled; when the command is killed, the coordinator does that shortly after.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
