@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -11,6 +11,7 @@ from protocols.contexts import protocol_context
 from shoal.domain.vocabulary import Command, Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.admission import AdmissionCheck
+from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
@@ -87,17 +88,81 @@ class ForeignNode:
         return [each[kind] for each in self.inbox if kind in each]
 
 
+class TrustingRelay(RelayServer):
+    """A relay as the original: each node of an id displaces the last one, unnoticed."""
+
+    def __init__(self, context: ProtocolContext) -> None:
+        super().__init__(context)
+        self._nodes: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def link_closed(self, link: int, now: float) -> list[RelaySend]:
+        for node_id, (node_link, payload) in [*self._nodes.items()]:
+            if node_link == link:
+                del self._nodes[node_id]
+                return self._announce("peerLeft", node_id, payload)
+        return []
+
+    def receive(self, link: int, batch: Sequence[Data], now: float) -> list[RelaySend]:
+        return [each for data in batch for each in self._receive(link, data)]
+
+    def _receive(self, link: int, data: Data) -> list[RelaySend]:
+        ((kind, payload),) = json.loads(data).items()
+        match kind:
+            case "register":
+                node_id = payload["nodeID"]
+                older, _ = self._nodes.get(node_id, (link, None))
+                self._nodes[node_id] = (link, payload)
+                ack = {"nodeID": node_id, "registeredAt": 1.0, "ttlSeconds": 300}
+                replaced = RelaySend(older, "Replaced by newer session", 1012)
+                return [
+                    *([replaced] if older != link else []),
+                    _sent(link, "registerAck", ack),
+                    *self._announce("peerJoined", node_id, payload),
+                ]
+            case "discover":
+                return [_sent(link, "discoverResponse", {"peers": self._entries(link)})]
+            case _:
+                target, _ = self._nodes.get(payload["toNodeID"], (None, None))
+                return [] if target is None else [_sent(target, kind, payload)]
+
+    def _entries(self, asking: int) -> list[dict[str, Any]]:
+        known = {"lastSeen": 1.0, "natType": "unknown", "endpoints": []}
+        return [
+            payload | known for link, payload in self._nodes.values() if link != asking
+        ]
+
+    def _announce(
+        self, kind: str, node_id: str, payload: dict[str, Any]
+    ) -> list[RelaySend]:
+        node = {"nodeID": node_id, "displayName": payload["displayName"]}
+        return [
+            _sent(link, kind, node)
+            for other, (link, _) in self._nodes.items()
+            if other != node_id
+        ]
+
+
+def _sent(link: int, kind: str, payload: object) -> RelaySend:
+    return RelaySend(link, json.dumps({kind: payload}))
+
+
 class Network:
     """A relay and the nodes that are connected to it.
 
     ``hosted``: the relay says which coordinator it belongs to, as only Shoal's do.
-    ``is_open``: it admits nodes without a credential.
+    ``is_open``: it admits nodes without a credential.  ``original``: it is a relay as
+    real ones are, which check nothing.
     """
 
     def __init__(
-        self, signer: Signer = HOST, *, hosted: bool = True, is_open: bool = True
+        self,
+        signer: Signer = HOST,
+        *,
+        hosted: bool = True,
+        is_open: bool = True,
+        original: bool = False,
     ) -> None:
-        self._hosted = hosted
+        self._hosted = hosted and not original
         context = replace(
             protocol_context(),
             identity=signer,
@@ -105,7 +170,7 @@ class Network:
             epoch=EPOCH,
             relay_open=is_open,
         )
-        self.relay = RelayServer(context)
+        self.relay = (TrustingRelay if original else RelayServer)(context)
         self.now = 0.0
         self.carried: list[str] = []  # all messages to the relay
         self._links = 0

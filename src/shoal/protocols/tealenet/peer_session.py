@@ -241,6 +241,14 @@ class TealePeerSession:
             case CallMessage():
                 raise Unsupported("TealeNet does not support function calls")
 
+    def probe(self, now: float) -> Sequence[Output]:
+        """Make a Shoal peer show that it still has this session; others need not."""
+        state = self._peer_state
+        if self._closed or state is None or not state.peer.runs_shoal:
+            return ()
+        state.expect_answer(now)
+        return self._send_heartbeat(now)
+
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:
@@ -383,11 +391,12 @@ class TealePeerSession:
         """Act on the peer's silence."""
         if state.liveness(now) is not PeerLiveness.DISCONNECTED:
             return state.load_events()
-        if not self._profile.requires_hello and self._jobs.inbound_count:
+        plain = not state.peer.runs_shoal
+        if plain and not self._profile.requires_hello and self._jobs.inbound_count:
             # Gateways on a relay send nothing while they wait for an answer.
             state.note_alive(now)
             return ()
-        return (self._close(f"silent for {self._profile.disconnected_after:g} s"),)
+        return (self._close(state.silence),)
 
     def _send_heartbeat(self, now: float) -> Sequence[Output]:
         peer = self._setup.peer

@@ -45,6 +45,7 @@ from shoal.protocols.tealenet.peer import (
 REASON_MAX = 1000  # characters that are kept of a reason
 QUEUED_MAX = 10_000  # jobs that a peer may report as queued
 AFTER_LIMIT = 0.001  # seconds: a time limit counts once it has passed
+PROBE_TIMEOUT = 10.0  # seconds in which a peer answers a heartbeat that probes it
 
 
 class PeerLiveness(Enum):
@@ -75,6 +76,7 @@ class PeerHealth:
         self._profile = profile
         self._last_heard = now
         self._liveness = PeerLiveness.CONNECTED
+        self._lost_at: float | None = None  # unless the peer answers a probe
         self._reported = WorkerLoad()
         self.available = True
         self._last_load = WorkerLoad()
@@ -105,12 +107,30 @@ class PeerHealth:
     def note_alive(self, now: float) -> None:
         """Record a sign of life."""
         self._last_heard = now
+        self._lost_at = None
         self._liveness = PeerLiveness.CONNECTED
         self.deadline = self._next_deadline()
+
+    @property
+    def silence(self) -> str:
+        """Why the peer is lost."""
+        if self._lost_at is not None:
+            return (
+                f"no answer within {PROBE_TIMEOUT:g} s after it joined the relay anew"
+            )
+        return f"silent for {self._profile.disconnected_after:g} s"
+
+    def expect_answer(self, now: float) -> None:
+        """Count the peer as lost unless it answers a probe that is sent now."""
+        if self._lost_at is None:
+            self._lost_at = now + PROBE_TIMEOUT
+            self.deadline = self._next_deadline()
 
     def update(self, now: float) -> PeerLiveness:
         """Return the peer's liveness by the time since its last heartbeat."""
         self._liveness = liveness_after(now - self._last_heard, self._profile)
+        if self._lost_at is not None and now >= self._lost_at:
+            self._liveness = PeerLiveness.DISCONNECTED
         self.deadline = self._next_deadline()
         return self._liveness
 
@@ -134,9 +154,10 @@ class PeerHealth:
 
     def _next_deadline(self) -> float:
         profile = self._profile
-        if self._liveness is PeerLiveness.CONNECTED:
-            return self._last_heard + profile.degraded_after + AFTER_LIMIT
-        return self._last_heard + profile.disconnected_after + AFTER_LIMIT
+        connected = self._liveness is PeerLiveness.CONNECTED
+        limit = profile.degraded_after if connected else profile.disconnected_after
+        changes_at = self._last_heard + limit + AFTER_LIMIT
+        return changes_at if self._lost_at is None else min(changes_at, self._lost_at)
 
 
 class PeerOffers:
@@ -229,9 +250,18 @@ class TealePeerState:
         """Return the peer's liveness by the time since its last heartbeat."""
         return self._health.update(now)
 
+    @property
+    def silence(self) -> str:
+        """Why the peer is lost."""
+        return self._health.silence
+
     def note_alive(self, now: float) -> None:
         """Count something else as a sign of life."""
         self._health.note_alive(now)
+
+    def expect_answer(self, now: float) -> None:
+        """Count the peer as lost unless it answers a probe that is sent now."""
+        self._health.expect_answer(now)
 
     def describe(
         self, profile: PeerProfile, heartbeat: Heartbeat | HeartbeatAck | None = None

@@ -232,10 +232,10 @@ class RelayNode:
             case DiscoverResponse(peers):
                 self._directory.update(peers, now)
                 return self._dialer.dial_due(now)
-            case RelayPeerJoined():
+            case RelayPeerJoined(node_id, _):
                 # Real relays also send this whenever a node registers again.
                 self._schedule_discover(now)
-                return ()
+                return self._peers.on_joined(node_id, now)
             case RelayPeerLeft(node_id, _):
                 self._directory.remove(node_id)
                 return self._peers.on_left(node_id, "it left the relay", now)

@@ -130,10 +130,15 @@ class RelayPeers:
         )
 
     def on_data(self, batch: Sequence[RelayData], now: float) -> list[NodeOutput]:
-        """Process the data of one session; drop data with another sender's id."""
-        session = self._session(batch[0].from_node_id, batch[0].session_id)
+        """Process the data of one session; drop data with another sender's id.
+
+        A peer that sends in a session that this node does not have, such as the one of
+        its last connection, learns it from a relayClose.
+        """
+        peer_id, session_id = batch[0].from_node_id, batch[0].session_id
+        session = self._session(peer_id, session_id)
         if session is None:
-            return []
+            return [*self._sessions.refuse(peer_id, session_id)]
         data = [each.data for each in batch if each.from_node_id == session.peer_id]
         return self._process(session, session.receive(data, now), now)
 
@@ -143,6 +148,18 @@ class RelayPeers:
         if session is None:
             return []
         return self._close_session(session, "the peer closed the session", now)
+
+    def on_joined(self, node_id: str, now: float) -> list[NodeOutput]:
+        """Probe the sessions of a peer that has registered again.
+
+        It may be another connection, which does not have them: many relays report no
+        departure of the one that it displaces.
+        """
+        peer = self._peers.get(node_id)
+        outputs: list[NodeOutput] = []
+        for session in () if peer is None else [*peer.sessions]:
+            outputs += self._process(session, session.probe(now), now)
+        return outputs
 
     def on_left(self, node_id: str, reason: str, now: float) -> list[NodeOutput]:
         """Remove a peer that has left the relay."""

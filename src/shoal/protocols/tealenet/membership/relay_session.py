@@ -110,6 +110,12 @@ class RelaySession:
         outputs = self.peer_session.send(message, now)
         return [each for output in outputs for each in self._encrypt(output)]
 
+    def probe(self, now: float) -> Sequence[FromPeer | Output]:
+        """Make a peer that has joined show that it still has this session."""
+        if self.closed or self.peer_session is None:
+            return ()
+        return self._encrypt_all(self.peer_session.probe(now))
+
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:

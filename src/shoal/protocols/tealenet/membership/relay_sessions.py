@@ -33,6 +33,7 @@ UNADMITTED_MAX = 1024  # of them whose peer is not admitted
 ID_MAX = 256  # characters of a session's id
 SILENCE_MAX = 3600.0  # seconds without heartbeats from a peer that sends none
 ID_SIZE = 16  # bytes of an id that this node chooses
+REFUSED_MAX = 256  # unknown sessions that were answered, and are not answered again
 
 
 class HostRelay(Protocol):
@@ -79,6 +80,7 @@ class RelaySessions:
         self._signature = identity.sign(noise_binding(identity.exchange_key))
         self._sessions: dict[str, RelaySession] = {}  # by their ids in upper case
         self._unadmitted: dict[RelaySession, None] = {}  # in order of opening
+        self._refused: dict[tuple[str, str], None] = {}  # in order of their answers
         self.local_state: dict[type, Event] = {}
 
     def __len__(self) -> int:
@@ -94,12 +96,8 @@ class RelaySessions:
 
     def can_accept(self, peer_id: str, session_id: str) -> bool:
         """Return whether a peer may open a session under an id."""
-        return (
-            HEX_KEY.fullmatch(peer_id) is not None
-            and peer_id != self.id
-            and 0 < len(session_id) <= ID_MAX
-            and len(self._sessions) < SESSIONS_MAX
-        )
+        full = len(self._sessions) >= SESSIONS_MAX
+        return self._is_possible(peer_id, session_id) and not full
 
     def open_outbound(self, node: KnownNode, now: float) -> tuple[RelaySession, Send]:
         """Open a session; return it and its relayOpen."""
@@ -139,6 +137,21 @@ class RelaySessions:
         """Return the relayClose of a session."""
         return Send(encode(RelayClose(self.id, peer_id, session_id)))
 
+    def refuse(self, peer_id: str, session_id: str) -> Sequence[Send]:
+        """Answer data in a session that is not open: once, as not all peers stop.
+
+        An id that another node's session has is not answered.
+        """
+        key = peer_id, session_id
+        if key in self._refused or self.find(session_id) is not None:
+            return ()
+        if not self._is_possible(*key):
+            return ()
+        self._refused[key] = None
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        return (self.close_message(peer_id, session_id),)
+
     def data_message(self, session: RelaySession, data: Data) -> Send:
         """Return the relayData of a session."""
         message = data if isinstance(data, bytes) else data.encode()
@@ -155,6 +168,10 @@ class RelaySessions:
         return Send(encode(RelayAnswer(self.id, peer_id, session_id, info, signature)))
 
     # Private parts, in the order in which they are called.
+
+    def _is_possible(self, peer_id: str, session_id: str) -> bool:
+        is_other = HEX_KEY.fullmatch(peer_id) is not None and peer_id != self.id
+        return is_other and 0 < len(session_id) <= ID_MAX
 
     def _open(
         self, node: KnownNode, session_id: str, now: float, *, initiates: bool
@@ -180,6 +197,7 @@ class RelaySessions:
             now=now,
         )
         self._sessions[session_id.upper()] = session
+        self._refused.pop((node.id, session_id), None)
         return session
 
     def _new_peer_session(
