@@ -81,6 +81,7 @@ class Guard:
         self._stderr = os.dup(2)  # pytest catches what is written to the other
         self._previous = signal.getsignal(signal.SIGALRM) if ALARM else None
         self._phase: Phase | None = None
+        self._ends_at = 0.0  # when this process is ended, as of time.monotonic()
         if ALARM:
             signal.signal(signal.SIGALRM, self._look)
 
@@ -93,8 +94,14 @@ class Guard:
         return (yield from self._guarded(item))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        return (yield from self._guarded(item))
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None]:
+        try:
+            return (yield from self._guarded(item))
+        finally:
+            if nextitem is None:
+                faulthandler.cancel_dump_traceback_later()
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -109,8 +116,11 @@ class Guard:
 
     def _guarded(self, item: pytest.Item) -> Generator[None]:
         self._phase = phase = Phase(item)
-        # Twice: on a machine that has become busy, a test may take longer.
-        self._end_after(2 * phase.limit + min(phase.limit, GRACE))
+        # Twice: on a machine that has become busy, a test may take longer.  Each time,
+        # a thread is started: not for each phase, of which most take a millisecond.
+        end = 2 * phase.limit + min(phase.limit, GRACE)
+        if not 0.9 * end <= self._ends_at - time.monotonic() <= end:
+            self._end_after(end)
         if ALARM:
             signal.setitimer(signal.ITIMER_REAL, phase.every, phase.every)
         try:
@@ -118,10 +128,10 @@ class Guard:
         finally:
             if ALARM:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
-            faulthandler.cancel_dump_traceback_later()
             self._phase = None
 
     def _end_after(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._stderr)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
