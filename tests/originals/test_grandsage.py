@@ -10,13 +10,16 @@ from protocols.session_pair import sent
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
+    CancelJob,
     Command,
     Completed,
+    Event,
     Failed,
     RunJob,
 )
 from shoal.domain.work import Chat
 from shoal.protocols.grandsage.worker import (
+    BROKEN,
     REPEAT_WITHIN,
     GrandSageNodeDialer,
 )
@@ -91,7 +94,56 @@ def test_an_end_frame_that_was_lost_is_repeated_on_the_next_connection() -> None
 
     assert replies == []
     assert server.taken == 0
-    assert server.tasks[1_000].text == "hi"
+    assert server.tasks[1_000].text == "hi" + BROKEN  # more may have been lost
+
+
+def test_no_text_that_a_connection_lost_is_missing_unnoticed() -> None:
+    def answered(lost: Sequence[int]) -> str:
+        """Return the client's text; frames of these events are lost with the first."""
+        server = OriginalServer()
+        dialer = GrandSageNodeDialer("ws://host", MEMBER)
+        session = dialer.start_session({})
+        run = give(server, session)
+        job = run.job_id, run.lease
+        events: list[Event] = [AnswerChunk(*job, [each]) for each in ("one ", "two")]
+        broken = False
+        for number, event in enumerate([*events, Completed(*job)]):
+            if number not in lost and broken:
+                session, broken = dialer.start_session({}), False
+                deliver(server, session.tick(float(number)))
+            outputs = session.send(event, float(number))
+            if number in lost:
+                broken = True
+            else:
+                deliver(server, outputs)
+        if broken:
+            deliver(server, dialer.start_session({}).tick(3.0))
+        assert server.taken == 0
+        return server.tasks[1_000].text
+
+    assert answered([]) == "one two"
+    for lost in ([0], [0, 1], [1], [1, 2], [2], [0, 1, 2]):
+        assert answered(lost).endswith(BROKEN)
+
+
+def test_a_task_whose_text_may_be_lost_is_cancelled_and_its_end_repeated() -> None:
+    server = OriginalServer(slots=2)
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    session = dialer.start_session({})
+    begun, other = give(server, session), give(server, session)
+    session.send(AnswerChunk(begun.job_id, begun.lease, ["lost"]), 1.0)
+
+    second, third = dialer.start_session({}), dialer.start_session({})
+    outputs = second.tick(2.0)  # lost as well
+    deliver(server, third.tick(3.0))
+    deliver(server, third.send(AnswerChunk(other.job_id, other.lease, ["hi"]), 4.0))
+    deliver(server, third.send(Completed(other.job_id, other.lease), 4.0))
+
+    cancelled = [each for each in outputs if isinstance(each, CancelJob)]
+    assert [each.job_id for each in cancelled] == [begun.job_id]
+    assert third.send(Completed(begun.job_id, begun.lease), 5.0) == ()
+    assert [task.text for task in server.tasks.values()] == [BROKEN, "hi"]
+    assert server.taken == 0
 
 
 def test_a_vllm_node_runs_a_job_with_a_limit_as_large_as_its_context() -> None:

@@ -77,6 +77,12 @@ FAILURES = {
 The details are for the operator: they may name what runs on this machine.
 """
 
+BROKEN = "\n[The connection of the node broke: text may be missing.]"
+"""The last text of a task at a plain server of which a connection may have lost text.
+
+A frame has no number, and a server acknowledges none.
+"""
+
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
@@ -84,18 +90,22 @@ SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 class NodeTasks:
     """The tasks of one server, across connections.
 
-    ``ended`` has when each recent task ended, oldest first, at a plain server.
+    At a plain server, ``ended`` has when each recent task ended, oldest first, and
+    ``begun`` the running and recent tasks that have sent text on this connection.
     """
 
     running: dict[JobId, int] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
 
     def record_end(self, task_id: int, now: float) -> None:
         """Record an end frame, which a broken connection may have lost."""
         self.ended.pop(task_id, None)
         self.ended[task_id] = now
         while len(self.ended) > TASKS_MAX:
-            del self.ended[next(iter(self.ended))]
+            oldest = next(iter(self.ended))
+            del self.ended[oldest]
+            self.begun.discard(oldest)
 
     def drain_recent_ends(self, now: float) -> list[int]:
         """Return and forget the tasks that ended within ``REPEAT_WITHIN``."""
@@ -103,6 +113,11 @@ class NodeTasks:
         recent = [task_id for task_id, at in self.ended.items() if at >= since]
         self.ended.clear()
         return recent
+
+    def drain_begun(self) -> set[int]:
+        """Return and forget the tasks that have sent text."""
+        begun, self.begun = self.begun, set()
+        return begun
 
 
 class GrandSageNodeDialer:
@@ -158,7 +173,8 @@ class GrandSageServerSession:
     ``tasks`` outlives the connection.  After a reconnect, an original server continues
     a task under its id, and keeps it until its end frame.  So the session ends every
     task, also those that fail, and first repeats the latest end frames: frames written
-    to a broken connection are lost, and the end of an unknown task is ignored.
+    to a broken connection are lost, and the end of an unknown task is ignored.  For the
+    same reason a task that has sent text ends there, with ``BROKEN``; another goes on.
     Shoal's coordinator has requeued the tasks, so the session first cancels those that
     still run.  If it is ``declined``, the session disconnects with that reason.
     """
@@ -202,8 +218,27 @@ class GrandSageServerSession:
             ]
             self._running.clear()
         elif first:
-            ends = self._tasks.drain_recent_ends(now)
-            outputs += [Send(encode_end(task_id)) for task_id in ends]
+            outputs += self._end_broken_tasks(now)
+        return outputs
+
+    def _end_broken_tasks(self, now: float) -> Sequence[Command | Output]:
+        """End at a plain server what the last connection may not have ended.
+
+        A server that has ended a task answers the text with a stop, and ignores it.
+        """
+        begun = self._tasks.drain_begun()
+        outputs: list[Command | Output] = []
+        for task_id in self._tasks.drain_recent_ends(now):
+            outputs += self._plain_text(task_id, BROKEN) if task_id in begun else ()
+            outputs.append(Send(encode_end(task_id)))
+        for job_id, task_id in list(self._running.items()):
+            if task_id in begun:
+                del self._running[job_id]
+                reason = "ends: the connection broke after it had sent text"
+                outputs += (
+                    _cancel(job_id, task_id),
+                    *self._end_task_with(task_id, reason, BROKEN, now),
+                )
         return outputs
 
     def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
@@ -221,6 +256,7 @@ class GrandSageServerSession:
         job_id = JobId(str(head.id))
         if head.stops:
             task_id = self._running.pop(job_id, None)
+            self._tasks.begun.discard(head.id)
             return () if task_id is None else (_cancel(job_id, task_id),)
         if not head.pending:
             return self._refuse(head.id, "it is not in a pending state", now)
@@ -237,6 +273,7 @@ class GrandSageServerSession:
             return self._refuse(head.id, str(error), now)
         self._running[job_id] = head.id
         self._tasks.ended.pop(head.id, None)
+        self._tasks.begun.discard(head.id)
         lease = LeaseNumber(head.id)
         # As real nodes do: a plain server cannot learn that the prompt is too long.
         return (RunJob(job_id, lease, work, continues, trim=not self._extended),)
@@ -264,7 +301,7 @@ class GrandSageServerSession:
         if task_id is None:
             return ()  # stopped in the meantime
         if isinstance(piece, str):
-            return [Send(frame) for frame in encode_text(task_id, piece)]
+            return self._plain_text(task_id, piece)
         return self._send_delta(job_id, task_id, piece)
 
     def _send_delta(
@@ -274,7 +311,7 @@ class GrandSageServerSession:
             text = delta.fields.get("content")
             if delta.choice or not isinstance(text, str):
                 return ()  # a plain server never requests more than text
-            return [Send(frame) for frame in encode_text(task_id, text)]
+            return self._plain_text(task_id, text)
         try:
             text = encode_delta(task_id, delta)
         except RecursionError:
@@ -335,11 +372,22 @@ class GrandSageServerSession:
         task: without an end frame its client waits 600 s, and so long its slot is
         taken.
         """
+        return self._end_task_with(task_id, reason, FAILURES[fault], now)
+
+    def _end_task_with(
+        self, task_id: int, reason: str, last_text: str, now: float
+    ) -> Sequence[Output]:
         return (
             Notice(f"task {task_id} {_short(reason)}"),
-            *(Send(frame) for frame in encode_text(task_id, FAILURES[fault])),
+            *self._plain_text(task_id, last_text),
             self._plain_end(task_id, now),
         )
+
+    def _plain_text(self, task_id: int, text: str) -> Sequence[Output]:
+        frames = encode_text(task_id, text)
+        if frames and not self._extended:
+            self._tasks.begun.add(task_id)
+        return [Send(frame) for frame in frames]
 
     def _plain_end(self, task_id: int, now: float) -> Send:
         self._tasks.record_end(task_id, now)
