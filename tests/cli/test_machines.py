@@ -18,6 +18,7 @@ WORKER: Mapping[str, Any] = {
     "proven": False,
     "peer_name": "",
     "connected_at": 100.0,
+    "engine": "",
 }
 ORDER: Mapping[str, Any] = {"since": 50.0, "by": "al", "workers": [], "running": 0}
 NODE: Mapping[str, Any] = {
@@ -53,7 +54,8 @@ def test_workers_with_one_proven_key_are_one_machine() -> None:
     found = listed(
         workers=[
             worker("mesh:otter/m1", models=["m1"], tasks=["summarize"], **key),
-            worker("mesh:otter/m2", models=["m2"], **key),
+            worker("mesh:otter/m2", models=["m2"], engine="e", **key),
+            worker("mesh:otter/m3", models=["m3"], engine="e", **key),
             worker("lan:otter", connected_at=90.0, **calls, **key),
             worker("lan:thief", public_key="ab"),
         ]
@@ -65,9 +67,9 @@ def test_workers_with_one_proven_key_are_one_machine() -> None:
             "names": ["mesh:otter", "lan:otter"],
             "states": ["active"],
             "wires": ["lan", "mesh"],
-            "models": ["m1", "m2"],
+            "models": ["m1", "m2", "m3"],
             "functions": ["add", "mul"],
-            "running": 2,
+            "running": 3,
             "slots": 5,
             "since": 90.0,
         },

@@ -45,6 +45,7 @@ WORKER: Mapping[str, Any] = {
     "peer_name": "",
     "protection": None,
     "connected_at": None,
+    "engine": "",
 }
 PEER: Mapping[str, Any] = {
     "pending": False,

@@ -93,6 +93,7 @@ def joined(
     needs_question: bool = False,
     privacy: Privacy | None = None,
     price: str = "",
+    engine: str = "",
 ) -> WorkerJoined:
     offer = Offer(
         kinds,
@@ -106,6 +107,7 @@ def joined(
         needs_question=needs_question,
         privacy=privacy,
         price=price,
+        engine=engine,
     )
     return WorkerJoined(WorkerId(name), offer, cancels)
 

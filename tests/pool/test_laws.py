@@ -84,6 +84,12 @@ OFFERS = st.builds(
     public_key=KEYS,
     proven=st.booleans(),
     neighbour=st.booleans(),
+) | st.builds(
+    Offer,
+    st.just(CHAT_ONLY),
+    st.frozensets(MODELS, max_size=2),
+    st.just(2),
+    engine=st.just("e"),
 )
 CONDITIONS = st.builds(
     WorkerLoad,
@@ -152,12 +158,17 @@ class PoolLaws(RuleBasedStateMachine):
     ) -> None:
         self.handle(WorkerConnected(worker_id, offer, cancels, shared))
 
-    @rule(slots=st.lists(st.integers(1, 3), min_size=4, max_size=4))
-    def join_all(self, slots: list[int]) -> None:
+    @rule(
+        slots=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+        engine=st.sampled_from(["", "e"]),
+    )
+    def join_all(self, slots: list[int], engine: str) -> None:
         """Connect a fleet that takes every job."""
         for name, number in zip(("s/x", "s/y", "t", "u/x"), slots, strict=True):
             features = frozenset({Feature.STOP})
             offer = Offer(CHAT_ONLY, frozenset("xy"), number, features)
+            if engine and name.startswith("s/"):
+                offer = replace(offer, slots=2, engine=engine)
             self.handle(WorkerConnected(WorkerId(name), offer, cancels=True))
 
     @rule(worker_id=WORKERS)
@@ -315,6 +326,8 @@ class PoolLaws(RuleBasedStateMachine):
             working = sum(worker_id == worker.id for worker_id, _, _ in self.at_work)
             assert working <= worker.offer.slots
             assert 0 <= worker.free_slots <= worker.offer.slots
+            taken = sum(each.used_slots for each in worker.sharing)
+            assert taken == worker.busy_slots <= worker.offer.slots
 
     @invariant()
     def members_of_gangs_are_apart_and_counted(self) -> None:
@@ -400,16 +413,22 @@ class PoolLaws(RuleBasedStateMachine):
         with_model: dict[str, set[WorkerId]] = {}
         available: dict[str, dict[CostLevel, set[WorkerId]]] = {}
         slots: Counter[str] = Counter()
+        engines: set[tuple[str, str, str]] = set()
         for worker in self.pool.workers.values():
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
                 if worker.draining or worker.suspension or worker.load.unfit:
                     continue
-                slots[model] += worker.offer.slots
+                if (engine := worker.offer.engine) == "":
+                    slots[model] += worker.offer.slots
+                else:
+                    engines.add((model, peer_of(worker.id), engine))
                 if worker.free_slots > 0:
                     levels = available.setdefault(model, {})
                     levels.setdefault(worker.cost_level(), set()).add(worker.id)
 
+        for model, _, _ in engines:
+            slots[model] += 2
         roster = self.pool.roster
         assert roster.wanted == self.pool.queues.keys()
         assert roster.matched == self.pool.queues.keys() & roster.available.keys()

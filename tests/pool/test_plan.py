@@ -15,6 +15,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Feature
+from shoal.pool.own_offers import own_slots
 from shoal.pool.plan import plan
 from shoal.pool.state import PoolState
 from shoal.pool.worker import LOAD_SLOTS_MAX
@@ -224,3 +225,45 @@ def test_excessive_slots_do_not_attract_all_jobs(slots: int) -> None:
     got = [worker for _, worker in assign(pool)]
 
     assert got.count("boaster") == got.count("honest") == 50
+
+
+def test_models_of_one_engine_share_its_slots() -> None:
+    one, two, other = ("s/a", "s/b", "t/b")
+    pool = pool_after(
+        joined(one, "a", slots=2, engine="e"),
+        joined(two, "b", slots=2, engine="e"),
+        *submit("a1", "a2", model="a"),
+        *submit("b1", "b2", model="b"),
+    )
+
+    # The models take turns, and none gets what another has been promised.
+    assert assign(pool) == [("a1", one), ("a2", one)]
+    assert assign(pool) == []
+    complete(pool, "a1")
+    assert assign(pool) == [("b1", two)]
+    assert pool.workers[WorkerId(one)].utilization() == 1.0
+
+    # Another machine's engine is another, whatever it is called.
+    pool.apply(joined(other, "b", engine="e"), 0.0)
+    assert assign(pool) == [("b2", other)]
+    assert own_slots(pool) == 3
+
+    # What a worker held is free when it is gone.
+    pool.apply(JobRequeued(JobId("a2"), ONE, "lost"), 0.0)
+    pool.apply(WorkerLeft(WorkerId(one), "gone"), 0.0)
+    apply_all(pool, submit("b3", model="b"))
+    assert assign(pool) == [("b3", two)]
+
+
+def test_a_plan_knows_all_workers_of_an_engine_that_do_the_same_work() -> None:
+    stop = frozenset({Feature.STOP})
+    pool = pool_after(
+        joined("s/a", slots=2, engine="e"),
+        joined("s/b", slots=2, engine="e", features=stop),
+        *submit("a"),
+        JobSubmitted(job("b", stop=True)),
+        *submit("c"),
+    )
+
+    assert pool.roster.slots["m"] == 2
+    assert assign(pool) == [("a", "s/a"), ("b", "s/b")]

@@ -114,7 +114,10 @@ class Stage:
     def assortment(self) -> JointOffers:
         for each in self.engines:
             each.slots = self.size
-        self.slots = [EngineSlots(each.slots) for each in self.engines]
+        self.slots = [
+            EngineSlots(each.slots, engine=f"e{number}")
+            for number, each in enumerate(self.engines)
+        ]
         offered_engines = [
             OfferedEngine(
                 EngineMonitor(
@@ -250,6 +253,7 @@ def test_model_of_two_offered_enginesis_offered_once_with_all_slots() -> None:
         assert its.offered == {"a": 4}
         (offer,) = its.began_with
         assert offer.features == {Feature.STOP}
+        assert offer.engine == "", "its slots are those of two engines"
 
         for number in range(4):
             its.submit(f"j{number}", chat("a", 5.0))

@@ -168,6 +168,8 @@ class Offer:
     of its own, which may forward jobs to other peers.  ``needs_question``: it gives no
     answer to a conversation that has only instructions.  ``pythons`` are the versions
     of Python (``3.12``) that run code which clients send; empty: not stated.
+    ``engine`` names what the slots are of: all workers of a machine that name the same
+    share them, one for each of its models.  Empty: they are the worker's own.
     """
 
     kinds: frozenset[JobKind]
@@ -188,6 +190,7 @@ class Offer:
     needs_question: bool = False
     pythons: frozenset[str] = frozenset()
     privacy: Privacy | None = None
+    engine: str = ""
 
     @property
     def ask(self) -> Micros | None:

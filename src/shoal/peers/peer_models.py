@@ -1,7 +1,7 @@
 """The models of one peer, each of which is a worker of the pool.
 
-A peer shares its slots between all its models, but no wire reports that.  A job that
-runs on one model therefore counts as load of the others, as do jobs of other
+A peer that does not say which of its models share slots shares them between all.  A job
+that runs on one model therefore counts as load of the others, as do jobs of other
 coordinators: a busy peer gets a second job only if no other worker is free, and then
 queues or rejects it.
 """
@@ -53,7 +53,7 @@ class PeerModel:
         self.load = WorkerLoad()  # as last reported to the pool
         self._name = name
         self._models = models
-        self._offer = offer  # the offer that it joined with
+        self.offer = offer  # the offer that it joined with
         self._retired = False
         self.port: WorkerPort = models.hub.connect(self, models.wire, models.via)
 
@@ -67,7 +67,7 @@ class PeerModel:
         """Name this model in a job for any model: the peer may have others."""
         if self._models.is_sole_worker:
             return job
-        work, models = job.work, self._offer.models
+        work, models = job.work, self.offer.models
         if isinstance(work, NamedWork) or work.model != ANY_MODEL or len(models) != 1:
             return job
         (name,) = models
@@ -76,11 +76,11 @@ class PeerModel:
     @property
     def is_current(self) -> bool:
         """Whether the pool has the latest offer of this model."""
-        return self._offer == self.wanted_offer and not self._retired
+        return self.offer == self.wanted_offer and not self._retired
 
     def join(self, offer: Offer) -> None:
         """Join the pool, or rejoin it with another offer."""
-        self._offer = self.wanted_offer = offer
+        self.offer = self.wanted_offer = offer
         self._retired = False
         self.load = WorkerLoad()
         self.port.on_event(Joined(self._name, offer))
@@ -275,7 +275,9 @@ class PeerModels:
             return
         jobs = Counter(model.id for model in self._running.values())
         for model in self._models.values():
-            other_jobs = len(self._running) - jobs[model.id]
+            # The pool itself counts the jobs at an engine that the peer names.
+            told = bool(model.offer.engine)
+            other_jobs = 0 if told else len(self._running) - jobs[model.id]
             queued = self._load.queued + other_jobs
             model.update_load(replace(self._load, queued=queued))
 

@@ -169,7 +169,7 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
     if job.gang is not None:
         busy = _gang_refusal(job.gang, worker)
     elif worker.free_slots <= 0 or (
-        job.kind is not JobKind.CALL and worker.used_slots >= worker.slots
+        job.kind is not JobKind.CALL and worker.busy_slots >= worker.slots
     ):
         busy = "all slots busy"  # except for calls, which may be prefetched
     else:
@@ -183,7 +183,7 @@ def _gang_refusal(gang: OpenGang, worker: Worker) -> str | None:
     machine = peer_of(worker.id)
     if machine in gang.machines:
         return f"runs rank {gang.machines[machine]} of the gang"
-    slots, used = worker.offer.slots, worker.used_slots
+    slots, used = worker.offer.slots, worker.busy_slots
     if gang.slots:
         free = max(0, slots - used)
         enough = free >= gang.slots

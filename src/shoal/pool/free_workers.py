@@ -41,7 +41,8 @@ class PromisedSlots(defaultdict[WorkerId, int]):
 
     ``streaming`` are the workers that get a stream or a member of a gang, which takes
     long.
-    ``by_queue`` are the workers with promised slots, by ``Worker.queues``.
+    ``by_queue`` are the workers with promised slots, by ``Worker.queues``.  What one
+    worker of an engine is promised, none of the others has.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,11 @@ class PromisedSlots(defaultdict[WorkerId, int]):
 
     def add(self, worker: Worker, slots: int = 1) -> None:
         """Promise slots of a worker."""
-        if not self[worker.id]:
-            for queue in worker.queues:
-                self.by_queue[queue].append(worker)
-        self[worker.id] += slots
+        for each in worker.sharing:
+            if not self[each.id] and each.indexed_as is not None:
+                for queue in each.queues:
+                    self.by_queue[queue].append(each)
+            self[each.id] += slots
 
     def add_member(self, worker: Worker, slots: int) -> None:
         """Promise slots of a worker to a gang; no call is prefetched behind it."""
@@ -197,7 +199,7 @@ class FreeWorkers:
         """Promise a slot of the best worker for ``job`` that is idle."""
 
         def idle(worker: Worker) -> bool:
-            at_work = worker.leases or worker.load.queued
+            at_work = worker.busy_slots or worker.load.queued
             return not at_work and worker.id not in self._promised
 
         worker = self._find(job, idle)
@@ -224,10 +226,12 @@ class FreeWorkers:
     def _promise(self, worker: Worker, reason: str) -> str:
         """Promise a slot; return the reason with the worker's previous state."""
         share = worker.utilization(self._promised[worker.id])
+        moved = [each for each in worker.sharing if self._is_counted(each)]
         self._promised.add(worker)
         self._promises += 1
-        self._count -= 1
-        self._file(worker)
+        self._count -= len(moved)
+        for each in moved:
+            self._file(each)
         pace = "" if worker.pace is None else f", about {worker.pace:.0f} tokens/s"
         return f"{reason}: {share:.0%} of its slots in use{_other_load(worker)}{pace}"
 
@@ -271,13 +275,18 @@ class FreeWorkers:
     def _has_room(self, job: OpenJob, worker: Worker) -> bool:
         """Return whether a slot is free, or the job may be prefetched."""
         promised = self._promised.get(worker.id, 0)
-        if len(worker.leases) + worker.extra_slots + promised < worker.slots:
+        if worker.busy_slots + promised < worker.slots:
             return True
         behind_stream = self._stream_waits or worker.id in self._promised.streaming
         return job.kind is JobKind.CALL and not behind_stream
 
     def _cost(self, worker: Worker) -> float:
         return self._pool.cost(worker.cost_level(self._promised.get(worker.id, 0)))
+
+    def _is_counted(self, worker: Worker) -> bool:
+        """Return whether it is among the workers of the model with a free slot."""
+        known = worker.indexed_as is not None and self._model in worker.queues
+        return known and worker.free_slots > self._promised.get(worker.id, 0)
 
     def _file(self, worker: Worker) -> None:
         promised = self._promised[worker.id]

@@ -150,20 +150,23 @@ class GangPlaces:
             return
         for _, _, worker in nsmallest(missing, shortages, key=lambda each: each[:2]):
             promised = self._promised.get(worker.id, 0)
-            free = worker.offer.slots - worker.used_slots - promised
+            free = worker.offer.slots - worker.busy_slots - promised
             # Slots that its tasks lend stay free: these wait for calls.
             self._promised.add_member(worker, free)
 
     def _shortage(self, gang: OpenGang, worker: Worker) -> int:
         """Return how many jobs or slots have to become free there."""
-        used = worker.used_slots + self._promised.get(worker.id, 0)
+        used = worker.busy_slots + self._promised.get(worker.id, 0)
         if not gang.slots:
             return used + worker.load.queued
         return max(0, used + gang.slots - worker.offer.slots)
 
     def _is_obtainable(self, gang: OpenGang, worker: Worker) -> bool:
         """Return whether it has the slots when all but the members of gangs end."""
-        held = sum(worker.members.values()) + self._members[worker.id]
+        held = sum(
+            sum(each.members.values()) + self._members[each.id]
+            for each in worker.sharing
+        )
         wanted = worker.slots_of_member(gang.slots)
         return held + wanted <= max(1, worker.offer.slots)
 

@@ -42,11 +42,8 @@ def own_offers(pool: PoolState, without: Collection[str] = ()) -> tuple[Offer, .
 
 def own_slots(pool: PoolState) -> int:
     """Return the slots of the workers in ``own_offers``."""
-    return sum(
-        worker.offer.slots
-        for worker in pool.workers.values()
-        if _is_unrestricted(worker)
-    )
+    workers = filter(_is_unrestricted, pool.workers.values())
+    return sum(worker.counted_slots for worker in workers)
 
 
 def offering_peers(pool: PoolState) -> frozenset[str]:
@@ -64,7 +61,7 @@ def own_load(pool: PoolState, without: Collection[str] = ()) -> WorkerLoad:
     It is full if none of the workers in ``own_offers`` has a free slot.
     """
     free = [
-        worker.accepts_jobs and worker.used_slots < worker.offer.slots
+        worker.accepts_jobs and worker.busy_slots < worker.offer.slots
         for worker in pool.workers.values()
         if _is_unrestricted(worker) and peer_of(worker.id) not in without
     ]

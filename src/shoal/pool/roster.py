@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from shoal.domain.ids import WorkerId
+from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
 from shoal.domain.worker import DeviceKind, Suspension, WorkerLoad
 from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
-from shoal.pool.worker import CostLevel, Worker
+from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 
 MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
 
@@ -33,7 +33,7 @@ class Roster:
     """All workers, by model, and by what stands for one (``Offer.queues``)."""
 
     slots: Counter[str] = field(default_factory=Counter)
-    """Slots of all workers that take new jobs, by model."""
+    """Slots of all workers that take new jobs, by model; those of an engine once."""
 
     devices: Counter[DeviceKind | None] = field(default_factory=Counter)
     """The number of workers of each kind of device."""
@@ -68,6 +68,9 @@ class Roster:
     functions_last_seen: dict[str, float] = field(default_factory=dict)
     """When a worker with a task or function last left."""
 
+    _engines: dict[tuple[str, str], EngineWorkers] = field(default_factory=dict)
+    """By machine, and by what its workers call the engine."""
+
     @property
     def models(self) -> set[str]:
         """The models that workers offer."""
@@ -95,12 +98,23 @@ class Roster:
         self.devices[worker.offer.device] += 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] += 1
+        if worker.offer.engine:
+            key = _engine_of(worker)
+            worker.engine = self._engines.setdefault(key, EngineWorkers())
+            worker.engine.workers[worker.id] = worker
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
-            self.slots[model] += worker.offer.slots if worker.accepts_jobs else 0
+        self._count_slots(worker, before=False)
         self.index(worker)
 
     def index(self, worker: Worker) -> None:
+        """Index a worker, and those that share its slots, by their cost levels."""
+        if worker.engine is not None:
+            worker.engine.used = sum(each.used_slots for each in worker.sharing)
+        for each in worker.sharing:
+            self._index(each)
+
+    def _index(self, worker: Worker) -> None:
         """Index a worker by its cost level, or remove it if it has no free slot."""
         before = worker.indexed_as
         free = worker.free_slots > 0 and worker.accepts_jobs
@@ -169,6 +183,12 @@ class Roster:
                 self.refused_lengths[model] -= 1
                 if not self.refused_lengths[model]:
                     del self.refused_lengths[model]
+        if worker.engine is not None:
+            del worker.engine.workers[worker.id]
+            if others := [*worker.sharing]:
+                self.index(others[0])
+            else:
+                del self._engines[_engine_of(worker)]
         removed = []
         for model in worker.queues:
             _remove(self.with_model, model, worker.id)
@@ -191,10 +211,20 @@ class Roster:
     def _count(self, worker: Worker, served: bool) -> None:
         """Update the slot counts and the index; ``served``: it accepted jobs before."""
         self.version += worker.accepts_jobs != served
-        if change := worker.offer.slots * (worker.accepts_jobs - served):
-            for model in worker.queues:
-                self.slots[model] += change
+        self._count_slots(worker, before=served)
         self.index(worker)
+
+    def _count_slots(self, worker: Worker, *, before: bool) -> None:
+        """Update the slots by model; ``before``: whether it accepted jobs."""
+        now, slots = worker.accepts_jobs, worker.offer.slots
+        for model in worker.queues if now != before else ():
+            counted = (
+                each.offer.slots
+                for each in worker.sharing
+                if each is not worker and each.accepts_jobs and model in each.queues
+            )
+            others = max(counted, default=0)
+            self.slots[model] += max(others, now * slots) - max(others, before * slots)
 
 
 def suggest_names(name: str, known: Iterable[str], listing: str) -> str | None:
@@ -209,6 +239,10 @@ def suggest_names(name: str, known: Iterable[str], listing: str) -> str | None:
         return f"did you mean {' or '.join(similar)}?"
     more = f"; {listing}" if len(names) > SUGGESTED_MAX else ""
     return f"there is {', '.join(names[:SUGGESTED_MAX])}{more}"
+
+
+def _engine_of(worker: Worker) -> tuple[str, str]:
+    return peer_of(worker.id), worker.offer.engine
 
 
 def _forget(seen: dict[str, float], now: float) -> None:

@@ -1,6 +1,7 @@
 """A connected worker and its load."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -45,6 +46,14 @@ class Penalty:
 
 
 @dataclass(slots=True)
+class EngineWorkers:
+    """The workers of one engine, whose slots they share."""
+
+    workers: dict[WorkerId, "Worker"] = field(default_factory=dict)
+    used: int = 0  # slots that the leases of all of them take
+
+
+@dataclass(slots=True)
 class Worker:
     """A connected worker."""
 
@@ -69,6 +78,7 @@ class Worker:
     prefetch_max: int = 0  # calls it may have beyond its slots; see ``record_call``
     contexts: KnownContexts | None = None  # None: it refused nothing for its length
     indexed_as: CostLevel | None = None  # its level in ``Roster.available``
+    engine: EngineWorkers | None = None  # None: it shares its slots with no other
     queues: frozenset[str] = field(init=False)  # cached from the offer
 
     def __post_init__(self) -> None:
@@ -77,12 +87,22 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """The number of further jobs it may be given."""
-        return self.slots + self.prefetch - len(self.leases) - self.extra_slots
+        return self.slots + self.prefetch - self.busy_slots
 
     @property
     def used_slots(self) -> int:
         """The slots that its leases take: one each, except for members of gangs."""
         return len(self.leases) + self.extra_slots
+
+    @property
+    def busy_slots(self) -> int:
+        """Of its slots, those that its leases take, or all leases at its engine."""
+        return self.used_slots if self.engine is None else self.engine.used
+
+    @property
+    def sharing(self) -> Iterable["Worker"]:
+        """The workers with the same slots: itself, and the others of its engine."""
+        return (self,) if self.engine is None else self.engine.workers.values()
 
     @property
     def slots(self) -> int:
@@ -130,13 +150,19 @@ class Worker:
         """Whether it takes new jobs, as soon as it has a free slot."""
         return not (self.draining or self.suspension or self.load.unfit)
 
+    @property
+    def counted_slots(self) -> int:
+        """Its slots in a sum over workers: the first of an engine's counts for all."""
+        first = self.engine is None or next(iter(self.sharing)) is self
+        return self.offer.slots if first else 0
+
     def utilization(self, promised: int = 0) -> float:
         """Return the share of its slots in use, with ``promised`` more jobs.
 
         Jobs of other pools count, so it may exceed 1; but they take no slot, because
         only the worker knows their order.
         """
-        jobs = len(self.leases) + self.extra_slots + self.load.queued + promised
+        jobs = self.busy_slots + self.load.queued + promised
         return jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
 
     def cost_level(self, promised: int = 0) -> CostLevel:

@@ -40,12 +40,18 @@ class EngineSlots:
 
     ``total`` counts all slots, and ``size`` those that the owner lends.  ``jobs``
     counts the jobs of all agents, including those that wait for a slot.  ``chosen`` is
-    how many the owner wants, whatever the engine has; 0: as many as that.
+    how many the owner wants, whatever the engine has; 0: as many as that.  ``engine``
+    tells coordinators which offers share them, as in ``Offer``.
     """
 
     def __init__(
-        self, total: int, throttle: OwnerThrottle | None = None, chosen: int = 0
+        self,
+        total: int,
+        throttle: OwnerThrottle | None = None,
+        chosen: int = 0,
+        engine: str = "",
     ) -> None:
+        self.engine = engine
         self._chosen = chosen
         self.total = chosen or total
         self.jobs = 0
@@ -114,7 +120,7 @@ class EngineSlots:
     def busy_with_others(self, own: int) -> bool:
         """Return whether all slots are busy, and not only with an agent's ``own`` jobs.
 
-        The coordinator cannot know: it counts the jobs of each model separately.
+        A coordinator may not know: by itself it counts the jobs of each model.
         """
         return own < self.size <= self.jobs
 

@@ -7,7 +7,7 @@ once the coordinator has admitted the worker: a wrong token costs no minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
 from shoal.domain.worker import Offer, ServedModel
@@ -164,6 +164,12 @@ class OfferedModel:
         """The number of concurrent jobs at full speed, without those of others."""
         return sum(backend.slots.total for backend in self.backends)
 
+    @property
+    def engine(self) -> str:
+        """What the slots are of, as in ``Offer``; empty if several engines have it."""
+        first, *others = self.backends
+        return "" if others else first.slots.engine
+
 
 class JointOffers:
     """Offers the models of engines to one coordinator, by one agent.
@@ -285,7 +291,7 @@ class JointOffers:
 
     def _offers(self) -> tuple[Offer, ...]:
         return tuple(
-            self._describe(offered.model, offered.slots)
+            replace(self._describe(offered.model, offered.slots), engine=offered.engine)
             for offered in self._offered.values()
         )
 

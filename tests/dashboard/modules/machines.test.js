@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { attention } from "shoal/parts/attention.js";
 import { machinesOf, offeredBy } from "shoal/parts/machines.js";
 
 const worker = (id, changes = {}) => ({
@@ -21,4 +22,15 @@ test("a machine offers models, functions, or any function", () => {
   assert.deepEqual(machines(worker("wire:a")).map(offeredBy), [["m"]]);
   assert.deepEqual(machines(worker("wire:b", { models: [], kinds: ["call"], tasks: ["f"] })).map(offeredBy), [["f()"]]);
   assert.deepEqual(machines(worker("wire:c", { models: [], kinds: ["call"] })).map(offeredBy), [["any function"]]);
+});
+
+test("an engine has its slots once, and a queue is named with its reason", () => {
+  const models = ["a", "b", "c"].map((name) => worker(`wire:e/${name}`, { busy: 1, slots: 3, engine: "x" }));
+  const [machine] = machines(...models);
+  assert.equal(machine.slots, 3);
+  const status = { ready: true, workers: models, relays: [], unencrypted: {}, jobs: { queued: 24 } };
+  const texts = (...found) => attention(status, found, true).map((each) => each.text);
+  assert.deepEqual(texts(machine), ["24 jobs queued: all slots are busy"]);
+  const idle = machines(...models, worker("wire:f"))[1];
+  assert.deepEqual(texts(machine, idle), ["24 jobs queued: no worker with a free slot suits them yet"]);
 });

@@ -103,6 +103,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "peer": None,
             "peer_name": "",
             "protection": None,
+            "engine": "",
         }
     ]
 

@@ -373,6 +373,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
         device=DeviceKind.PHONE,
         only_for=frozenset({"al", "bo, c=d é"}),
         privacy=Privacy.PRIVATE,
+        engine="e",
     )
     outputs, _ = join(member)
 
@@ -393,6 +394,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
             device=DeviceKind.PHONE,
             public_key=KEY,
             proven=True,
+            engine="e",
         ),
     )
 

@@ -11,6 +11,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.protocols.grandsage.extension import (
     CONTEXT_MAX,
+    ENGINE_MAX,
     ONLY_FOR_MAX,
     PRICE_MAX,
     Extensions,
@@ -29,6 +30,7 @@ NONE = frozenset[Feature]()
     only_for=st.frozensets(st.text(min_size=1)),
     privacy=st.sampled_from([None, *Privacy]),
     price=st.text(max_size=PRICE_MAX),
+    engine=st.text(max_size=ENGINE_MAX),
 )
 def test_announcements_round_trip(
     kinds: frozenset[JobKind],
@@ -37,12 +39,13 @@ def test_announcements_round_trip(
     only_for: frozenset[str],
     privacy: Privacy | None,
     price: str,
+    engine: str,
 ) -> None:
     model = ServedModel("m", kinds, features, context)
-    written = write_extensions(model, only_for, privacy, price)
+    written = write_extensions(model, only_for, privacy, price, engine)
 
     assert read_extensions(written) == Extensions(
-        True, kinds, features, context, only_for, privacy, price
+        True, kinds, features, context, only_for, privacy, price, engine
     )
     # It stands in a header, between commas.
     assert written.isascii()

@@ -30,10 +30,15 @@ class Machine:
     models: set[str] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
     running: int = 0
-    slots: int = 0
+    engines: dict[str, int] = field(default_factory=dict)  # the slots of each
     since: float | None = None
     workers: list[Entry] = field(default_factory=list)
     peers: list[Entry] = field(default_factory=list)
+
+    @property
+    def slots(self) -> int:
+        """How many jobs it takes at a time."""
+        return sum(self.engines.values())
 
     @property
     def name(self) -> str:
@@ -130,7 +135,8 @@ class _Grouping:
         if CALL in worker["kinds"]:
             machine.functions |= {*worker["tasks"]}
         machine.running += worker["busy"]
-        machine.slots += worker["slots"]
+        # All workers of an engine have the same slots.
+        machine.engines[worker["engine"] or worker["id"]] = worker["slots"]
         _add_state(machine, _state(worker))
         connected_at = worker["connected_at"]
         if connected_at is not None:

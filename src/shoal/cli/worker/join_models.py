@@ -37,6 +37,7 @@ from shoal.worker.model_offers import (
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
+ENGINE_SIZE = 8  # bytes of an engine's random name
 NO_TASKS = frozenset[str]()
 DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way
 LOADING = "the worker is loading its model"
@@ -180,7 +181,11 @@ def _separate_offers(
         if worker.functions is not None:
             tasks |= worker.functions.caller.names
         profile = replace(
-            base_profile(worker, name), model=model, slots=slots.size, tasks=tasks
+            base_profile(worker, name),
+            model=model,
+            slots=slots.size,
+            tasks=tasks,
+            engine=slots.engine,
         )
         find = only_model(
             TaskRunner(source.engine, model),
@@ -325,7 +330,13 @@ def _open_link(
 
 
 def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
-    return EngineSlots(source.engine.slots, worker.throttle, worker.config.slots)
+    # Random: another process of this name may have an engine with the same label.
+    return EngineSlots(
+        source.engine.slots,
+        worker.throttle,
+        worker.config.slots,
+        engine=secrets.token_hex(ENGINE_SIZE),
+    )
 
 
 def _monitor(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:

@@ -28,9 +28,10 @@ export function attention(status, machines, admin) {
       : "No machine has joined yet", "Add a machine", admin ? "#/nodes?join" : "");
   } else if (!pending.length && status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
     add("bad", "No machine takes jobs: all are paused, leaving or unfit", "Show", "#/nodes");
-  } else if (status.jobs.queued && status.workers.every((each) => each.busy >= each.slots)) {
-    add("info", `${plural(status.jobs.queued, "job")} queued: all slots are busy`, "Show jobs",
-      "#/jobs?state=queued");
+  } else if (status.jobs.queued) {
+    const full = machines.every((each) => each.running >= each.slots);
+    add("info", `${plural(status.jobs.queued, "job")} queued: ${full ? "all slots are busy"
+      : "no worker with a free slot suits them yet"}`, "Show jobs", "#/jobs?state=queued");
   }
   const hot = machines.filter((each) => each.workers.some((worker) => HOT.has(worker.thermal)));
   if (hot.length) {

@@ -88,7 +88,8 @@ function complete(machine) {
     functions: unique(workers.filter((each) => each.kinds.includes(CALL)).flatMap((each) => each.tasks)),
     anyFunction: workers.some((each) => each.kinds.includes(CALL) && !each.tasks.length),
     running: workers.reduce((sum, each) => sum + each.busy, 0),
-    slots: workers.reduce((sum, each) => sum + each.slots, 0),
+    slots: [...new Map(workers.map((each) => [each.engine || each.id, each.slots])).values()]
+      .reduce((sum, each) => sum + each, 0), // all workers of an engine have the same
     cpu: highest(workers, "cpu"),
     memory: highest(workers, "memory"),
     temperature: highest(workers, "temperature"),

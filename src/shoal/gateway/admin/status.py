@@ -141,6 +141,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     peer_name: str  # what that calls itself, or empty
     protection: str | None  # of its connection: plain, noise, teale or tls
     connected_at: float | None  # Unix seconds
+    engine: str  # workers of its peer with the same one share its slots; empty: none
 
 
 class HardwareStatus(msgspec.Struct, frozen=True):
@@ -375,4 +376,5 @@ def worker_status(gateway: Gateway, worker: Worker, offset: float) -> WorkerStat
         "" if via is None else directory.profile_of(peer_of(worker.id)).name,
         None if via is None else via.protection.value,
         _wall_time(offset, hub.connected_at(worker.id)),
+        offer.engine,
     )

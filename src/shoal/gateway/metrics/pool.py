@@ -107,12 +107,12 @@ class PoolMetrics(Collector):
             state = state_of(worker)
             by_state[state] += 1
             by_wire[worker_id.partition(":")[0], state] += 1
-            used, total = worker.used_slots, worker.offer.slots
+            used = worker.used_slots
             busy += used
-            offered += total
+            offered += worker.counted_slots
             label = (self._workers.label(worker_id, now),)
             slots[*label, "busy"] += used
-            slots[*label, "free"] += max(0, total - used)
+            slots[*label, "free"] += max(0, worker.offer.slots - worker.busy_slots)
             if label == (OTHER,):
                 continue  # no average of several machines
             if worker.pace is not None:

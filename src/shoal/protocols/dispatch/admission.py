@@ -256,4 +256,5 @@ def _offer(
         public_key=message.provider_pubkey.lower(),
         proven=presentation is not None or config.trust_unproven,
         price=_price(message.pricing_hint),
+        engine=presented.engine,
     )

@@ -108,6 +108,7 @@ def admit(
         price=extensions.price,
         remark=remark,
         needs_question=not extensions.known,
+        engine=extensions.engine,
     )
     identity = _identity(parameters["name"], parameters["model"])
     return RegisteredNode(identity, offer, extensions.known, admitted)

@@ -20,9 +20,11 @@ CONTEXT = "context"
 ONLY_FOR = "only-for"
 PRIVACY = "privacy"
 PRICE = "price"
+ENGINE = "engine"
 
 CONTEXT_MAX = 2**31 - 1  # tokens
 PRICE_MAX = 256  # characters
+ENGINE_MAX = 64  # characters
 ONLY_FOR_MAX = 256  # most keys that a node may list
 
 
@@ -37,6 +39,7 @@ class Extensions:
     only_for: frozenset[str] = frozenset()
     privacy: Privacy | None = None
     price: str = ""
+    engine: str = ""  # as in ``Offer``
 
 
 def read_extensions(value: str) -> Extensions:
@@ -49,6 +52,7 @@ def read_extensions(value: str) -> Extensions:
     contexts = [number for name, number in settings if name.lower() == CONTEXT]
     only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
     prices = [unquote(text) for name, text in settings if name.lower() == PRICE]
+    engines = [unquote(name) for key, name in settings if key.lower() == ENGINE]
     classes = [text.lower() for name, text in settings if name.lower() == PRIVACY]
     return Extensions(
         True,
@@ -58,6 +62,7 @@ def read_extensions(value: str) -> Extensions:
         frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),
         PRIVACY_CLASSES.get(classes[-1] if classes else ""),
         well_formed(prices[-1][:PRICE_MAX]) if prices else "",
+        well_formed(engines[-1][:ENGINE_MAX]) if engines else "",
     )
 
 
@@ -66,6 +71,7 @@ def write_extensions(
     only_for: Collection[str] = frozenset(),
     privacy: Privacy | None = None,
     price: str = "",
+    engine: str = "",
 ) -> str:
     """Return the header value; with ``model``, also its job kinds and features."""
     entries = [SHOAL]
@@ -82,6 +88,8 @@ def write_extensions(
         entries.append(f"{PRIVACY}={privacy.value}")
     if price:
         entries.append(f"{PRICE}={quote(price, safe='$', errors='replace')}")
+    if engine:
+        entries.append(f"{ENGINE}={quote(engine, safe='', errors='replace')}")
     return ", ".join(entries)
 
 

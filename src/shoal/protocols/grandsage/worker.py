@@ -132,7 +132,11 @@ class GrandSageNodeDialer:
         self.url = _address(url, profile)
         self.headers: Mapping[str, str] = {
             HEADER: write_extensions(
-                profile.model, profile.only_for, profile.privacy, profile.price
+                profile.model,
+                profile.only_for,
+                profile.privacy,
+                profile.price,
+                profile.engine,
             )
         }
         self._model = profile.model.name

@@ -91,6 +91,7 @@ class WorkerProfile:
     returns that many random bytes, and ``passcode`` is the cluster's, on wires that
     have one.  ``owner`` is the id of the user that the machine belongs to, on wires
     that tell it, and ``registered_at`` and ``plain`` are as in ``ProtocolContext``.
+    ``engine`` is as in ``Offer``.
     """
 
     name: str
@@ -113,6 +114,7 @@ class WorkerProfile:
     plain: bool = False
     price: str = ""
     expected_models: tuple[str, ...] = ()
+    engine: str = ""
 
     @property
     def restriction(self) -> str:

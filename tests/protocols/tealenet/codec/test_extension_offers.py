@@ -30,6 +30,7 @@ offers = st.builds(
     streams=st.booleans(),
     device=st.none() | st.sampled_from(DeviceKind),
     price=st.text(max_size=10),
+    engine=st.text(max_size=10),
 )
 
 

@@ -66,6 +66,7 @@ class WorkerPresentation(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: _Names = []
     only_for: _Names = []
     privacy: _Name = ""
+    engine: _Name = ""  # as in ``Offer``
 
 
 class AttemptExtension(msgspec.Struct, frozen=True):
@@ -161,6 +162,7 @@ def present(profile: WorkerProfile, proof: bytes) -> WorkerPresentation:
         sorted(profile.tasks)[:NAMES_MAX],
         sorted(profile.only_for)[:NAMES_MAX],
         "" if profile.privacy is None else profile.privacy.value,
+        profile.engine,
     )
 
 

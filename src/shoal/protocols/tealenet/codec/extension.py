@@ -51,6 +51,7 @@ class WireOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     device: Name = ""
     price: Name = ""
     streams: bool = True
+    engine: Name = ""
 
 
 def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
@@ -68,6 +69,7 @@ def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
             device=offer.device.value if offer.device is not None else "",
             price=offer.price[:NAME_MAX],
             streams=offer.streams,
+            engine=offer.engine[:NAME_MAX],
         )
         for offer in offers
     ]
@@ -110,6 +112,7 @@ def read_offers(
                 proven=proven,
                 price=given.price,
                 neighbour=coordinator,
+                engine=given.engine,
             )
         )
     return tuple(offers)
