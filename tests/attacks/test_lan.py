@@ -444,7 +444,9 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
 class Answering:
     """An engine that knows one answer."""
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         yield ANSWER
         yield Finished("stop")
 

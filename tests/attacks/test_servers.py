@@ -124,7 +124,9 @@ class Echo:
     async def refresh(self) -> None:
         pass
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         self.running += 1
         try:
             if self.stuck:
@@ -342,7 +344,7 @@ def test_limits_fit_engine_integers(limit: int, extended: bool) -> None:
     # As an original server passes it on for anybody who asks.
     text = task(1, max_new_tokens=limit, shoal={"max_tokens": limit})
 
-    chat, _ = decode_work(text, "m1", extended=extended)
+    chat, *_ = decode_work(text, "m1", extended=extended)
 
     assert isinstance(chat, Chat)
     assert chat.max_tokens is not None

@@ -38,11 +38,27 @@ def test_text_after_thoughts_is_continued() -> None:
 def test_answer_in_its_thoughts_begins_anew_after_them() -> None:
     answer, reading = read_answer(THOUGHT)
 
-    assert answer.grant(TWO, B, continues=True, repeats=False) == ""
+    assert answer.grant(TWO, B, continues=False, repeats=False) == ""
     answer.append([THOUGHT, "Yes."], 1.0)
     answer.check_complete()
 
     assert virtual.run(reading.read()) == [THOUGHT, "Yes."]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_thoughts_are_kept_for_a_worker_that_continues(is_read: bool) -> None:
+    answer, _ = read_answer(THOUGHT)
+    if not is_read:
+        answer = Answer(JobId("j"))
+        answer.grant(ONE, A, continues=False)
+        answer.append([THOUGHT], 0.0)
+
+    assert answer.grant(TWO, B, continues=True, repeats=False) == ""
+    assert answer.thoughts == "hm"
+    answer.append([THOUGHT, "Yes."], 1.0)
+
+    fields = answer.assemble("stop", None).choices[0].fields
+    assert fields == {"reasoning_content": "hmhm", "content": "Yes."}
 
 
 def test_sampled_answer_is_not_tried_again() -> None:

@@ -29,10 +29,12 @@ async def pieces_of(pieces: AsyncGenerator[Item, None]) -> list[Item]:
     return [piece async for piece in pieces]
 
 
-async def ask(engine: Engine, chat: Inference | str, continues: str = "") -> Outcome:
+async def ask(
+    engine: Engine, chat: Inference | str, continues: str = "", thoughts: str = ""
+) -> Outcome:
     """Return the complete answer, checked against the contract of the port."""
     work = chat_of(chat) if isinstance(chat, str) else chat
-    *items, last = await pieces_of(engine.run(work, continues))
+    *items, last = await pieces_of(engine.run(work, continues, thoughts))
     pieces: list[AnswerPiece] = [
         item for item in items if isinstance(item, str | Delta)
     ]

@@ -36,7 +36,8 @@ class Habits:
 
     ``template`` and ``tokenizer``: llama-server's, and vLLM's, endpoints.  ``flags``
     and ``message``: what continues a last message of the assistant.  ``trims``: so does
-    the template with each message; ``thinks``: it begins a thought in the prompt.
+    the template with each message; ``thinks``: it begins a thought in the prompt;
+    ``reasons``: the model begins it, and the server tells thoughts apart in a chat.
     """
 
     owner: str
@@ -46,6 +47,7 @@ class Habits:
     message: bool = False
     trims: bool = False
     thinks: bool = False
+    reasons: bool = False
 
 
 LLAMA_SERVER = Habits("llamacpp", template=True, message=True)
@@ -132,6 +134,9 @@ class SamplingServer:
         texts.append(self._turn(last) + ("" if open_end else END))
         if not open_end:
             texts.append(TURN["assistant"] + (THOUGHT if self.habits.thinks else ""))
+            kwargs = body.get("chat_template_kwargs") or {}
+            if self.habits.reasons and kwargs.get("enable_thinking") is False:
+                texts.append(f"{THOUGHT}\n</think>\n\n")
         return "".join(texts)
 
     def _turn(self, message: Mapping[str, Any]) -> str:
@@ -169,7 +174,7 @@ class SamplingServer:
             text, written = text + piece, written + 1
             if any(stop in text for stop in stops):
                 break
-            choice = {"delta": {"content": piece}} if is_chat else {"text": piece}
+            choice = {"delta": self._delta(text)} if is_chat else {"text": piece}
             await response.write(_event({"choices": [{"index": 0, **choice}]}))
         last: Mapping[str, Any] = {"delta": {}} if is_chat else {"text": ""}
         end = {"choices": [{"index": 0, **last, "finish_reason": reason}]}
@@ -181,13 +186,29 @@ class SamplingServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    def _delta(self, text: str) -> dict[str, str]:
+        """Return the last piece of an answer in the form of a chat."""
+        piece = _TOKEN.findall(text)[-1]
+        if not self.habits.reasons:
+            return {"content": piece}
+        if piece in ("<think>", "</think>", "\n"):
+            return {}
+        return {"content" if "</think>" in text else "reasoning_content": piece}
+
     def _next(self, text: str) -> str:
         """Return the next token after a prompt and what was written; empty: the end."""
         _, begun, answer = text.rpartition(TURN["assistant"])
         if not begun:
             answer = text
         _, ended, visible = answer.rpartition("</think>")
-        if answer.startswith(THOUGHT) and not ended:
+        if self.habits.reasons and not answer:
+            return "<think>"
+        if answer.startswith("<think>") and not ended:
+            if self.habits.reasons:
+                counted = counts(answer)
+                if len(counted) < len(NUMBERS):
+                    return f" {NUMBERS[len(counted)]}"
+                return "</think>"
             return "</think>" if "well" in answer else " well"
         counted = counts(visible if ended else answer)
         if len(counted) >= len(NUMBERS):

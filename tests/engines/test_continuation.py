@@ -34,6 +34,11 @@ KINDS = {
     "template that begins a thought": replace(LLAMA_SERVER, thinks=True),
     "tokenizer, and a template that begins a thought": replace(VLLM, thinks=True),
 }
+REASONING = {
+    "thoughts, by a template": replace(LLAMA_SERVER, reasons=True),
+    "thoughts, by a tokenizer": replace(VLLM, reasons=True),
+}
+KINDS |= REASONING
 COUNT = Chat("counter", ({"role": "user", "content": "Count."},), temperature=0.8)
 ALL = [*range(1, len(NUMBERS) + 1)]
 
@@ -101,6 +106,37 @@ async def test_stop_string_across_the_cut_ends_the_answer(kind: str) -> None:
 
     assert rest.text.strip() == ""
     assert rest.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", REASONING)
+async def test_answer_is_continued_in_its_thoughts(
+    kind: str, subtests: pytest.Subtests
+) -> None:
+    async with engine_of(KINDS[kind]) as (engine, _):
+        for end in range(1, len(NUMBERS) + 1):
+            with subtests.test(thoughts=end):
+                thoughts = " ".join(NUMBERS[:end])
+
+                rest = await ask(engine, COUNT, "", thoughts)
+                text = await ask(engine, COUNT, "one two", thoughts)
+
+                fields = rest.choices[0].fields if rest.choices else {}
+                told = fields.get("reasoning_content", "")
+                assert counts(f"{thoughts}{told}") == counts(rest.text) == ALL
+                assert counts(text.text) == ALL[2:]
+                assert rest.usage is not None
+                assert text.usage is not None
+                assert rest.usage.completion_tokens >= 2 * len(NUMBERS)
+                assert text.usage.completion_tokens >= end + len(NUMBERS)
+
+
+@pytest.mark.parametrize("habits", [SGLANG, LMDEPLOY], ids=lambda habits: habits.owner)
+async def test_thoughts_that_no_text_continues_begin_anew(habits: Habits) -> None:
+    async with engine_of(replace(habits, reasons=True)) as (engine, _):
+        rest = await ask(engine, COUNT, "", "one two")
+
+    assert counts(str(rest.choices[0].fields["reasoning_content"])) == ALL
+    assert counts(rest.text) == ALL
 
 
 async def test_real_server_continues_an_answer(server_url: str) -> None:

@@ -54,9 +54,12 @@ def ask(client: "openai.OpenAI", **options: Any) -> str:
         stream=True,
         **options,
     )
-    return "".join(
-        chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    thoughts = "".join(
+        getattr(each, "reasoning_content", None) or "" for each in deltas
     )
+    assert counts(thoughts) in ([], [*range(1, len(NUMBERS) + 1)])
+    return "".join(each.content or "" for each in deltas)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -171,23 +171,29 @@ def test_an_address_that_cannot_be_dialled_is_refused(
 @given(
     work=chats | completions | embeddings | rerankings | transcriptions,
     continues=texts,
+    thoughts=texts,
 )
 def test_a_job_arrives_unchanged(
-    protocol: AnyWireProtocol, work: Work, continues: str
+    protocol: AnyWireProtocol, work: Work, continues: str, thoughts: str
 ) -> None:
     pair, (joined,) = connect(protocol)
     assert isinstance(joined, Joined)
     if work.kind not in joined.offer.kinds:
         return  # it is never given one
     if isinstance(work, InputWork):
-        continues = ""
+        continues = thoughts = ""
+    if not isinstance(work, Chat):
+        thoughts = ""
 
-    heard = pair.command(RunJob(JobId("job"), LeaseNumber(2), work, continues))
+    heard = pair.command(
+        RunJob(JobId("job"), LeaseNumber(2), work, continues, thoughts)
+    )
 
     (run,) = heard
     assert isinstance(run, RunJob)
     assert run.work == work
     assert run.continues == continues
+    assert run.thoughts == thoughts
 
 
 @every_protocol

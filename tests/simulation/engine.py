@@ -56,7 +56,9 @@ class SimEngine:
     async def refresh(self) -> None:
         pass
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         assert isinstance(work, Chat)
         prompt = message_text(work.messages[-1])
         if "poison" in prompt:

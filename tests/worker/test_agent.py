@@ -110,7 +110,9 @@ class Echo:
     async def refresh(self) -> None:
         pass
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         prompt = work.text
         self.running += 1
         self.most = max(self.most, self.running)

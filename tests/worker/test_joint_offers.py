@@ -56,7 +56,9 @@ class Large(Engine):
 class Patient(Engine):
     """An engine that takes five seconds for any job."""
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(5.0)
         yield "done"
         yield Finished()

@@ -53,7 +53,9 @@ class Shelf:
         if self.trouble is not None:
             raise Unavailable(self.trouble)
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         if self.trouble is not None:
             raise Unavailable(self.trouble)
         await asyncio.sleep(float(work.text))

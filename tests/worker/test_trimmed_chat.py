@@ -28,7 +28,9 @@ class CountingRunner:
         self.accepted: list[Chat] = []
         self.attempts = 0
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         assert isinstance(work, Chat)
         self.attempts += 1
         words = sum(len(message_text(each).split()) for each in work.messages)

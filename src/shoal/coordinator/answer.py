@@ -9,10 +9,9 @@ from shoal.coordinator.job_listener import JobListener
 from shoal.domain.answer_assembly import assemble, replay
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
+from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.vocabulary import CallResult
 
-THOUGHTS = {"reasoning_content"}
 ANSWER_MAX = 32 << 20  # characters of one answer
 NOT_CONTINUED = (
     "the worker was lost in the middle of the answer, and no other worker can continue "
@@ -90,6 +89,14 @@ class Answer:
         return "".join(each for each in self._pieces.all() if isinstance(each, str))
 
     @property
+    def thoughts(self) -> str:
+        """The thoughts so far, of an answer of nothing but these and text."""
+        pieces = self._pieces.all() if self._joinable else ()
+        return "".join(
+            str(each.fields[THOUGHTS]) for each in pieces if isinstance(each, Delta)
+        )
+
+    @property
     def size(self) -> int:
         """Approximate number of characters so far."""
         return self._size
@@ -124,7 +131,7 @@ class Answer:
 
         Only a worker that ``continues`` gets a beginning.  Any other starts over; if a
         client has read text already, it must repeat that.  An answer that was read in
-        its thoughts begins anew after them.
+        its thoughts begins anew after them, unless the worker continues these.
 
         Raises UnusableOutput if the worker cannot do that, as it ``repeats`` none.
         """
@@ -135,7 +142,7 @@ class Answer:
         self._expected = ""
         self._repeated = 0
         text = self.text
-        if continues and self._joinable and text:
+        if continues and self._joinable and (text or self.thoughts):
             return text
         if not self._read:
             self._begin_anew()
@@ -316,7 +323,7 @@ def _is_thought(piece: AnswerPiece) -> bool:
     """Return whether a piece is reasoning of the only choice, and nothing else."""
     return (
         isinstance(piece, Delta)
-        and piece.fields.keys() == THOUGHTS
+        and piece.fields.keys() == {THOUGHTS}
         and not (piece.choice or piece.logprobs or piece.finish_reason)
     )
 

@@ -179,7 +179,9 @@ class Effects:
         # If the worker has disconnected meanwhile, this is lost, and the disconnect is
         # in the mailbox.
         run = RunJob(
-            *(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms),
+            *(fact.job_id, fact.lease, job.job.work, beginning),
+            thoughts=answer.thoughts if continues else "",
+            terms=job.job.terms,
             waited=job.waited(job.leased_at),
             remaining=job.remaining(job.leased_at),
             trace=job.job.terms.trace and self._trace(job.job, fact.lease),

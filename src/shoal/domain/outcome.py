@@ -94,6 +94,15 @@ class Delta:
 
 AnswerPiece: TypeAlias = str | Delta
 
+THOUGHTS = "reasoning_content"
+"""The field of a delta with the model's thoughts."""
+
+
+def begun_answer(text: str, thoughts: str) -> list[AnswerPiece]:
+    """Return the pieces of an answer that begins with these."""
+    begun: list[AnswerPiece] = [Delta(0, {THOUGHTS: thoughts})] if thoughts else []
+    return [*begun, text] if text else begun
+
 
 class AnswerSpan(NamedTuple):
     """So many characters of a text in ``Choice.fields``, which came in one run.

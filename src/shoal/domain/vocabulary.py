@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import DEFAULT_TERMS, JobTerms
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Fault, Usage
+from shoal.domain.outcome import AnswerPiece, Fault, Usage, begun_answer
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.work import Work
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
@@ -35,7 +35,9 @@ class CallMessage:
 class RunJob:
     """Run a job.  ``continues`` is the beginning of the answer, if it exists already.
 
-    Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.  With
+    Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.
+    ``thoughts`` came before it; a worker that cannot continue them alone has others.
+    With
     ``trim``, a conversation that exceeds the context loses its oldest messages, because
     the wire cannot report that it is too long.  ``waited`` is the time since the job
     was submitted, ``remaining`` what is left of its total limit, both in seconds; None:
@@ -47,12 +49,18 @@ class RunJob:
     lease: LeaseNumber
     work: Work
     continues: str = ""
+    thoughts: str = ""
     terms: JobTerms = DEFAULT_TERMS
     trim: bool = False
     waited: float = 0.0
     remaining: float | None = None
     returnable: bool = True
     trace: str = ""
+
+    @property
+    def beginning(self) -> list[AnswerPiece]:
+        """The pieces of the answer that exist already."""
+        return begun_answer(self.continues, self.thoughts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.domain.errors import ShoalError, Unavailable
 from shoal.domain.options import COMPLETION_OPTIONS
-from shoal.domain.outcome import Usage
+from shoal.domain.outcome import THOUGHTS, Delta, Usage
 from shoal.domain.work import JSON, Chat, Completion, Inference
 from shoal.engines.catalog import ServerQuery, ServerReply
 from shoal.engines.engine import Finished, Item
@@ -44,21 +44,27 @@ class Server(Protocol):
 
 
 async def continue_answer(
-    server: Server, work: TextWork, beginning: str, way: Way
+    server: Server, work: TextWork, beginning: str, way: Way, thoughts: str = ""
 ) -> AsyncGenerator[Item, None]:
     """Run ``work``, whose answer begins with ``beginning``, as ``Engine.run`` does.
 
+    ``thoughts`` came before it.  Where no text continues them, the answer has others.
     It generates nothing if the beginning reaches ``max_tokens``, even 0, which servers
     exceed by a token.
     """
-    begun = await _begin(server, work, beginning, way)
+    begun = await _begin(server, work, beginning, way, thoughts)
     remaining = None
     if work.max_tokens is not None:
         remaining = work.max_tokens - begun.answer_tokens
         if remaining <= 0:
             yield Finished("length", Usage(begun.prompt_tokens, begun.answer_tokens))
             return
-    rest = server.generate(replace(begun.work, max_tokens=remaining), begun.flags)
+    begun_work = replace(begun.work, max_tokens=remaining)
+    if begun.thinks:
+        options = {**begun.work.options, **SHOWN_ENDS}
+        rest = thoughts_apart(server.generate(replace(begun_work, options=options)))
+    else:
+        rest = server.generate(begun_work, begun.flags)
     # The server looks for stop strings in what it writes itself.
     stops = StopStrings(_stops_of(work), beginning)
     async with aclosing(without_repeated(begun.trimmed, rest)) as items:
@@ -97,6 +103,30 @@ async def without_repeated(
                 yield item
 
 
+async def thoughts_apart(
+    items: AsyncGenerator[Item, None],
+) -> AsyncGenerator[Item, None]:
+    """Yield ``items`` with the thought that their text begins in apart from it."""
+    held, thinks, begun = "", True, False
+    async with aclosing(items) as rest:
+        async for item in rest:
+            if begun or not isinstance(item, str):
+                if thinks and held.strip():
+                    yield Delta(0, {THOUGHTS: held})
+                    held = ""
+                yield item
+                continue
+            held += item
+            if thinks:
+                thought, ended, text = held.partition(THOUGHT_ENDS.strip())
+                if at := len(thought.rstrip()) if ended else _settled(held):
+                    yield Delta(0, {THOUGHTS: held[:at]})
+                thinks, held = not ended, text if ended else held[at:]
+            if not thinks and (text := held.lstrip()):
+                begun = True
+                yield text
+
+
 async def find_way(server: Server, model: str) -> Way | None:
     """Return how the server continues answers of a model; None if in no proven way.
 
@@ -133,13 +163,22 @@ BEGINNING = "One, two, thr"
 THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "\n</think>\n\n"
 
 
+SHOWN_ENDS: Mapping[str, JSON] = {
+    "skip_special_tokens": False,
+    "preserved_tokens": [THOUGHT_ENDS.strip()],
+}
+"""Options with which vLLM, and llama-server, show the end of a thought in a text, if
+that is a special token.  Either ignores the other's."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """What continues the answer, and the tokens of the prompt and of the beginning.
 
     ``trimmed`` is white space at the end of the beginning that the model did not get,
     and may write again.  ``ends_thought``: the prompt has more than that of a new
-    answer, for templates that begin a thought in it.
+    answer, for templates that begin a thought in it.  ``thinks``: the answer goes
+    on in its thoughts.
     """
 
     work: TextWork
@@ -148,9 +187,12 @@ class _Begun:
     flags: Mapping[str, JSON]
     trimmed: str = ""
     ends_thought: bool = False
+    thinks: bool = False
 
 
-async def _begin(server: Server, work: TextWork, beginning: str, way: Way) -> _Begun:
+async def _begin(
+    server: Server, work: TextWork, beginning: str, way: Way, thoughts: str = ""
+) -> _Begun:
     if isinstance(work, Completion):
         # Others than texts are never continued (domain.work.INDIVISIBLE_FEATURES).
         prompt = work.prompt if isinstance(work.prompt, str) else ""
@@ -159,12 +201,17 @@ async def _begin(server: Server, work: TextWork, beginning: str, way: Way) -> _B
         way = Way.MESSAGE  # images are no text, and no tokens of the tokenizer
     match way:
         case Way.TEMPLATE:
-            templated = await _templated(server, work)
-            prompt = templated + _end_of_thought(templated)
-            begun = await _begin_text(server, work, prompt, beginning, way)
-            return replace(begun, ends_thought=prompt != templated)
+            prompt = await _templated(server, work)
+            plain = await _templated(server, _thoughtless(work)) if thoughts else ""
+            tail = plain.removeprefix(prompt) if plain.startswith(prompt) else ""
+            parts = _parts(prompt, tail, beginning, thoughts)
+            if parts is None:
+                return await _begin_message(server, work, "", Way.MESSAGE)
+            read = prompt + parts.read
+            begun = await _begin_text(server, work, read, parts.answer, way)
+            return parts.noted(begun)
         case Way.TOKENS:
-            return await _begin_tokens(server, work, beginning)
+            return await _begin_tokens(server, work, beginning, thoughts)
         case Way.FLAGS | Way.MESSAGE:
             return await _begin_message(server, work, beginning, way)
 
@@ -185,25 +232,25 @@ async def _begin_text(
     return _Begun(completion, read, max(both - read, 0), {})
 
 
-async def _begin_tokens(server: Server, work: Chat, beginning: str) -> _Begun:
-    asked = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
-    asked |= CONTINUE_FLAGS if is_begun(work) else {"add_generation_prompt": True}
-    prompt = await _tokenize(server, asked)
-    end = await _query(
-        server, "/detokenize", {"model": work.model, "tokens": prompt[-8:]}
-    )
-    thought_end = _end_of_thought(msgspec.json.decode(end, type=_Detokenized).prompt)
-    plain: dict[str, JSON] = {"model": work.model, "add_special_tokens": False}
-    if thought_end:
-        prompt += await _tokenize(server, {**plain, "prompt": thought_end})
-    added = await _tokenize(server, {**plain, "prompt": beginning})
-    return _Begun(
-        _completion(work, [*prompt, *added]),
-        len(prompt),
-        len(added),
-        {},
-        ends_thought=bool(thought_end),
-    )
+async def _begin_tokens(
+    server: Server, work: Chat, beginning: str, thoughts: str
+) -> _Begun:
+    prompt = await _chat_tokens(server, work)
+    tail = ""
+    if thoughts:
+        plain = await _chat_tokens(server, _thoughtless(work))
+        if plain[: len(prompt)] == prompt:
+            tail = await _detokenize(server, work.model, plain[len(prompt) :])
+    end = await _detokenize(server, work.model, prompt[-8:])
+    parts = _parts(end, tail, beginning, thoughts)
+    if parts is None:
+        return await _begin_message(server, work, "", Way.MESSAGE)
+    plain_text: dict[str, JSON] = {"model": work.model, "add_special_tokens": False}
+    if parts.read:
+        prompt += await _tokenize(server, {**plain_text, "prompt": parts.read})
+    added = await _tokenize(server, {**plain_text, "prompt": parts.answer})
+    completion = _completion(work, [*prompt, *added])
+    return parts.noted(_Begun(completion, len(prompt), len(added), {}))
 
 
 async def _begin_message(
@@ -212,8 +259,8 @@ async def _begin_message(
     # Many templates trim messages.  A model that was trained on them continues after a
     # trimmed one with the white space that it would have written.
     kept = beginning.rstrip()
-    flags = CONTINUE_FLAGS if way is Way.FLAGS else {}
     begun = _with_answer(work, kept)
+    flags = CONTINUE_FLAGS if way is Way.FLAGS and is_begun(begun) else {}
     read = await _prompt_tokens(server, work, flags if is_begun(work) else {}) or 0
     both = await _prompt_tokens(server, begun, flags) or 0
     trimmed = beginning[len(kept) :]
@@ -244,11 +291,49 @@ def _completion(work: TextWork, prompt: JSON) -> Completion:
     return Completion(work.model, prompt, temperature=work.temperature, options=options)
 
 
-def _end_of_thought(prompt: str) -> str:
-    """Return what ends a thought that the prompt begins, as some templates let it: the
-    answer is beyond it.
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What follows the prompt of a chat: what is ``read``, then what is answered."""
+
+    read: str
+    answer: str
+    thinks: bool
+
+    def noted(self, begun: _Begun) -> _Begun:
+        return replace(begun, ends_thought=bool(self.read), thinks=self.thinks)
+
+
+def _parts(prompt: str, tail: str, beginning: str, thoughts: str) -> _Parts | None:
+    """Return what follows a prompt, of which some templates begin a thought; None if
+    the answer is in its thoughts, and no text continues these.
+
+    ``tail`` is what the template adds for an answer without thoughts.  If it is an
+    empty thought, the model writes others so.
     """
-    return THOUGHT_ENDS if prompt.rstrip().endswith(THOUGHT_BEGINS) else ""
+    opened = prompt.rstrip().endswith(THOUGHT_BEGINS)
+    empty = tail.replace("\n", "") == f"{THOUGHT_BEGINS}{THOUGHT_ENDS.strip()}"
+    if thoughts and (opened or empty):
+        begun = f"{'' if opened else THOUGHT_BEGINS}\n{thoughts}"
+        whole = f"{begun}{THOUGHT_ENDS}{beginning}" if beginning else begun
+        return _Parts("", whole.lstrip("\n"), not beginning)
+    if thoughts and not beginning:
+        return None
+    return _Parts(THOUGHT_ENDS if opened else "", beginning, False)
+
+
+def _settled(text: str) -> int:
+    """Return how much of a thought is before what may be its end."""
+    at = text.rfind("<")
+    if at < 0 or not THOUGHT_ENDS.strip().startswith(text[at:]):
+        at = len(text)
+    return len(text[:at].rstrip())
+
+
+def _thoughtless(work: Chat) -> Chat:
+    given = work.options.get("chat_template_kwargs")
+    known = given if isinstance(given, Mapping) else {}
+    kwargs: JSON = {**known, "enable_thinking": False}
+    return replace(work, options={**work.options, "chat_template_kwargs": kwargs})
 
 
 def _counted(item: Finished, begun: _Begun) -> Finished:
@@ -314,6 +399,18 @@ async def _templated(server: Server, work: Chat) -> str:
     body = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
     reply = await _query(server, "/apply-template", body)
     return msgspec.json.decode(reply, type=_TemplatedChat).prompt
+
+
+async def _chat_tokens(server: Server, work: Chat) -> list[int]:
+    """Return the tokens that the model reads, from vLLM."""
+    body = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
+    body |= CONTINUE_FLAGS if is_begun(work) else {"add_generation_prompt": True}
+    return await _tokenize(server, body)
+
+
+async def _detokenize(server: Server, model: str, tokens: list[int]) -> str:
+    reply = await _query(server, "/detokenize", {"model": model, "tokens": tokens})
+    return msgspec.json.decode(reply, type=_Detokenized).prompt
 
 
 async def _count_text(server: Server, text: str) -> int:

@@ -50,11 +50,14 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, work: Inference, continues: str = "") -> AsyncGenerator[Item, None]:
+    def run(
+        self, work: Inference, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         """Run ``work``: yield non-empty pieces, then one Finished.
 
         With ``Feature.CONTINUE`` the answer continues after ``continues``, and its
-        usage counts those tokens as completion tokens.  Closing the iterator aborts.
+        usage counts those tokens as completion tokens.  It goes on in the ``thoughts``
+        before that, if it has only these, or has others.  Closing the iterator aborts.
 
         Raises Unavailable if the engine cannot accept it now (another worker may),
         InvalidRequest or ContextExceeded if the request is at fault, and JobError if
@@ -70,6 +73,8 @@ class Engine(Protocol):
 class WorkRunner(Protocol):
     """Runs work of any kind, for one of an engine's models."""
 
-    def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         """Run ``work`` as ``Engine.run`` does."""
         ...

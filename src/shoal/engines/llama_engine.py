@@ -103,7 +103,7 @@ class LlamaEngine:
             raise Unavailable(self._restart_reason, retry_after=math.ceil(wait))
 
     async def run(
-        self, work: Inference, continues: str = ""
+        self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         try:
             process, server = await self._running()
@@ -115,8 +115,9 @@ class LlamaEngine:
             raise Unavailable(f"{self._jobs} jobs for {self.slots} slots")
         work = replace(plain_work(work, self._served.features), model=MODEL)
         # The server would generate a token even for a limit of 0.
-        if not isinstance(work, InputWork) and (continues or work.max_tokens == 0):
-            answer = continue_answer(server, work, continues, Way.TEMPLATE)
+        begun = continues or thoughts
+        if not isinstance(work, InputWork) and (begun or work.max_tokens == 0):
+            answer = continue_answer(server, work, continues, Way.TEMPLATE, thoughts)
         else:
             answer = server.generate(work)
         self._jobs += 1

@@ -269,10 +269,10 @@ class OpenAIEngine:
         await self._find_ways()
 
     async def run(
-        self, work: Inference, continues: str = ""
+        self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         answer = self.generate(work)
-        if continues and isinstance(work, Chat | Completion):
+        if (continues or thoughts) and isinstance(work, Chat | Completion):
             if (way := self._way_of(work)) is None:
                 raise Unavailable("the engine cannot continue an answer of this model")
             listed = self._find(work.model)
@@ -281,7 +281,7 @@ class OpenAIEngine:
                 refused = self._refused_by(begun.model)
                 messages = engine_messages(begun.messages, refused)
                 begun = replace(begun, messages=tuple(messages))
-            answer = continue_answer(self, begun, continues, way)
+            answer = continue_answer(self, begun, continues, way, thoughts)
         try:
             async with aclosing(answer) as items:
                 async for item in items:

@@ -258,7 +258,9 @@ class TaskRunner:
         self._engine = engine
         self._model = model
 
-    def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
         """Run ``work`` as ``Engine.run`` does; a task's answer is one piece, of JSON.
 
         Also raises InvalidRequest for an unknown task.
@@ -269,7 +271,7 @@ class TaskRunner:
             raise InvalidRequest("a model calls no functions")
         if work.model == ANY_MODEL:
             work = replace(work, model=self._model.name)
-        return self._engine.run(work, continues)
+        return self._engine.run(work, continues, thoughts)
 
 
 async def _run(

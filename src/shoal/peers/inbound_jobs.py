@@ -132,7 +132,7 @@ class InboundJobs:
             limit = max(limit, own_slots(self._hub.pool))
         if len(self._open) >= limit:
             return f"this peer already has {limit} open jobs here"
-        if command.continues:
+        if command.continues or command.thoughts:
             return "this pool cannot continue an answer that another pool began"
         return None
 

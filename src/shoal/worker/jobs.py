@@ -306,11 +306,12 @@ class RunningJobs:
     ) -> Completed | Rejected | Failed:
         """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
-        runner, work, continues = backend.runner, command.work, command.continues
+        runner, work = backend.runner, command.work
+        begun = command.continues, command.thoughts
         if command.trim:
-            answer = run_trimmed(runner, work, backend.context, continues)
+            answer = run_trimmed(runner, work, backend.context, *begun)
         else:
-            answer = runner.run(work, continues)
+            answer = runner.run(work, *begun)
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:

@@ -16,7 +16,11 @@ DROPPED_SHARE = 4  # a quarter of the messages at a time: few attempts, little l
 
 
 async def run_trimmed(
-    runner: WorkRunner, work: Work, context: int, continues: str = ""
+    runner: WorkRunner,
+    work: Work,
+    context: int,
+    continues: str = "",
+    thoughts: str = "",
 ) -> AsyncGenerator[Item, None]:
     """Run ``work`` as ``runner`` does; shorten a chat that is too long.
 
@@ -27,7 +31,7 @@ async def run_trimmed(
     begun = False
     while True:
         try:
-            async with aclosing(runner.run(work, continues)) as items:
+            async with aclosing(runner.run(work, continues, thoughts)) as items:
                 async for item in items:
                     begun = True
                     yield item

@@ -53,7 +53,7 @@ class Engine:
         pass
 
     async def run(
-        self, work: Inference, continues: str = ""
+        self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         yield Finished()
 

@@ -40,7 +40,7 @@ class Loads:
         pass
 
     async def run(
-        self, work: Inference, continues: str = ""
+        self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         yield Finished()
 

@@ -56,6 +56,7 @@ class OutstandingJobs:
             job.work.kind,
             accepts_any_output=bool(job.terms.form),
             continues=well_formed(job.continues),
+            thoughts=well_formed(job.thoughts),
         )
 
     def find(self, job_id: str, lease: int = 0) -> AssignedJob | None:

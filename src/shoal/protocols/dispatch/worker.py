@@ -7,7 +7,7 @@ from msgspec import UnsetType
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Fault
+from shoal.domain.outcome import AnswerPiece, Fault, begun_answer
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -177,19 +177,21 @@ class DispatchWorkerSession:
                 raise PeerError(f"more than {JOBS_MAX} jobs at a time")
             if not self._extended:  # Shoal's coordinators respect the offer
                 check_restrictions(message, profile.only_for, profile.privacy)
-            work, lease, continues = decode_job(
+            work, lease, text, thoughts = decode_job(
                 message, profile.model.name, extended=self._extended
             )
         except PeerError as error:
             return self._refuse(message, str(error), now)
-        job_id = jobs.add(message.job_id, lease, work.kind, continues)
+        job_id = jobs.add(
+            message.job_id, lease, work.kind, begun_answer(text, thoughts)
+        )
         if job_id is None:
             return (
                 Notice(
                     f"job {message.job_id!a} was assigned twice: the second is ignored"
                 ),
             )
-        return (RunJob(job_id, LeaseNumber(lease or 1), work, continues),)
+        return (RunJob(job_id, LeaseNumber(lease or 1), work, text, thoughts),)
 
     def _on_cancel(self, message: CoordinatorMessage) -> Sequence[Command]:
         job_id = JobId(f"{message.job_id}#{message.lease}")

@@ -5,6 +5,7 @@ that are not sent yet.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId, LeaseNumber
@@ -45,18 +46,22 @@ class WorkerJobs:
     refusal: str = ""  # the coordinator's reason for refusing this worker
 
     def add(
-        self, wire_id: str, lease: LeaseNumber, kind: JobKind, continues: str = ""
+        self,
+        wire_id: str,
+        lease: LeaseNumber,
+        kind: JobKind,
+        beginning: Sequence[AnswerPiece] = (),
     ) -> JobId | None:
         """Record a running job; return its local id, or None if it runs already.
 
-        Each lease of a job has an id of its own.  The answer includes the text that it
-        ``continues``, because the signature covers the whole.
+        Each lease of a job has an id of its own.  The answer includes the ``beginning``
+        by another, because the signature covers the whole.
         """
         job_id = JobId(f"{wire_id}#{lease}" if lease else wire_id)
         if job_id in self.running:
             return None
-        pieces: list[AnswerPiece] = [continues] if continues else []
-        self.running[job_id] = RunningJob(wire_id, lease, kind, pieces, len(continues))
+        size = sum(len(e) if isinstance(e, str) else e.size for e in beginning)
+        self.running[job_id] = RunningJob(wire_id, lease, kind, [*beginning], size)
         return job_id
 
     def keep_unsent(self, message: str) -> None:

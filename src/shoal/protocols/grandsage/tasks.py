@@ -85,9 +85,7 @@ def encode_task(
     }
     if extended:
         try:
-            return _dump(
-                task | {"shoal": _extension_fields(work, job.continues, plain)}
-            )
+            return _dump(task | {"shoal": _extension_fields(job, work, plain)})
         except (ValueError, RecursionError):
             # Nested too deeply, or not a number: send the plain fields alone.
             pass
@@ -128,6 +126,7 @@ class _TaskExtension(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     temperature: _Finite | None = None
     continues: str = ""
+    thoughts: str = ""
     options: dict[str, Any] = {}
     messages: list[dict[str, Any]] | None = None
 
@@ -169,8 +168,8 @@ def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
     return head, text
 
 
-def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, str]:
-    """Return the work of a task, and the beginning of its answer or "".
+def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, str, str]:
+    """Return the work of a task, and the text and thoughts that its answer has.
 
     The system message and the limits are optional.  A token limit below 1 means 1, as
     in one of the real nodes.
@@ -189,7 +188,7 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
         raise PeerError(validation_error(error)) from error
     if extension is None:
         limit = _token_limit(task.max_new_tokens)
-        return Chat(model, _messages(task), limit, task.temperature), ""
+        return Chat(model, _messages(task), limit, task.temperature), "", ""
     limit = _token_limit(extension.max_tokens)
     match extension.kind:
         case JobKind.CHAT:
@@ -198,15 +197,15 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
             chat = Chat(
                 model, messages, limit, extension.temperature, extension.options
             )
-            return chat, extension.continues
+            return chat, extension.continues, extension.thoughts
         case JobKind.COMPLETION:
             completion = Completion(
                 model, extension.prompt, limit, extension.temperature, extension.options
             )
-            return completion, extension.continues
+            return completion, extension.continues, ""
         case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
             fields = extension.prompt, extension.inputs, extension.options
-            return input_work(kind, model, *fields), ""
+            return input_work(kind, model, *fields), "", ""
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise PeerError(f"shoal.kind: a node cannot run {extension.kind.value}")
 
@@ -245,7 +244,7 @@ def _plain_fields(
 
 
 def _extension_fields(
-    work: Inference, continues: str, plain: Mapping[str, Any]
+    job: RunJob, work: Inference, plain: Mapping[str, Any]
 ) -> dict[str, JSON]:
     """Return the extension field: what the plain fields cannot express."""
     extension: dict[str, JSON] = {}
@@ -264,8 +263,10 @@ def _extension_fields(
                 extension["prompt"] = prompt
     if work.options:
         extension["options"] = work.options
-    if continues:
-        extension["continues"] = continues
+    if job.continues:
+        extension["continues"] = job.continues
+    if job.thoughts:
+        extension["thoughts"] = job.thoughts
     return extension
 
 

@@ -272,7 +272,9 @@ class GrandSageServerSession:
             reason = f"{TASKS_MAX} tasks are running already"
             return self._refuse(head.id, reason, now)
         try:
-            work, continues = decode_work(text, self._model, extended=self._extended)
+            work, begun, thoughts = decode_work(
+                text, self._model, extended=self._extended
+            )
         except PeerError as error:
             return self._refuse(head.id, str(error), now)
         self._running[job_id] = head.id
@@ -280,7 +282,7 @@ class GrandSageServerSession:
         self._tasks.begun.discard(head.id)
         lease = LeaseNumber(head.id)
         # As real nodes do: a plain server cannot learn that the prompt is too long.
-        return (RunJob(job_id, lease, work, continues, trim=not self._extended),)
+        return (RunJob(job_id, lease, work, begun, thoughts, trim=not self._extended),)
 
     def send(self, message: Event, now: float) -> Sequence[Output]:
         match message:
@@ -376,7 +378,8 @@ class GrandSageServerSession:
         task: without an end frame its client waits 600 s, and so long its slot is
         taken.
         """
-        return self._end_task_with(task_id, reason, FAILURES[fault], now)
+        last_text = FAILURES.get(fault, FAILURES[Fault.WORKER])
+        return self._end_task_with(task_id, reason, last_text, now)
 
     def _end_task_with(
         self, task_id: int, reason: str, last_text: str, now: float

@@ -204,7 +204,7 @@ class TealeInboundJobs:
     ) -> ReceiptSigner:
         signs = peer.runs_shoal and self._local.role is TealeRole.WORKER
         name = receipt_job_name(message) if signs else ""
-        return ReceiptSigner(self._local.identity, name, job.continues)
+        return ReceiptSigner(self._local.identity, name, job.beginning)
 
     def _chunks(
         self, job: _InboundJob, pieces: Sequence[AnswerPiece]

@@ -19,7 +19,7 @@ from shoal.domain.answer_assembly import (
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.json_limits import NESTING_MAX, has_more_values, is_too_deep
-from shoal.domain.outcome import AnswerPiece, Choice, Outcome, Usage
+from shoal.domain.outcome import THOUGHTS, AnswerPiece, Choice, Outcome, Usage
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed
 from shoal.domain.work import JSON, JobKind
@@ -46,7 +46,8 @@ class AssignedJob:
     """A job assigned to a worker, as the coordinator records it.
 
     ``accepts_any_output``: the client accepts an output without a text, too.
-    ``continues`` is the beginning of the answer's text, which the client has already.
+    ``continues`` is the beginning of the answer's text, and ``thoughts`` of those
+    before it, which the client has already.
     ``receipt`` is one that arrived separately, before the answer.
     """
 
@@ -55,6 +56,7 @@ class AssignedJob:
     kind: JobKind
     accepts_any_output: bool
     continues: str = ""
+    thoughts: str = ""
     receipt: SignedReceipt | None = None
 
 
@@ -98,7 +100,7 @@ def read_answer(
         text = ""
     else:
         fields = _text_output(output)
-        found = _pieces(fields, ending if extended else None, job.continues)
+        found = _pieces(fields, ending if extended else None, job)
         if found is None and not job.accepts_any_output:
             error = fields.error if isinstance(fields.error, str) else ""
             reason_text = well_formed(error[:REASON_MAX]) or NO_TEXT
@@ -243,15 +245,15 @@ def _text_output(output: bytes) -> _TextOutput:
 
 
 def _pieces(
-    fields: _TextOutput, ending: CompletionExtension | None, continues: str
+    fields: _TextOutput, ending: CompletionExtension | None, job: AssignedJob
 ) -> tuple[AnswerPiece, ...] | None:
-    """Return the pieces of an output beyond ``continues``; None without a text.
+    """Return the pieces of an output that the client lacks; None without a text.
 
     Without an ``ending`` (the extension field) only the text counts.
     """
     if not isinstance(fields.text, str):
         return None
-    text = well_formed(fields.text)
+    text, continues = well_formed(fields.text), job.continues
     if not text.startswith(continues):
         raise PeerError("job_complete: output.text: it begins otherwise than the job")
     if ending is None or fields.choices is None:
@@ -264,5 +266,9 @@ def _pieces(
     for each, logprobs in zip_longest(found, ending.logprobs[: len(found)]):
         if (fault := describe_invalid_fields(each.message)) is not None:
             raise PeerError(f"job_complete: output.choices: {fault}")
-        choices.append(Choice(each.message, each.finish_reason, logprobs))
+        message = each.message
+        for name, begun in (("content", continues), (THOUGHTS, job.thoughts)):
+            if begun and isinstance(whole := message.get(name), str):
+                message = {**message, name: whole.removeprefix(begun)}
+        choices.append(Choice(message, each.finish_reason, logprobs))
     return tuple(disassemble(Outcome("", choices=tuple(choices))))

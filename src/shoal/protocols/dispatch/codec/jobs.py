@@ -61,6 +61,7 @@ class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature: _Finite | None = None
     options: dict[str, Any] = {}
     continues: str = ""
+    thoughts: str = ""
 
 
 class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
@@ -138,8 +139,8 @@ def check_restrictions(
 
 def decode_job(
     message: JobAssignment, model: str, *, extended: bool
-) -> tuple[Work, LeaseNumber, str]:
-    """Return the work of a job, its lease, and the beginning of its answer.
+) -> tuple[Work, LeaseNumber, str, str]:
+    """Return the work of a job, its lease, and its answer so far: text and thoughts.
 
     ``model`` is the worker's model, because jobs do not name one.
 
@@ -147,7 +148,7 @@ def decode_job(
     """
     if not extended or isinstance(message.shoal, UnsetType):
         _check_depth(message.payload)
-        return _work(message, None, model), LeaseNumber(0), ""
+        return _work(message, None, model), LeaseNumber(0), "", ""
     try:
         extension = _extensions.decode(message.shoal)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -159,6 +160,7 @@ def decode_job(
         _work(message, extension, model),
         LeaseNumber(extension.lease),
         extension.continues,
+        extension.thoughts,
     )
 
 
@@ -224,6 +226,7 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
         temperature=work.temperature,
         options=dict(work.options),
         continues=job.continues,
+        thoughts=job.thoughts,
     )
 
 

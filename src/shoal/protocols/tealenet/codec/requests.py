@@ -51,6 +51,7 @@ class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True)
     temperature: float | None = None
     options: dict[str, Any] = {}
     continues: str = ""
+    thoughts: str = ""
     job: Annotated[
         Name, Unread("`_ReceiptName` decodes the same field, and reads it")
     ] = ""
@@ -89,9 +90,9 @@ def read_request(message: InferenceRequest, *, extended: bool = False) -> RunJob
     if extended and not isinstance(message.shoal, UnsetType):
         more = _job_extension(message, message.shoal)
         work = _work(message, more)
-        lease, continues = LeaseNumber(more.lease), more.continues
-        request_id = JobId(message.request_id)
-        return RunJob(request_id, lease, work, continues, trace=more.trace)
+        begun = more.continues, more.thoughts
+        request_id, lease = JobId(message.request_id), LeaseNumber(more.lease)
+        return RunJob(request_id, lease, work, *begun, trace=more.trace)
     return RunJob(JobId(message.request_id), LeaseNumber(1), read_chat(message.request))
 
 
@@ -142,6 +143,7 @@ def _extended(job: RunJob) -> tuple[dict[str, Any], InferenceRequestExtension]:
         temperature=work.temperature,
         options=dict(work.options),
         continues=job.continues,
+        thoughts=job.thoughts,
     )
 
 

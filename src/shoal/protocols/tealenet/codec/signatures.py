@@ -92,11 +92,14 @@ class ReceiptSigner:
     of more than ``SIGNED_MAX`` characters is not signed.
     """
 
-    def __init__(self, identity: Identity | None, job: str, continues: str) -> None:
+    def __init__(
+        self, identity: Identity | None, job: str, beginning: Sequence[AnswerPiece] = ()
+    ) -> None:
         self._identity = identity if job else None
         self._job = job
-        self._pieces: list[AnswerPiece] = [continues] if continues else []
-        self._size = len(continues)
+        self._pieces: list[AnswerPiece] = []
+        self._size = 0
+        self.add(beginning)
 
     def add(self, pieces: Sequence[AnswerPiece]) -> None:
         """Add pieces that were sent."""
