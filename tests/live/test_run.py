@@ -109,8 +109,9 @@ def join_once(pool: Pool, variables: Mapping[str, str], model: str) -> str:
     ) as worker:
         assert worker.stdout is not None
         events = (json.loads(line) for line in worker.stdout)
-        joined = next(each for each in events if each["event"] == "joined")
+        joined = next((each for each in events if each["event"] == "joined"), None)
         worker.terminate()
+    assert joined is not None, "it ended before it joined; it says why above"
     return str(joined["model"])
 
 
@@ -119,14 +120,14 @@ async def test_a_model_of_the_hub_is_pulled_once(pool: Pool, tmp_path: Path) -> 
     async with serving(HubServer({"org/Tiny-GGUF": {"t-Q8_0.gguf": content}})) as hub:
         variables = environment(tmp_path) | {"HF_ENDPOINT": hub.url}
         asked = await asyncio.to_thread(run, variables, "org/Tiny-GGUF", "ping")
+        assert asked.returncode == 1
+        told = "org/Tiny-GGUF is not on this machine; to download it: --yes"
+        assert told in asked.stderr
         pulled = await asyncio.to_thread(
             run, variables, "--yes", "org/Tiny-GGUF", "ping"
         )
+        assert pulled.stdout == "pong\n", pulled.stderr
     again = await asyncio.to_thread(run, variables, "org/Tiny-GGUF:Q8_0", "ping")
-    joined = await asyncio.to_thread(join_once, pool, variables, "org/Tiny-GGUF")
-
-    assert asked.returncode == 1
-    assert "org/Tiny-GGUF is not on this machine; to download it: --yes" in asked.stderr
-    assert pulled.stdout == "pong\n", pulled.stderr
     assert again.stdout == "pong\n", again.stderr
+    joined = await asyncio.to_thread(join_once, pool, variables, "org/Tiny-GGUF")
     assert joined == "tiny"

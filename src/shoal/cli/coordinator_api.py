@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,10 @@ class ApiError(ShoalError):
 
 class Unreachable(ApiError):
     """The coordinator does not answer, or the connection ended before its answer."""
+
+
+class Unauthorized(ApiError):
+    """The coordinator does not know the key."""
 
 
 class CoordinatorApi:
@@ -145,7 +150,7 @@ class CoordinatorApi:
             with client.stream("POST", path, json=body, headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
-                    raise ApiError(_message(answer))
+                    raise _refusal(answer)
                 yield EventStream(answer)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
@@ -164,7 +169,7 @@ class CoordinatorApi:
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
         if not answer.is_success:
-            raise ApiError(_message(answer))
+            raise _refusal(answer)
         return answer
 
     def _open(self) -> httpx2.Client:
@@ -333,6 +338,11 @@ def _interrupt_at_end() -> None:
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, interrupt)
+
+
+def _refusal(answer: httpx2.Response) -> ApiError:
+    unknown = answer.status_code == HTTPStatus.UNAUTHORIZED
+    return (Unauthorized if unknown else ApiError)(_message(answer))
 
 
 def _message(answer: httpx2.Response) -> str:

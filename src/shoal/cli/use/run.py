@@ -15,6 +15,7 @@ from shoal.cli.child_programs import run_program
 from shoal.cli.coordinator_api import (
     ApiError,
     CoordinatorApi,
+    Unauthorized,
     Unreachable,
     pass_api,
 )
@@ -74,7 +75,8 @@ def _is_running(api: CoordinatorApi) -> bool:
         return False
     try:
         api.request(MODELS)
-    except Unreachable:
+    except (Unreachable, Unauthorized):
+        # Where that of this data folder was, another one may have begun since.
         if api.url:
             raise
         return False
