@@ -68,6 +68,7 @@ test-steady: $(VENV)/.dev
 # What test leaves out, and properties once more, with many examples: the same ones each
 # time, or with EXAMPLES=fresh new ones.
 EXAMPLES ?= long
+test-long: AT_ONCE = 5
 test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(if $(filter Linux,$(shell uname -s)),$(BROWSER))
