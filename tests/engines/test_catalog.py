@@ -22,6 +22,7 @@ from shoal.engines.server_kinds import (
     OLLAMA,
     SGLANG,
     TEXT,
+    TRANSFORMERS,
     UNKNOWN,
     VLLM,
     ServerKind,
@@ -120,6 +121,21 @@ async def test_ollama_without_a_list_is_unavailable(fake: Fakes, tags: object) -
         await engine.refresh()
 
         assert engine.models == [], "it has removed them"
+
+
+async def test_transformers_serve_is_recognised(fake: Fakes) -> None:
+    async def load(request: web.Request) -> web.Response:
+        detail = "Missing `model` field in the request body."
+        return web.json_response({"detail": detail}, status=422)
+
+    listed = listing("/models/tiny", owned_by="models")
+    url = await fake({"GET /v1/models": listed, "POST /load_model": load})
+
+    async with engine_at(url) as engine:
+        assert engine.server_kind is TRANSFORMERS
+        assert not by_name(engine)["tiny"].features & {
+            *(Feature.SCHEMA, Feature.LOGPROBS, Feature.FIELDS, Feature.OPTIONS)
+        }
 
 
 async def test_real_llama_server_reports_context_and_slots(server_url: str) -> None:

@@ -20,6 +20,7 @@ from shoal.engines.gguf_files import DEMO_MODEL, DEMO_PACKAGE, check_digest
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.selection import (
+    FIELDS,
     EngineOptions,
     EngineSource,
     SearchLocations,
@@ -112,19 +113,23 @@ async def test_url_opens_a_server(
     assert offered(source) == ["llama3.2"]
     features = source.engine.models[0].features
     assert Feature.CONTINUE not in features
-    assert Feature.FIELDS in features
+    assert Feature.FIELDS not in features
 
 
-async def test_server_gets_no_unknown_fields_if_its_owner_forbids_it(
-    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+@pytest.mark.parametrize("owner", ["vllm", "somebody"])
+@pytest.mark.parametrize("word", FIELDS)
+async def test_owner_says_whether_a_server_gets_unknown_fields(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations, owner: str, word: str
 ) -> None:
-    url = await fake({"GET /v1/models": LIST})
+    listed = {"data": [{"id": "m", "owned_by": owner}]}
+    url = await fake({"GET /v1/models": listed})
+    options = EngineOptions((url,), any_field=FIELDS[word])
 
-    (source,) = await find_engines(
-        EngineOptions((url,), any_field=False), nothing, stack
-    )
+    (source,) = await find_engines(options, nothing, stack)
 
-    assert all(Feature.FIELDS not in each.features for each in source.engine.models)
+    (model,) = source.engine.models
+    gets = word == "any" or (word == "auto" and owner == "vllm")
+    assert (Feature.FIELDS in model.features) is gets
 
 
 async def test_file_opens_the_embedded_engine(

@@ -332,10 +332,10 @@ class JoinConfig:
     engine_key: str = setting(
         "API key of the servers named by --engine", "", secret=True
     )
-    known_fields: bool = setting(
-        "refusal of requests with fields that Shoal does not know; otherwise servers "
-        "get them",
-        False,
+    fields: str = setting(
+        "fields of requests that Shoal does not know: any for all servers, known for "
+        "none, or auto for those of kinds that have many such fields",
+        "auto",
     )
     context: int = setting(
         "context length in the embedded engine, prompt and answer; 0: 4096, or the "

@@ -25,6 +25,7 @@ from shoal.engines.server_kinds import (
     OLLAMA,
     OWNERS,
     TEXT,
+    TRANSFORMERS,
     UNKNOWN,
     ServerKind,
     describe_model,
@@ -237,7 +238,10 @@ class ServerCatalog:
         # mlx_lm.server runs on Python's http.server, and its models have no owners.
         if reply.server.startswith("BaseHTTP") and owners == {str(None)}:
             return MLX
-        return UNKNOWN
+        # It loads models by a request of its own, and refuses one that names none.
+        load = await self.query(ServerQuery("/load_model", b"{}", native=True))
+        is_transformers = load.status == 422 and b"Missing `model`" in load.body
+        return TRANSFORMERS if is_transformers else UNKNOWN
 
     async def _query_native(
         self, path: str, type_: type[T], body: bytes | None = None

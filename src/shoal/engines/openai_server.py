@@ -42,6 +42,7 @@ from shoal.engines.catalog import (
 )
 from shoal.engines.continuation import continue_answer, find_way
 from shoal.engines.engine import TRACEPARENT, Finished, Item
+from shoal.engines.ignored_fields import FieldIgnored, check_heeded
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.messages import engine_messages
 from shoal.engines.refused_parts import refused_part
@@ -64,7 +65,7 @@ from shoal.engines.server_errors import (
     minimal_job,
     refusal_error,
 )
-from shoal.engines.server_kinds import UNKNOWN, ServerKind, Way, describe_model
+from shoal.engines.server_kinds import NO_TEXT, UNKNOWN, ServerKind, Way, describe_model
 from shoal.engines.streams.answers import AnswerReader
 
 
@@ -168,7 +169,8 @@ class OpenAIEngine:
         names: models of a server that does not list them.
         slots: concurrent jobs; 0: the default for this kind of server.
         api_key: bearer token; empty: none.
-        any_field: whether it gets fields that Shoal does not know.
+        any_field: whether it gets fields that Shoal does not know; None: if its kind
+            has many.
     """
 
     def __init__(
@@ -178,10 +180,10 @@ class OpenAIEngine:
         *,
         slots: int = 0,
         api_key: str = "",
-        any_field: bool = True,
+        any_field: bool | None = None,
     ) -> None:
         self.url, userinfo = split_url(url)
-        self._withheld = frozenset(() if any_field else {Feature.FIELDS})
+        self._any_field = any_field
         self.slots = slots
         self._slots_given = slots > 0
         self._names = tuple(names)
@@ -201,6 +203,8 @@ class OpenAIEngine:
         self._ways: dict[str, Way | None] = {}
         self._answered: set[str] = set()
         self._busy_trials: Counter[str] = Counter()
+        # What answers have shown that models lack, by name.
+        self._lacking: dict[str, frozenset[Feature]] = {}
         # Parts of requests that the server refuses, by the model's name on it.
         self._refused_parts: dict[str, frozenset[str]] = {}
 
@@ -208,14 +212,19 @@ class OpenAIEngine:
     def models(self) -> Sequence[ServedModel]:
         models = (self._refused.supported(each.model) for each in self._listed.values())
         return [
-            replace(
-                model,
-                features=model.features - self._withheld
-                | ({Feature.CONTINUE} if self._ways.get(model.name) else set()),
-            )
+            replace(model, features=self._features(model))
             for model in models
             if model is not None
         ]
+
+    def _features(self, model: ServedModel) -> frozenset[Feature]:
+        features = set(model.features)
+        if self._any_field is not None and not model.kinds <= NO_TEXT:
+            features -= {Feature.FIELDS}
+            features |= {Feature.FIELDS} if self._any_field else set()
+        if self._ways.get(model.name):
+            features.add(Feature.CONTINUE)
+        return frozenset(features - self._lacking.get(model.name, frozenset()))
 
     @property
     def server_kind(self) -> ServerKind | None:
@@ -283,9 +292,14 @@ class OpenAIEngine:
                 begun = replace(begun, messages=tuple(messages))
             answer = continue_answer(self, begun, continues, way, thoughts)
         try:
-            async with aclosing(answer) as items:
+            async with aclosing(check_heeded(work, answer)) as items:
                 async for item in items:
                     yield item
+        except FieldIgnored as error:
+            if (listed := self._find(work.model)) is not None:
+                lacking = self._lacking.get(listed.model.name, frozenset())
+                self._lacking[listed.model.name] = lacking | {error.feature}
+            raise
         except NotServed as error:
             if (listed := self._find(work.model)) is not None:
                 kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
@@ -297,9 +311,9 @@ class OpenAIEngine:
     ) -> AsyncGenerator[Item, None]:
         """Run ``work`` from its beginning; ``flags`` are more fields of a chat."""
         if (server := self.server_kind) is not None:
-            reject_ignored_options(work, server)
             if not server.chooses_tools:
                 work = with_chosen_tools(work)
+            reject_ignored_options(work, server)
         listed = self._find(work.model)
         if flags is None and is_begun(work) and self._needs_flags(work.model):
             flags = CONTINUE_FLAGS
@@ -493,6 +507,7 @@ class OpenAIEngine:
         """Another server may answer at this address next."""
         self._catalog = None
         self._ways.clear()
+        self._lacking.clear()
         self._answered.clear()
         self._busy_trials.clear()
         self._refused_parts.clear()

@@ -204,7 +204,7 @@ def reject_ignored_options(work: Inference, server: ServerKind) -> None:
     """Raise InvalidRequest for an option that the server silently ignores."""
     for option in server.ignores & work.options.keys():
         value = work.options[option]
-        if value is True or value not in (None, False, "", 1, {}):
+        if value is True or value not in (None, False, "", 1, {}, "auto"):
             raise InvalidRequest(f"{server.name} does not know {option!r}", option)
 
 

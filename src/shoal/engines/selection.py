@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -33,6 +33,10 @@ LOADING_RETRY = 2.0  # seconds until a server that loads its model is asked agai
 log = logging.getLogger("shoal.engines")
 
 
+FIELDS: Mapping[str, bool | None] = {"auto": None, "any": True, "known": False}
+"""The words of ``--fields``, as ``EngineOptions.any_field``."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Options of engines and models.
@@ -45,7 +49,7 @@ class EngineOptions:
         slots: concurrent jobs of each engine; 0: the engine's own number.
         context: tokens of a job in the embedded engine; 0: its default.
         threads: threads of the embedded engine; 0: its default.
-        any_field: whether servers get fields that Shoal does not know.
+        any_field: as in ``OpenAIEngine``.
     """
 
     engines: tuple[str, ...] = ()
@@ -54,7 +58,7 @@ class EngineOptions:
     api_key: str = ""
     context: int = 0
     threads: int = 0
-    any_field: bool = True
+    any_field: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

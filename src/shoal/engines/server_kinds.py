@@ -53,6 +53,7 @@ class ServerKind:
     ``ignores`` are options (``domain/options.py``) that it silently ignores.  The token
     limit and the temperature are no options, and every server obeys them.  Unless it
     ``chooses_tools``, it obeys "auto" and "required", and no other ``tool_choice``.
+    What it was found to ignore by its answers, a model of it no longer offers.
     """
 
     name: str
@@ -97,9 +98,16 @@ MLX = ServerKind(
     _BASIC | {Feature.TOOLS},
     ignores=frozenset({"echo", "best_of", "suffix"}),
 )
-# An unknown server is assumed to be fully OpenAI-compatible: its refusals are passed
-# on, and missing choices are detected.  An echo that is missing would not be.
-UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL | _ANY_FIELD)
+TRANSFORMERS = ServerKind(
+    "transformers serve",
+    frozenset({Feature.STOP, Feature.TOOLS, Feature.CHOICES}) | MULTIMODAL,
+    ignores=frozenset({"echo", "best_of", "suffix", "tool_choice"}),
+    chooses_tools=False,
+)
+# An unknown server is assumed to be fully OpenAI-compatible, as long as its answers
+# show it: its refusals are passed on, missing choices are made one by one, and
+# ``ignored_fields`` notices the rest.  A missing echo, and other fields, it would not.
+UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL)
 
 OWNERS = {
     "llamacpp": LLAMA_SERVER,

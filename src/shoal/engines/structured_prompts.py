@@ -3,7 +3,7 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from shoal.domain.errors import ContextExceeded, JobError
@@ -11,6 +11,7 @@ from shoal.domain.outcome import AnswerPiece, Usage
 from shoal.domain.work import JSON, Chat, Feature
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Engine, Finished
+from shoal.engines.ignored_fields import FieldIgnored
 from shoal.engines.json_in_text import find_json
 
 T = TypeVar("T")
@@ -61,6 +62,14 @@ class Prompter:
 
         Raises what ``Engine.run`` does.
         """
+        try:
+            return await self._run(prompt, text)
+        except FieldIgnored:
+            features = self._model.features - {Feature.SCHEMA}
+            self._model = replace(self._model, features=features)
+            return await self._run(prompt, text)
+
+    async def _run(self, prompt: StructuredPrompt, text: str) -> PromptReply:
         pieces: list[str] = []
         size = 0
         async with aclosing(self._engine.run(self._chat(prompt, text))) as items:

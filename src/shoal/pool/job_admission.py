@@ -93,9 +93,10 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     for feature in sorted(needs, key=lambda each: each.value):
         if not any(feature in offer.features for offer in capable):
             field = _field_of(job, feature)
+            remedy = " (see `shoal join --fields`)" if feature is Feature.FIELDS else ""
             return CannotDo(
                 f"{field}: none of the workers with {job.model} can do this "
-                f"({feature.value}); {_models_that_do(pool, job, {feature})}",
+                f"({feature.value}){remedy}; {_models_that_do(pool, job, {feature})}",
                 field,
             )
     if not any(needs <= offer.features for offer in capable):

@@ -31,7 +31,7 @@ from shoal.domain.addresses import LOOPBACK_NAME
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.money import dollars, parse_dollars
-from shoal.engines.selection import parse_model_option
+from shoal.engines.selection import FIELDS, parse_model_option
 from shoal.protocols import discover
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,6 +116,9 @@ def check_config(config: JoinConfig) -> JoinConfig:
     if config.provider_type not in DEVICES:
         known = " or ".join(DEVICES)
         raise ConfigError(f"--provider-type {config.provider_type}: expected {known}")
+    if config.fields not in FIELDS:
+        known = " or ".join(FIELDS)
+        raise ConfigError(f"--fields {config.fields}: expected {known}")
     if config.throttle is not None:
         check_throttle(config.throttle)
     for window in config.schedule:

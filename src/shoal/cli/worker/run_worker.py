@@ -41,6 +41,7 @@ from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.selection import (
+    FIELDS,
     EngineOptions,
     EngineSource,
     SearchLocations,
@@ -265,7 +266,7 @@ async def _sources(
         config.engine_key,
         config.context,
         config.threads,
-        any_field=not config.known_fields,
+        any_field=FIELDS[config.fields],
     )
     locations = SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)
