@@ -168,6 +168,14 @@ def leaves_child(pid: str) -> None:
     threading.Event().wait()
 
 
+@task(name="dies_with_child")
+def dies_with_child(pid: str) -> None:
+    """Start a process, report its PID, and end without it."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(pid).write_text(str(child.pid))
+    os._exit(7)
+
+
 @task(name="crash_if")
 def crash_if(number: int, bad: int) -> int:
     if number == bad:

@@ -180,11 +180,19 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.killed = True
         if self._transport is None or self._closed.done():
             return
-        with suppress(ProcessLookupError, PermissionError):
-            if os.name == "posix":
-                os.killpg(self.pid, signal.SIGKILL)
-            else:
+        if os.name == "posix":
+            self._kill_group()
+        else:
+            with suppress(ProcessLookupError, PermissionError):
                 self._transport.kill()
+
+    def _kill_group(self) -> None:
+        """Kill the process and those that tasks have started, also if it has ended.
+
+        No other process gets its number while the group has members.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def wait_closed(self) -> None:
         await asyncio.shield(self._closed)
@@ -231,11 +239,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         assert self._transport is not None
+        if os.name == "posix":
+            self._kill_group()
         if self.killed:
             self._transport.close()
         else:
             # Drain its output, but with a limit: processes that it has started may
-            # keep its pipes open.
+            # keep its pipes open, in a group of their own.
             loop = asyncio.get_running_loop()
             loop.call_later(OUTPUT_DRAIN_TIMEOUT, self._transport.close)
 
