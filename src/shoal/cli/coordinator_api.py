@@ -48,7 +48,7 @@ class Unreachable(ApiError):
     """The coordinator does not answer, or the connection ended before its answer."""
 
 
-class Unauthorized(ApiError):
+class UnknownKey(ApiError):
     """The coordinator does not know the key."""
 
 
@@ -342,7 +342,7 @@ def _interrupt_at_end() -> None:
 
 def _refusal(answer: httpx2.Response) -> ApiError:
     unknown = answer.status_code == HTTPStatus.UNAUTHORIZED
-    return (Unauthorized if unknown else ApiError)(_message(answer))
+    return (UnknownKey if unknown else ApiError)(_message(answer))
 
 
 def _message(answer: httpx2.Response) -> str:

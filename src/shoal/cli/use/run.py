@@ -15,7 +15,7 @@ from shoal.cli.child_programs import run_program
 from shoal.cli.coordinator_api import (
     ApiError,
     CoordinatorApi,
-    Unauthorized,
+    UnknownKey,
     Unreachable,
     pass_api,
 )
@@ -75,7 +75,7 @@ def _is_running(api: CoordinatorApi) -> bool:
         return False
     try:
         api.request(MODELS)
-    except (Unreachable, Unauthorized):
+    except (Unreachable, UnknownKey):
         # Where that of this data folder was, another one may have begun since.
         if api.url:
             raise
