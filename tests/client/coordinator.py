@@ -19,7 +19,7 @@ from shoal.client.coordinator import CoordinatorAddress
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.sent_task import SentTask
-from shoal.tasks.values import ValueReader, load_pickle, pack
+from shoal.tasks.values import Form, ValueReader, load_pickle, pack
 
 KEY = "sk-test"
 VALUE_MAX = 1 << 20  # bytes of a value in an answer
@@ -174,10 +174,11 @@ class Coordinator:
         positional, named = reader.read(args), reader.read(kwargs)
         function = positional.pop(0) if code else self.functions[name]
         if isinstance(function, SentTask):
-            positional, named = function.bind(positional, named)
+            positional, named = function.bind(positional, named, exact=True)
             function = function.function
         try:
-            value = pack(function(*positional, **named), pickles=code).data
+            form = Form.EXACT_OR_PICKLED if code else Form.EXACT
+            value = pack(function(*positional, **named), form=form).data
         except Exception as error:
             record = encode_exception(error, pickles=code)
             meta = {"job": "job1", "exception": record}

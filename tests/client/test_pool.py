@@ -337,6 +337,7 @@ def test_options_are_sent_on_the_wire(beside: CoordinatorThread) -> None:
         "queue": 20.0,
         "priority": "high",
         "kept": False,
+        "exact": True,
     }
 
 

@@ -76,7 +76,7 @@ def test_functions_are_called_in_both_ways(
     assert {"demo.add", "mirror"} <= set(joined["tasks"])
     assert (joined["slots"], joined["trust_code"]) == (2, False)
     assert client.submit(add, 20, 22).result(PATIENCE) == 42
-    assert client.submit("mirror", Point(1, 2)).result(PATIENCE) == {"x": 2, "y": 1}
+    assert client.submit("mirror", Point(1, 2)).result(PATIENCE) == Point(2, 1)
     assert client.submit("total", np.ones(200_000)).result(PATIENCE) == 200_000.0
     with pytest.raises(ValueError, match="zap"):
         client.submit(fail, "zap").result(PATIENCE)

@@ -17,7 +17,7 @@ from shoal.domain.work import Call, CallStream, Feature
 from shoal.tasks import function_caller
 from shoal.tasks.function_caller import CallStreamSlot
 from shoal.tasks.process_pool import ProcessPool
-from shoal.tasks.values import ValueReader, load_pickle, pack
+from shoal.tasks.values import Form, ValueReader, load_pickle, pack
 
 TESTS = Path(__file__).parents[1]
 DEMO, TYPED = "tasks.demo_tasks", "tasks.typed_tasks"
@@ -30,13 +30,13 @@ IMPORTABLE = {
 
 def call(name: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Call:
     """Return a call as a client writes it."""
-    return Call(name, pack(args).data, pack(kwargs).data, timeout)
+    return Call(name, pack([*args]).data, pack(kwargs).data, timeout, exact=True)
 
 
 def code_call(function: object, *args: Any) -> Call:
     """Return a call of a function that is sent as code."""
-    packed = pack([function, *args], pickles=True)
-    return Call("code", packed.data, pack({}).data, None, CODE)
+    packed = pack([function, *args], form=Form.PICKLED)
+    return Call("code", packed.data, pack({}).data, None, CODE, exact=True)
 
 
 async def no_blobs(digest: bytes) -> Path:
@@ -86,7 +86,7 @@ class RecordedStream:
         assert self.stream is not None
         self.stream.push(
             [
-                StreamedCall(number, pack(args).data, pack({}).data)
+                StreamedCall(number, pack([*args]).data, pack({}).data)
                 for number, args in enumerate(calls, first)
             ]
         )

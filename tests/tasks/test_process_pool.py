@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.process import ChildProcess
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
-from shoal.tasks.values import Ref, ValueReader, pack
+from shoal.tasks.values import Form, Ref, ValueReader, pack
 from tasks.callers import (
     DEMO,
     TYPED,
@@ -206,6 +208,23 @@ async def test_excess_calls_wait_for_a_slot() -> None:
     assert len(set(pids)) <= 2
 
 
+def wait_ended(pid: int) -> None:
+    """Wait until a process has ended; whoever has it now may never wait for it."""
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+
+
+async def test_child_of_a_process_that_ends_itself_is_killed(
+    caller: ProcessCaller, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match="status 7"):
+        await caller("dies_with_child", str(tmp_path / "pid"))
+
+    child = int((tmp_path / "pid").read_text())
+    await asyncio.to_thread(wait_ended, child)
+
+
 async def test_cancelled_waiting_call_takes_no_process(
     caller: ProcessCaller, gate: Gate
 ) -> None:
@@ -220,13 +239,20 @@ async def test_cancelled_waiting_call_takes_no_process(
     assert await caller("demo.add", 2) == 2
 
 
-async def test_models_and_arrays_are_built_from_hints(typed: ProcessCaller) -> None:
-    assert await typed("mirror", Point(1, 2)) == {"x": 2, "y": 1}
+async def test_instances_and_arrays_arrive_as_they_are(typed: ProcessCaller) -> None:
+    assert await typed("mirror", Point(1, 2)) == Point(2, 1)
     assert await typed("total", np.arange(5.0)) == 10.0
-    assert await typed("total", [1, 2]) == 3.0
     assert (await typed("ones", 3)).tolist() == [1, 1, 1]
+
+
+async def test_arguments_of_others_are_converted_to_hints(typed: ProcessCaller) -> None:
+    def inexact(name: str, *args: object) -> Call:
+        return replace(call(name, *args), exact=False)
+
+    assert await typed.run(inexact("mirror", {"x": 1, "y": 2})) == {"x": 2, "y": 1}
+    assert await typed.run(inexact("total", [1, 2])) == 3.0
     with pytest.raises(JobError, match=r"ValueError: point: Expected `int`"):
-        await typed("mirror", {"x": "a"})
+        await typed.run(inexact("mirror", {"x": "a"}))
 
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
@@ -306,7 +332,7 @@ async def test_code_of_another_version_of_python_is_left_to_other_workers(
 async def test_registered_function_unpickles_nothing(
     caller: ProcessCaller, trusting: ProcessCaller
 ) -> None:
-    pickled = pack([Evil()], pickles=True).data
+    pickled = pack([Evil()], form=Form.EXACT_OR_PICKLED).data
     for each in (caller, trusting):
         with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
             await each.run(Call("demo.ident", pickled, b"\x80"))

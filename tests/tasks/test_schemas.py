@@ -41,7 +41,7 @@ class Unknown:
 
 
 def bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    bind = binder(RegisteredTask("f", function))
+    bind = binder(RegisteredTask("f", function), exact=False)
     assert bind is not None
     return bind([*args], kwargs)
 
@@ -109,7 +109,7 @@ def test_plain_hint_changes_nothing(hint: Any) -> None:
 
     f.__annotations__["x"] = hint
 
-    assert binder(RegisteredTask("f", f)) is None
+    assert binder(RegisteredTask("f", f), exact=False) is None
 
 
 ALIASES = """
@@ -135,7 +135,7 @@ if sys.version_info >= (3, 12):  # before, there are no aliases
         assert bound(f, [{"x": 1}, {"x": 2}]) == ([(Point(1), Point(2))], {})
         for name in ("Tree", "Numbers", "Lost"):
             f.__annotations__["x"] = aliases[name]
-            assert binder(RegisteredTask("f", f)) is None
+            assert binder(RegisteredTask("f", f), exact=False) is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_excess_arguments_are_left_to_the_function() -> None:
 @pytest.mark.parametrize("schema", [Config, Point])
 def test_schema_is_built_from_a_map_or_keyword_arguments(schema: type) -> None:
     fields = {"epochs": 2} if schema is Config else {"x": 2}
-    bind = binder(RegisteredTask("f", lambda config: None, schema))
+    bind = binder(RegisteredTask("f", lambda config: None, schema), exact=False)
     assert bind is not None
 
     assert bind([fields], {}) == ([schema(**fields)], {})
@@ -177,7 +177,7 @@ def test_schema_is_built_from_a_map_or_keyword_arguments(schema: type) -> None:
 
 
 def test_pydantic_error_is_kept() -> None:
-    bind = binder(RegisteredTask("f", lambda config: None, Config))
+    bind = binder(RegisteredTask("f", lambda config: None, Config), exact=False)
     assert bind is not None
 
     with pytest.raises(ValidationError, match="epochs"):

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX
-from shoal.tasks.values import Ref, ValueReader, load_pickle, pack
+from shoal.tasks.values import Form, Ref, ValueReader, load_pickle, pack
 
 UTC_NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
@@ -78,7 +78,7 @@ PLAIN: list[tuple[object, object]] = [
 
 @pytest.mark.parametrize(("value", "read"), PLAIN)
 def test_plain_value_is_plain_messagepack(value: object, read: object) -> None:
-    packed = pack(value)
+    packed = pack(value, form=Form.CONTENTS)
 
     assert packed.first_extension == ""
     assert ValueReader().read(packed.data) == read
@@ -193,7 +193,7 @@ def test_oversized_value_is_rejected_with_its_size() -> None:
 
 
 def test_pickling_is_opt_in() -> None:
-    packed = pack([Colour, 1], pickles=True)
+    packed = pack([Colour, 1], form=Form.EXACT_OR_PICKLED)
 
     assert packed.pickled
     assert packed.first_extension == "value[0]"

@@ -94,7 +94,7 @@ class Stage:
 
     def push(self, *calls: tuple[object, ...], name: str = "j") -> None:
         pushed = [
-            StreamedCall(number, pack(args).data, NO_KWARGS)
+            StreamedCall(number, pack([*args]).data, NO_KWARGS)
             for number, args in enumerate(calls)
         ]
         self.network.receive(PushCalls(JobId(name), ONE, pushed))

@@ -54,8 +54,8 @@ class GangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a call; ``queue`` is the number of seconds that it may wait.
 
-    ``fresh`` promises that the ``key`` is unused, which saves a look-up.  ``python`` is
-    as in ``Call``.
+    ``fresh`` promises that the ``key`` is unused, which saves a look-up.  ``python``
+    and ``exact`` are as in ``Call``.
     """
 
     timeout: Seconds | None = None
@@ -69,6 +69,7 @@ class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     fresh: bool = False
     python: Annotated[str, Meta(max_length=PYTHON_MAX)] = ""
     gang: GangOptions | None = None
+    exact: bool = False
 
 
 DEFAULT_OPTIONS = CallRequestOptions()

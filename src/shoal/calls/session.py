@@ -102,7 +102,7 @@ TaskStarter: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[No
 CountCalls: TypeAlias = Callable[[bool, int], None]
 """Receives whether the ended calls are durable, and their number."""
 
-RouteKey: TypeAlias = tuple[str, float | None, tuple[str, ...], str, float | None, str]
+RouteKey: TypeAlias = tuple[object, ...]
 NOTHING: Mapping[str, object] = {}
 CLIENT_LEFT = "the client left"
 TOO_MANY_CALLS = (
@@ -253,7 +253,8 @@ class CallSession:
         priority = self._access.permitted_priority(
             None if wanted is Priority.NORMAL else wanted  # the default
         )
-        stream = CallStream(request.name, options.timeout, needs, options.python)
+        named = request.name, options.timeout, needs
+        stream = CallStream(*named, options.python, options.exact)
         route = CallRoute(stream, priority, options.queue or CALL_QUEUE_SECONDS)
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
@@ -335,6 +336,7 @@ class CallSession:
                 stream.needs,
                 options.blobs,
                 stream.python,
+                stream.exact,
             ),
             call_limits(stream.timeout, route.queue, total),
             self._access.name,
@@ -483,7 +485,7 @@ def _route_key(request: CallRequest) -> RouteKey:
     """Return the options that determine a call's route."""
     options = request.options
     terms = options.needs, options.priority, options.queue, options.python
-    return request.name, options.timeout, *terms
+    return request.name, options.timeout, *terms, options.exact
 
 
 def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:

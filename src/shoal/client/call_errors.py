@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from shoal.client.errors import CodeRefused, PlainValuesOnly, TaskTimeout
-from shoal.client.remote_exceptions import MAIN, rebuild_exception
+from shoal.client.remote_exceptions import rebuild_exception
 from shoal.domain.errors import (
     Cancelled,
     InvalidRequest,
@@ -19,6 +19,7 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
+from shoal.tasks.class_instances import MAIN
 from shoal.tasks.registry import main_module_name
 
 NO_MODULE = ModuleType("nowhere")
@@ -78,7 +79,6 @@ def _raised(failed: FailedCall) -> Exception:
     return rebuild_exception(
         failed.text,
         failed.job_id,
-        failed.home,
         record=record if isinstance(record, bytes) else b"",
         worker=str(worker or ""),
         trust=failed.trust,

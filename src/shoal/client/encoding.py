@@ -12,10 +12,10 @@ import msgspec
 from shoal.client.blobs import Blob
 from shoal.client.call_errors import home_module
 from shoal.client.errors import PlainValuesOnly
-from shoal.client.remote_exceptions import MAIN
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
-from shoal.tasks.extension_types import PICKLED, REFERENCE
+from shoal.tasks.class_instances import MAIN
+from shoal.tasks.extension_types import PICKLED, REFERENCE, is_extension
 from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
 from shoal.tasks.registry import (
     NAME_MAX,
@@ -27,6 +27,7 @@ from shoal.tasks.schemas import result_converter
 from shoal.tasks.sent_task import SentTask, call_name, task_in_main
 from shoal.tasks.values import (
     NO_KWARGS,
+    Form,
     PackedValue,
     ValueReader,
     load_worker_pickle,
@@ -40,14 +41,20 @@ ReadResult: TypeAlias = Callable[[bytes], object]
 def result_reader(
     name: str, function: Callable[..., object], *, trust: bool
 ) -> ReadResult:
-    """Return a decoder of a task's results that applies its return hint."""
+    """Return a decoder of a task's results.
+
+    It converts what workers of other programs return to the return hint.
+    """
     read, rebuild = plain_result_reader(trust=trust), result_converter(function)
     if rebuild is None:
         return read
 
     def rebuilt(data: bytes) -> object:
+        value = read(data)
+        if is_extension(data):  # only Shoal's workers have those, which keep all types
+            return value
         try:
-            return rebuild(read(data))
+            return rebuild(value)
         except ValueError as error:
             raise InvalidRequest(f"what {name} returned: {error}") from error
 
@@ -165,10 +172,9 @@ def encode_arguments(
                 return EncodedArguments(simple, NO_KWARGS)
     collector = _BlobCollector()
     as_code = bool(function.code)
-    packed = _pack_all(list(args), "args", collector, as_code) if args else _NO_ARGS
-    named = (
-        _pack_all(dict(kwargs), "kwargs", collector, as_code) if kwargs else _NO_KWARGS
-    )
+    form = Form.PICKLED if as_code else Form.EXACT
+    packed = _pack_all(list(args), "args", collector, form) if args else _NO_ARGS
+    named = _pack_all(dict(kwargs), "kwargs", collector, form) if kwargs else _NO_KWARGS
     needs: list[str] = []
     if as_code:
         needs.append(Feature.CODE.value)
@@ -224,7 +230,7 @@ def inline_arguments(arguments: EncodedArguments) -> EncodedArguments:
 
 
 def _pack_inline(values: list[object] | dict[str, object], root: str) -> bytes:
-    packed = _pack_all(values, root, None, as_code=False)
+    packed = _pack_all(values, root, None, Form.CONTENTS)
     if packed.first_extension:
         raise PlainValuesOnly(packed.first_extension)
     return packed.data
@@ -296,14 +302,14 @@ def _pack_all(
     values: list[object] | dict[str, object],
     root: str,
     collector: _BlobCollector | None,
-    as_code: bool,
+    form: Form,
 ) -> PackedValue:
     """Encode arguments; without a collector, large values stay in place.
 
     If they are too large, the error names the largest.
     """
     try:
-        return _pack(values, root, collector, as_code)
+        return _pack(values, root, collector, form)
     except TooLarge as error:
         named = (
             {f"{root}.{name}": value for name, value in values.items()}
@@ -311,7 +317,7 @@ def _pack_all(
             else {f"{root}[{at}]": value for at, value in enumerate(values)}
         )
         sizes = {
-            name: len(_pack(value, name, collector, as_code).data)
+            name: len(_pack(value, name, collector, form).data)
             for name, value in named.items()
         }
         largest = max(sizes, key=sizes.__getitem__)
@@ -321,10 +327,10 @@ def _pack_all(
 
 
 def _pack(
-    value: object, root: str, collector: _BlobCollector | None, as_code: bool
+    value: object, root: str, collector: _BlobCollector | None, form: Form
 ) -> PackedValue:
     store_blob = None if collector is None else collector.store_blob
-    return pack(value, root, size_max=ARGS_MAX, pickles=as_code, store_blob=store_blob)
+    return pack(value, root, size_max=ARGS_MAX, form=form, store_blob=store_blob)
 
 
 def _blob(data: bytes) -> Blob:
@@ -332,12 +338,12 @@ def _blob(data: bytes) -> Blob:
 
 
 def _code(function: object, trust: bool, name: str = "") -> RemoteFunction:
-    import cloudpickle
+    from shoal.tasks.pickles import dump_pickle
 
     read = plain_result_reader(trust=trust)
     name = (name or call_name(function))[:NAME_MAX]
     try:
-        pickled = cloudpickle.dumps(function)
+        pickled = dump_pickle(function)
     except Exception as error:
         # Objects that the function refers to may raise anything.
         raise InvalidRequest(

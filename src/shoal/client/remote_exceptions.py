@@ -1,31 +1,28 @@
 """Rebuilds the exceptions of functions from their records, or from their tracebacks.
 
-User-defined exception classes are looked up in the module of the called function, which
-the program has already imported, and in the modules that it refers to.  A worker cannot
-cause an import, and no code of the class runs.
+Exception classes are looked up among the modules that the program has imported.  A
+worker cannot cause an import, and no code of the class runs.
 """
 
 import ast
 import builtins
 import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.client.errors import RemoteTraceback, TaskError
 from shoal.domain import errors
 from shoal.domain.errors import InvalidRequest
+from shoal.tasks.class_instances import MAIN, find_class
 from shoal.tasks.exception_record import (
     ExceptionRecord,
     builtin_base,
     decode_exception,
+    is_validation_error,
 )
-from shoal.tasks.registry import main_module_name
 from shoal.tasks.values import ValueReader, load_worker_pickle
 
-MAIN = "__main__"
 HEADING = "Traceback (most recent call last):"
 UNRAISABLE = (StopIteration, StopAsyncIteration)
 """Exceptions that a future cannot raise."""
@@ -37,7 +34,6 @@ _SHOAL_ERRORS = "shoal.domain.errors."
 def rebuild_exception(
     traceback: str,
     job_id: str = "",
-    home: str = "",
     *,
     record: bytes = b"",
     worker: str = "",
@@ -45,18 +41,18 @@ def rebuild_exception(
 ) -> Exception:
     """Rebuild a function's exception.
 
-    Only classes from Python, Shoal and the function's module ``home`` are rebuilt: a
-    peer cannot cause an import.  Any other exception becomes a TaskError.  With
-    ``trust``, it is unpickled if it was pickled.
+    Only classes that are imported are rebuilt: a peer cannot cause an import.  Any
+    other exception becomes a TaskError.  With ``trust``, it is unpickled if it was
+    pickled.
 
     Its notes end with the machine, or else the ``worker``, and the job.  The last of
     its causes is the worker's traceback.
     """
     decoded = decode_exception(record)
-    error = None if decoded is None else _Rebuilder(home, trust).rebuild(decoded)
+    error = None if decoded is None else _Rebuilder(trust).rebuild(decoded)
     if error is None:
         last = _last_lines(traceback)
-        error = _exception_from(last, home) or TaskError(
+        error = _exception_from(last) or TaskError(
             last or "the function failed without a message", traceback, job_id
         )
     machine = decoded.machine if decoded is not None else ""
@@ -83,8 +79,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 class _Rebuilder:
     """Rebuilds exceptions from records."""
 
-    def __init__(self, home: str, trust: bool) -> None:
-        self._home = home
+    def __init__(self, trust: bool) -> None:
         self._trust = trust
         self._read = ValueReader().read
 
@@ -109,7 +104,7 @@ class _Rebuilder:
         return error
 
     def _rebuilt(self, record: ExceptionRecord) -> Exception | None:
-        kind = _known_class(record.name) or _find_class(self._home, record.name)
+        kind = _known_class(record.name) or _imported_class(record.name)
         if kind is None:
             return None
         if record.members and not issubclass(kind, ExceptionGroup):
@@ -127,12 +122,9 @@ class _Rebuilder:
 
     def _args(self, record: ExceptionRecord) -> list[object]:
         args = self._value(record.args, None)
-        if not isinstance(args, list):
-            return [record.text] if record.text else []
-        return [
-            tuple(arg) if at in record.tuples and isinstance(arg, list) else arg
-            for at, arg in enumerate(args)
-        ]
+        if isinstance(args, list):
+            return args
+        return [record.text] if record.text else []
 
     def _related(self, record: ExceptionRecord) -> Exception:
         """Return a cause or the member of a group."""
@@ -158,6 +150,8 @@ def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None
     """Return an exception; ``__init__`` of its own class is not called."""
     base: Any = builtin_base(kind)
     try:
+        if is_validation_error(kind):
+            return _validation_error(kind, *args)
         error: Exception = base.__new__(kind, *args)
         base.__init__(error, *args)
     except (TypeError, ValueError):  # these are not its arguments
@@ -165,44 +159,26 @@ def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None
     return error
 
 
-def own_exception(home: str, name: str, text: str) -> Exception | None:
-    """Return an exception of the class named in a traceback, or None.
+def _validation_error(kind: Any, title: Any, lines: Any = ()) -> Exception | None:
+    from pydantic_core import PydanticCustomError
 
-    It has its text, but none of its own attributes.
-    """
-    found = _find_class(home, name)
-    if found is None:
-        return None
-    return _instance(found, (text,) if text else ())
-
-
-def _find_class(home: str, name: str) -> type[Exception] | None:
-    module = sys.modules.get(home)
-    if module is None:
-        return None
-    where, _, last = name.rpartition(".")
-    for each in [*vars(module).values()]:
-        if isinstance(each, ModuleType) and each.__name__ == where:
-            each = _namespace(each).get(last)
-        if (
-            isinstance(each, type)
-            and issubclass(each, Exception)
-            and not issubclass(each, UNRAISABLE)
-            and name in _names(each)
-        ):
-            return each
-    return None
+    errors = [
+        {"type": PydanticCustomError(type_, message), "loc": where, "input": given}
+        for type_, where, message, given in lines
+    ]
+    error: Exception = kind.from_exception_data(title, errors)
+    return error
 
 
-def _namespace(module: ModuleType) -> Mapping[str, object]:
-    return vars(module)  # not getattr, which may run the module's code
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    """Return the names of a class in tracebacks, local and remote."""
-    if kind.__module__ == MAIN:
-        return kind.__qualname__, f"{main_module_name()}.{kind.__qualname__}"
-    return (f"{kind.__module__}.{kind.__qualname__}",)
+def _imported_class(name: str) -> type[Exception] | None:
+    """Return the exception class with a name in tracebacks, if it is imported here."""
+    parts = name.split(".")
+    found = find_class(MAIN, name)  # tracebacks do not name it
+    for at in range(len(parts) - 1, 0, -1):
+        found = found or find_class(".".join(parts[:at]), ".".join(parts[at:]))
+    if found is None or not issubclass(found, Exception):
+        return None  # SystemExit and similar would end this process
+    return None if issubclass(found, UNRAISABLE) else found
 
 
 def _last_lines(traceback: str) -> str:
@@ -215,7 +191,7 @@ def _last_lines(traceback: str) -> str:
     return "\n".join(lines[start:]).strip()
 
 
-def _exception_from(last: str, home: str) -> Exception | None:
+def _exception_from(last: str) -> Exception | None:
     if (found := _NAMED.fullmatch(last)) is None:
         return None
     name, text = found["name"], found["text"]
@@ -225,7 +201,8 @@ def _exception_from(last: str, home: str) -> Exception | None:
     )
     class_ = _known_class(name)
     if class_ is None:
-        return own_exception(home, name, text or "")
+        own = _imported_class(name)
+        return None if own is None else _instance(own, (text,) if text else ())
     try:
         return class_(*arguments)
     except TypeError:  # its constructor needs other arguments

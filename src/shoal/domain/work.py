@@ -254,7 +254,9 @@ class Call:
     ``Feature.VALUES`` if the values include types beyond MessagePack's own, and
     ``Feature.CODE`` if the first of ``args`` is the function itself: its name is then
     only for display.  ``python`` is the version of Python (``3.12``) that such code is
-    for, because bytecode differs between versions; empty: not stated.
+    for, because bytecode differs between versions; empty: not stated.  ``exact``: the
+    caller is a Python program of this release, which gets and gives each value as it
+    is; others get the contents of instances, and give them to be converted.
     """
 
     name: str
@@ -264,6 +266,7 @@ class Call:
     needs: frozenset[Feature] = frozenset()
     blobs: tuple[bytes, ...] = ()
     python: str = ""
+    exact: bool = False
 
     @property
     def kind(self) -> JobKind:
@@ -284,13 +287,14 @@ class CallStream:
     """A worker's slot, held for many calls of one function.
 
     The calls are data: they go to the worker and return without being recorded by the
-    pool or the store.  ``timeout``, ``needs`` and ``python`` are those of each call.
+    pool or the store.  The other fields are those of each call.
     """
 
     name: str
     timeout: float | None = None
     needs: frozenset[Feature] = frozenset()
     python: str = ""
+    exact: bool = False
 
     @property
     def kind(self) -> JobKind:

@@ -63,6 +63,7 @@ class StoredCall(msgspec.Struct, frozen=True, array_like=True):
     args_apart: bool
     kwargs_apart: bool
     python: str = ""
+    exact: bool = False
 
 
 class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +105,7 @@ def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]
         args_apart,
         kwargs_apart,
         call.python,
+        call.exact,
     )
     parts = ((args, args_apart), (kwargs, kwargs_apart))
     apart = tuple(digest for digest, is_apart in parts if is_apart)
@@ -121,6 +123,7 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
         frozenset(map(Feature, stored.needs)),
         tuple(stored.blobs),
         stored.python,
+        stored.exact,
     )
 
 

@@ -76,7 +76,7 @@ def serve(pipes: ChildPipes) -> None:
     pipes.send((process_messages.READY, 1), msgspec.msgpack.encode(tasks))
     functions = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
     set_lending_handler(partial(_report_waiting, pipes))
-    invoke, flush_each = functions.invoker("", code=False), False
+    invoke, flush_each = functions.invoker("", process_messages.Mode(0)), False
     while True:
         head, tail = pipes.next()
         if head[0] == process_messages.PUSH:
@@ -98,8 +98,8 @@ def serve(pipes: ChildPipes) -> None:
                 "unexpected message from the worker"
             )
             output.mark_call()
-            _, name, code, flush_each = head
-            invoke = functions.invoker(name, code=code)
+            _, name, mode, flush_each = head
+            invoke = functions.invoker(name, process_messages.Mode(mode))
 
 
 def _report_waiting(pipes: ChildPipes, waits: bool) -> None:
@@ -110,8 +110,8 @@ def _report_waiting(pipes: ChildPipes, waits: bool) -> None:
 def _run_call(
     pipes: ChildPipes, functions: FunctionInvoker, head: list[Any], tail: memoryview
 ) -> None:
-    _, number, name, code, args_size, _ = head
-    invoke: Invoke = functions.invoker(name, code=code)
+    _, number, name, mode, args_size, _ = head
+    invoke: Invoke = functions.invoker(name, process_messages.Mode(mode))
     set_progress_handler(
         lambda share, remark: pipes.send(
             (process_messages.PROGRESS, number, share, remark)

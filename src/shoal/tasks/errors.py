@@ -60,6 +60,14 @@ def unsupported_type(where: str, kind: type) -> InvalidRequest:
     return InvalidRequest(f"{where}: a value of the type {name} cannot be sent; {hint}")
 
 
+def unpicklable(where: str, kind: type, error: Exception) -> InvalidRequest:
+    """Return the error for a value that pickle refuses."""
+    return InvalidRequest(
+        f"{where}: a value of the type {kind.__qualname__} cannot be pickled: {error}; "
+        "create it in the function, or send what it is made of"
+    )
+
+
 def value_too_large(root: str, size: int, size_max: int) -> TooLarge:
     """Return the error for a value of ``size`` bytes, called ``root``."""
     hint = _RETURN_LESS if root == RESULT else _GIVE_LESS

@@ -24,15 +24,14 @@ class ExceptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """An exception; ``name`` is that of its class in tracebacks.
 
     ``args`` is an array in MessagePack, as a value is encoded; empty: it cannot be
-    encoded.  ``tuples`` are the positions of those that are tuples.  ``fields`` are the
-    attributes that can be encoded.  ``pickled`` is the exception without its cause;
-    empty unless its function was sent as code.  ``machine`` is where it was raised.
+    encoded.  ``fields`` are the attributes that can be encoded.  ``pickled`` is the
+    exception without its cause; empty unless its function was sent as code.
+    ``machine`` is where it was raised.
     """
 
     name: str
     text: str = ""
     args: bytes = b""
-    tuples: tuple[int, ...] = ()
     fields: Mapping[str, bytes] = {}
     notes: tuple[str, ...] = ()
     cause: "ExceptionRecord | None" = None
@@ -98,7 +97,6 @@ class _RecordWriter:
             class_name(type(error))[:TEXT_MAX],
             self._text(_text_of(error)),
             self._packed([*args]),
-            tuple(at for at, arg in enumerate(args) if type(arg) is tuple),
             {
                 name: packed
                 for name, value in fields.items()
@@ -133,10 +131,10 @@ class _RecordWriter:
             return b""
 
     def _pickled(self, error: BaseException) -> bytes:
-        import cloudpickle
+        from shoal.tasks.pickles import dump_pickle
 
         try:
-            return self._within(cloudpickle.dumps(error))
+            return self._within(dump_pickle(error))
         except Exception:
             # So does pickling it.
             return b""
@@ -154,6 +152,8 @@ def _reduce(error: BaseException) -> ReducedException:
     Its own ``__reduce__``, if any, returns those of its constructor, which is not
     called when it is rebuilt.
     """
+    if is_validation_error(type(error)):
+        return _validation_args(error), {}, getattr(error, "__notes__", [])
     base: Any = builtin_base(type(error))
     _, args, *states = base.__reduce__(error)
     if isinstance(error, BaseExceptionGroup):
@@ -163,6 +163,19 @@ def _reduce(error: BaseException) -> ReducedException:
     notes = state.get("__notes__", ())
     notes = notes if isinstance(notes, list | tuple) else ()
     return args, fields, [note for note in notes if isinstance(note, str)]
+
+
+def is_validation_error(kind: type) -> bool:
+    """Return whether a class is Pydantic's ``ValidationError``, which C code makes."""
+    return hasattr(kind, "from_exception_data") and hasattr(kind, "error_count")
+
+
+def _validation_args(error: Any) -> tuple[object, ...]:
+    """Return the title of a ``ValidationError``, and each of its lines as data."""
+    lines = error.errors(include_url=False, include_context=False)
+    return error.title, [
+        [line["type"], line["loc"], line["msg"], line["input"]] for line in lines
+    ]
 
 
 def builtin_base(kind: type) -> type:

@@ -3,17 +3,28 @@
 import hashlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
+from shoal.tasks.extension_types import is_extension
 from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
+from shoal.tasks.process_messages import Mode
 from shoal.tasks.registry import TASKS, unregistered_message
-from shoal.tasks.schemas import binder
+from shoal.tasks.schemas import binder, result_converter
 from shoal.tasks.sent_task import SentTask
 from shoal.tasks.task_modules import import_tasks
-from shoal.tasks.values import NO_KWARGS, GetBlob, ValueReader, load_pickle, pack
+from shoal.tasks.values import (
+    NO_KWARGS,
+    Form,
+    GetBlob,
+    ValueReader,
+    load_pickle,
+    mark_exact,
+    pack,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,27 +72,32 @@ class FunctionInvoker:
         self._code_reader = ValueReader(blob, unpickle=self._unpickle)
         self._functions: dict[bytes, Any] = {}  # sent by clients, by digest
         self._expects_function = False  # whether the next pickle is the function
-        self._invokers: dict[str, Invoke] = {}
+        self._invokers: dict[tuple[str, bool], Invoke] = {}
         self._runner: asyncio.Runner | None = None
 
-    def invoker(self, name: str, *, code: bool) -> Invoke:
+    def invoker(self, name: str, mode: Mode) -> Invoke:
         """Return an ``Invoke`` for a function.
 
-        With ``code``, the function is the first argument, and the name is only a label.
+        With ``Mode.CODE``, the name is only a label.
         """
-        if code:
-            return (
-                self._invoke_sent_function if self._trust else _refuse(CODE_NOT_TRUSTED)
-            )
-        if name not in self._invokers:
+        exact = Mode.EXACT in mode
+        if Mode.CODE in mode:
+            if not self._trust:
+                return _refuse(CODE_NOT_TRUSTED)
+            return partial(self._invoke_sent_function, exact)
+        if (name, exact) not in self._invokers:
             if name not in TASKS:
                 return _refuse(unregistered_message(name))
-            self._invokers[name] = self._registered(name)
-        return self._invokers[name]
+            self._invokers[name, exact] = self._registered(name, exact)
+        return self._invokers[name, exact]
 
-    def _registered(self, name: str) -> Invoke:
+    def _registered(self, name: str, exact: bool) -> Invoke:
         task = TASKS[name]
-        function, bind, read = self._blocking(task.function), binder(task), self._read
+        function, read = self._blocking(task.function), self._read
+        bind = binder(task, exact=exact)
+        form = Form.EXACT if exact else Form.CONTENTS
+        # The caller would convert it to the hint, as it does for other programs.
+        marks = exact and result_converter(task.function) is not None
 
         def invoke(args: Data, kwargs: Data) -> InvocationResult:
             arguments = read(self._reader, args, kwargs)
@@ -92,16 +108,19 @@ class FunctionInvoker:
                 if bind is not None:
                     positional, named = bind(positional, named)
                 result = function(*positional, **named)
-                return InvocationResult(
-                    pack(result, "result", size_max=RESULT_MAX).data
-                )
+                data = pack(result, "result", size_max=RESULT_MAX, form=form).data
+                if marks and not is_extension(data):
+                    data = mark_exact(data)
+                return InvocationResult(data)
             except BaseException as error:
                 # A task is user code: it may raise anything, SystemExit included.
                 return _raised(error)
 
         return invoke
 
-    def _invoke_sent_function(self, args: Data, kwargs: Data) -> InvocationResult:
+    def _invoke_sent_function(
+        self, exact: bool, args: Data, kwargs: Data
+    ) -> InvocationResult:
         self._expects_function = True
         arguments = self._read(self._code_reader, args, kwargs)
         self._expects_function = False
@@ -111,11 +130,12 @@ class FunctionInvoker:
         try:
             function, *positional = positional
             if isinstance(function, SentTask):
-                bound, named = function.bind(positional, named)
+                bound, named = function.bind(positional, named, exact=exact)
                 result = self._blocking(function.function)(*bound, **named)
             else:
                 result = self._blocking(function)(*positional, **named)
-            packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
+            form = Form.EXACT_OR_PICKLED
+            packed = pack(result, "result", size_max=RESULT_MAX, form=form)
             return InvocationResult(packed.data)
         except BaseException as error:
             # A function that was sent may raise anything, too.

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest, JobError, ShoalError, Unavailable
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import CallStream, Feature
+from shoal.domain.work import CallStream
 from shoal.tasks import process_messages
 from shoal.tasks.function_caller import OnProgress
 from shoal.tasks.invocation import BLOB_MISSING, REFUSED
@@ -227,9 +227,9 @@ class ProcessCallStream:
         if self._closed:
             self._release(busy=False)
             return
-        code = Feature.CODE in self._stream.needs
+        mode = process_messages.mode_of(self._stream)
         process.send(
-            (process_messages.OPEN_STREAM, self._stream.name, code, self._flush_each)
+            (process_messages.OPEN_STREAM, self._stream.name, mode, self._flush_each)
         )
         self._pump()
 

@@ -5,18 +5,22 @@ bytes, which avoids copies of large values.  Both ends are of one version.
 """
 
 import struct
+from enum import IntFlag
 from typing import Any, Final
 
 import msgspec
+
+from shoal.domain.options import Feature
+from shoal.domain.work import Call, CallStream
 
 SIZES: Final = struct.Struct("!IH")  # of what follows both, and of the head
 MESSAGE_MAX = 512 << 20  # bytes: what a call returns, or its arguments, and some
 
 # To the process.  The head is an array that begins with one of these.
 PREPARE = 0  # modules, whether to trust code: the first
-# number, name, whether code, size of args, whether timed; the tail: args, kwargs
+# number, name, mode, size of args, whether timed; the tail: args, kwargs
 CALL = 1
-OPEN_STREAM = 2  # name, whether code, whether to send each return at once
+OPEN_STREAM = 2  # name, mode, whether to send each return at once
 PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
 BLOB = 4  # digest, path; an empty path: there is none
 # From the process.
@@ -36,6 +40,20 @@ STOP = 12  # the running call of the slot
 OF_SLOT = 13  # slot, and a message
 LOST = 14  # why the slot's process ended
 STARTED = 15  # number of a timed call that begins now; none: the first of a stream
+
+
+class Mode(IntFlag):
+    """How a call is made."""
+
+    CODE = 1  # the function is the first argument
+    EXACT = 2  # as in ``Call``
+
+
+def mode_of(work: Call | CallStream) -> Mode:
+    """Return how the calls of some work are made."""
+    code = Mode.CODE if Feature.CODE in work.needs else Mode(0)
+    return code | (Mode.EXACT if work.exact else Mode(0))
+
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -128,13 +128,12 @@ class ProcessPool:
             lambda digest: self._send_blob(process, digest, fetch),
         )
         process.user = running
-        code = Feature.CODE in call.needs
         process.send(
             (
                 process_messages.CALL,
                 running.number,
                 call.name,
-                code,
+                process_messages.mode_of(call),
                 len(call.args),
                 timeout is not None,
             ),

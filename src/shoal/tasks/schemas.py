@@ -1,7 +1,7 @@
-"""Converts received arguments to the types of a function's hints.
+"""Converts arguments in JSON to the types of a function's hints.
 
-Dataclasses, Structs and Pydantic models are sent as maps of their fields, tuples and
-sets as lists.  The function's type hints restore the original types.
+Callers without Python's types, and programs of others, send dataclasses, Structs and
+Pydantic models as maps of their fields, tuples and sets as lists.
 """
 
 import inspect
@@ -39,15 +39,17 @@ if sys.version_info >= (3, 12):  # NDArray is such an alias from NumPy 2.5 on
     _ALIASES = (typing.TypeAliasType,)
 
 
-def binder(task: RegisteredTask) -> Bind | None:
+def binder(task: RegisteredTask, *, exact: bool) -> Bind | None:
     """Return a converter of a function's arguments; None if it needs no conversion.
+
+    Those of ``exact`` callers fit already, unless they are the fields of a schema.
 
     The converter raises ValueError, or a Pydantic model's own error, naming the
     argument that does not fit, and TypeError if a schema gets anything but one map.
     """
     if task.schema is not None:
-        return _by_schema(task.name, _rebuild(task.schema))
-    return binder_by_hints(task.function)
+        return _by_schema(task.name, task.schema)
+    return None if exact else binder_by_hints(task.function)
 
 
 def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
@@ -109,9 +111,13 @@ def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | Non
     return lambda value: _rebuilt(rebuild, value, "the result")
 
 
-def _by_schema(name: str, rebuild: Callable[[Any], Any]) -> Bind:
+def _by_schema(name: str, schema: type) -> Bind:
+    rebuild = _rebuild(schema)
+
     def bind(args: list[Any], kwargs: dict[str, Any]) -> Bound:
         match args:
+            case [given] if not kwargs and isinstance(given, schema):
+                return args, kwargs
             case [dict() as fields] if not kwargs:
                 return [_rebuilt(rebuild, fields, "the argument")], {}
             case []:

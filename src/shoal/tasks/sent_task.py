@@ -42,16 +42,23 @@ class SentTask:
         self._schema = task.schema
 
     def bind(
-        self, args: list[Any], kwargs: dict[str, Any]
+        self, args: list[Any], kwargs: dict[str, Any], *, exact: bool
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """Convert the arguments of a call.  Raises as ``binder``'s converter does."""
-        if self._bind is None:
-            return args, kwargs
-        return self._bind(args, kwargs)
+        bind = self._exact_bind if exact else self._bind
+        return (args, kwargs) if bind is None else bind(args, kwargs)
 
     @cached_property
     def _bind(self) -> Bind | None:
-        return binder(RegisteredTask(self._name, self.function, self._schema))
+        return binder(self._task, exact=False)
+
+    @cached_property
+    def _exact_bind(self) -> Bind | None:
+        return binder(self._task, exact=True)
+
+    @property
+    def _task(self) -> RegisteredTask:
+        return RegisteredTask(self._name, self.function, self._schema)
 
 
 def task_in_main(name: str) -> RegisteredTask | None:

@@ -1,24 +1,34 @@
 """Encodes Python values in MessagePack and decodes them (``docs/tasks.md``)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.tasks.errors import blob_too_large, unsupported_type, value_too_large
+from shoal.tasks.class_instances import instance_contents, reduce_instance
+from shoal.tasks.errors import (
+    blob_too_large,
+    unpicklable,
+    unsupported_type,
+    value_too_large,
+)
 from shoal.tasks.extension_types import (
     ARRAY,
+    EXACT,
+    INSTANCE,
     PICKLED,
     REFERENCE,
     SCALAR,
     TAGGED,
+    TRANSPOSED,
     compose,
     decompose,
     is_array,
+    is_transposed,
     read_array,
     read_scalar,
     write_array,
@@ -55,29 +65,40 @@ class PackedValue:
     blobs: tuple[bytes, ...] = ()
 
 
+class Form(Enum):
+    """What becomes of values that are no plain data, arrays or the like.
+
+    That is: of instances of classes, and of whatever else pickle could send.
+    """
+
+    EXACT = "exact"  # instances as in ``class_instances``; others are refused
+    PICKLED = "pickled"  # for who runs our code anyway: it imports their modules
+    EXACT_OR_PICKLED = "exact or pickled"
+    CONTENTS = "contents"  # for peers without classes: fields by name, tuples as lists
+
+
 def pack(
     value: object,
     root: str = "value",
     *,
     size_max: int = RESULT_MAX,
-    pickles: bool = False,
+    form: Form = Form.EXACT,
     store_blob: StoreBlob | None = None,
 ) -> PackedValue:
     """Encode a value; ``root`` is its name in errors.
 
-    Tuples become lists; dataclasses, Structs and Pydantic models become maps of their
-    fields.  With ``pickles``, values of unknown types are pickled.  Large arrays, bytes
-    and pickles are passed to ``store_blob``.
+    Large arrays, bytes and pickles are passed to ``store_blob``.
 
     Raises InvalidRequest naming the part that cannot be encoded, TooLarge if the result
     is larger than ``size_max`` bytes, or a blob is too large.
     """
-    packing = _Packing(pickles, store_blob)
+    kind = _ContentsPacking if form is Form.CONTENTS else _Packing
+    packing = kind(form, store_blob)
     try:
         data = _encode(packing.convert_value(value, (None, root)))
     except OverflowError:
         # Checking for such integers first would slow down all other values.
-        packing = _Packing(pickles, store_blob, check_integers=True)
+        packing = kind(form, store_blob, check_integers=True)
         data = _encode(packing.convert_value(value, (None, root)))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
@@ -88,11 +109,17 @@ def pack(
     )
 
 
+def mark_exact(data: bytes) -> bytes:
+    """Return a value in MessagePack that its reader is not to convert."""
+    marked = _encode((EXACT, [msgspec.Raw(data)]))
+    return _encode(msgspec.msgpack.Ext(TAGGED, marked))
+
+
 _encode = msgspec.msgpack.Encoder().encode
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
-_SIMPLE: tuple[type[Any], ...] = (int, float, str, list, tuple, dict)
+_SIMPLE: tuple[type[Any], ...] = (int, float, str, list, dict)
 
 _Path: TypeAlias = tuple[Any, object]
 """The path of the container or None, and the key or index in it."""
@@ -103,12 +130,13 @@ class _Packing:
 
     def __init__(
         self,
-        pickles: bool,
+        form: Form,
         store_blob: StoreBlob | None,
         *,
         check_integers: bool = False,
     ) -> None:
-        self._pickles = pickles
+        self._pickles = form in (Form.PICKLED, Form.EXACT_OR_PICKLED)
+        self._has_classes = form is not Form.PICKLED
         self._store_blob = store_blob
         # Whether to check for integers of more than 64 bits.
         self._check_integers = check_integers
@@ -122,7 +150,7 @@ class _Packing:
         kind = type(value)
         if kind in _SCALARS and not self._check_integers:
             return value
-        if kind is list or kind is tuple:
+        if kind is list:
             # Fast path: most lists hold only scalars.
             if not self._check_integers and _SCALARS.issuperset(map(type, value)):
                 return value
@@ -159,46 +187,40 @@ class _Packing:
 
     def _other(self, value: Any, kind: type, path: _Path) -> Any:
         """Convert a value that is not a list, map, text or number."""
-        match value:
-            case bytes() | bytearray() | memoryview():
-                self._check_size(memoryview(value).nbytes, path)
-                return self._inline_or_blob(bytes(value), path)
-            case Enum():
-                return self.convert_value(value.value, path)
-            case Ref():
-                self._record_extension(path)
-                self.blobs.append(value.digest)
-                return msgspec.msgpack.Ext(REFERENCE, value.digest)
-            case datetime() if value.tzinfo is not None:
-                return value
+        if kind is bytes:
+            self._check_size(len(value), path)
+            return self._inline_or_blob(value, path)
+        if kind is Ref:
+            self._record_extension(path)
+            self.blobs.append(value.digest)
+            return msgspec.msgpack.Ext(REFERENCE, value.digest)
+        if kind is datetime and value.tzinfo is UTC and not value.fold:
+            return value
         if is_array(value):
             return self._array(value, path)
-        if (members := _members(value, kind)) is not None:
-            return self._map(members, path)
         if kind in _SCALARS and (kind is not int or -(1 << 63) <= value < 1 << 64):
             return value
         if (decomposed := decompose(value)) is not None:
-            self._record_extension(path)
             tag, parts = decomposed
-            parts = self._within(
-                path,
-                lambda: (
-                    [self.convert_value(part, path) for part in parts]
-                    if isinstance(parts, list)
-                    else parts
-                ),
-            )
-            return msgspec.msgpack.Ext(TAGGED, _encode((tag, parts)))
-        for simple in _SIMPLE:
-            if isinstance(value, simple):  # a subclass
-                return self.convert_value(simple(value), path)
+            return self._tagged(tag, parts, path)
+        if self._has_classes and (reduced := reduce_instance(value)) is not None:
+            return self._tagged(INSTANCE, reduced, path)
         return self._pickle(value, kind, path)
 
+    def _tagged(self, tag: str, parts: Any, path: _Path) -> Any:
+        self._record_extension(path)
+        if isinstance(parts, list):
+            # Under the path of the value: its parts have no names of their own.
+            parts = self._within(
+                path, lambda: [self.convert_value(part, path) for part in parts]
+            )
+        return msgspec.msgpack.Ext(TAGGED, _encode((tag, parts)))
+
     def _array(self, value: Any, path: _Path) -> Any:
-        if value.dtype.kind == "U" and not value.shape and isinstance(value, str):
-            return str(value)
         self._check_size(value.nbytes, path)
         try:
+            if is_transposed(value):
+                return self._tagged(TRANSPOSED, [value.T], path)
             encoded = write_array(value)
         except InvalidRequest as error:
             if self._pickles:
@@ -210,11 +232,15 @@ class _Packing:
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
             raise unsupported_type(format_path(path), kind)
-        import cloudpickle
+        from shoal.tasks.pickles import dump_pickle
 
         self._record_extension(path)
         self.pickled = True
-        pickled = msgspec.msgpack.Ext(PICKLED, cloudpickle.dumps(value))
+        try:
+            pickled = msgspec.msgpack.Ext(PICKLED, dump_pickle(value))
+        except Exception as error:
+            # It may raise anything: parts of it are the user's code.
+            raise unpicklable(format_path(path), kind, error) from error
         return self._inline_or_blob(_encode(pickled), path, raw=True)
 
     def _check_size(self, size: int, path: _Path) -> None:
@@ -240,20 +266,23 @@ class _Packing:
         self.first_extension = self.first_extension or format_path(path)
 
 
-def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
-    """Return the fields of a structured value, by name; None if it has none."""
-    if is_dataclass(kind):
-        return {each.name: getattr(value, each.name) for each in fields(kind)}
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if hasattr(kind, "model_dump") and hasattr(kind, "model_validate"):
-        dumped: Mapping[str, Any]
-        try:
-            dumped = value.model_dump(mode="json")
-        except ValueError:  # a field that JSON cannot represent, such as an array
-            dumped = value.model_dump()
-        return dumped
-    return None
+class _ContentsPacking(_Packing):
+    """Converts one value to plain data, as far as it has such contents."""
+
+    def _other(self, value: Any, kind: type, path: _Path) -> Any:
+        if isinstance(value, tuple):
+            return self.convert_value([*value], path)
+        if isinstance(value, bytearray | memoryview):
+            return self._inline_or_blob(bytes(value), path)
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            return value
+        if (contents := instance_contents(value)) is not None:
+            return self.convert_value(contents, path)
+        if isinstance(value, str) or not is_array(value):
+            for simple in _SIMPLE:
+                if isinstance(value, simple) and kind is not simple:
+                    return self.convert_value(simple(value), path)
+        return super()._other(value, kind, path)
 
 
 def format_path(path: _Path) -> str:

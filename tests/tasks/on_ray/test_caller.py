@@ -15,7 +15,7 @@ from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
 from shoal.domain.work import Call, CallStream
 from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.on_ray.caller import RayCaller
-from shoal.tasks.values import Ref, ValueReader, pack
+from shoal.tasks.values import Form, Ref, ValueReader, pack
 from tasks.callers import (
     Gate,
     ProcessCaller,
@@ -110,7 +110,7 @@ async def test_sent_function_is_called(caller: ProcessCaller) -> None:
 
 
 async def test_trust_does_not_unpickle_other_values(caller: ProcessCaller) -> None:
-    pickled = pack([object()], pickles=True).data
+    pickled = pack([object()], form=Form.EXACT_OR_PICKLED).data
 
     with pytest.raises(Exception, match=r"pickled.*--trust-code"):
         await caller.run(Call("demo.ident", pickled, b"\x80"))

@@ -88,7 +88,7 @@ class ShoalCallStreams:
         self._by_stream_id[stream] = self._by_task_id[task_id] = call_stream
         needs = frozenset(each.value for each in work.needs)
         opening = control.OpenCallStreamMessage(
-            task_id, stream, work.name, work.timeout, needs, work.python
+            task_id, stream, work.name, work.timeout, needs, work.python, work.exact
         )
         return self._writer.write(FrameType.CONTROL, control.encode_control(opening))
 

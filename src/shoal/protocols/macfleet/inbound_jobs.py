@@ -163,7 +163,8 @@ class FleetInboundJobs:
         if reason := self._refusal(needs):
             return self._encode_refusal(task_id, stream, reason)
         self._task_ids[stream], self._open[task_id] = task_id, stream
-        work = CallStream(message.name, message.timeout, needs, message.python)
+        named = message.name, message.timeout, needs
+        work = CallStream(*named, message.python, message.exact)
         return RunJob(JobId(task_id), LEASE, work)
 
     def recall(self, message: control.RecallCallsMessage) -> Sequence[InboundOutput]:
@@ -296,6 +297,7 @@ def _call_of(request: TaskRequest, peer: FleetPeer) -> tuple[Call, float | None]
         features_of(required.needs),
         required.blobs,
         required.python,
+        required.exact,
     )
     is_total = not (peer.is_shoal and required.names_timeout)
     return call, request.timeout if is_total else None

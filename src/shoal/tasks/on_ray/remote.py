@@ -20,6 +20,7 @@ from shoal.tasks.invocation import (
     load_tasks,
 )
 from shoal.tasks.limits import MAPPED_MAX
+from shoal.tasks.process_messages import Mode
 from shoal.tasks.progress import set_progress_handler
 
 LastProgress: TypeAlias = tuple[float | None, str]
@@ -46,7 +47,7 @@ class RayCall(NamedTuple):
 
     number: int
     name: str
-    code: bool
+    mode: int
     timed: bool
     args: bytes
     kwargs: bytes
@@ -88,7 +89,7 @@ def run_call(
         last_progress = share, remark
         _mailbox().report_progress.remote(slot, work.number, share, remark)
 
-    invoke = _invoker(tasks, slot, work.name, work.code)
+    invoke = _invoker(tasks, slot, work.name, work.mode)
     if work.timed:
         _mailbox().report_start.remote(slot, work.number)
     set_progress_handler(report_progress)
@@ -104,8 +105,8 @@ class RayCallStream:
     call runs.
     """
 
-    def __init__(self, tasks: RayTaskModules, slot: int, name: str, code: bool) -> None:
-        self._invoke = _invoker(tasks, slot, name, code)
+    def __init__(self, tasks: RayTaskModules, slot: int, name: str, mode: int) -> None:
+        self._invoke = _invoker(tasks, slot, name, mode)
         self._returns: list[tuple[int, bytes, str]] = []
         self._available = threading.Condition()
 
@@ -134,9 +135,9 @@ class RayCallStream:
         return _encode([(number, value, error)])
 
 
-def _invoker(tasks: RayTaskModules, slot: int, name: str, code: bool) -> Invoke:
+def _invoker(tasks: RayTaskModules, slot: int, name: str, mode: int) -> Invoke:
     try:
-        return _function_invoker(tasks, slot).invoker(name, code=code)
+        return _function_invoker(tasks, slot).invoker(name, Mode(mode))
     except ConfigError as error:
         # The node of ``list_tasks`` could import modules that this one cannot.
         reason = f"on this node of the Ray cluster: {error}"

@@ -109,6 +109,7 @@ class OpenCallStreamMessage(
     timeout: Seconds | None = None
     features: Names = frozenset()
     python: Name = ""
+    exact: bool = False
 
 
 class RecallCallsMessage(

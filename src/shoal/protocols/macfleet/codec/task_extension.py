@@ -32,9 +32,9 @@ Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_leng
 class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a task requires: features of its worker, and blobs by their SHA-256 digests.
 
-    ``python`` is as in ``Call``.  ``names_timeout``: the timeout of the task is its
-    caller's; else it is what remains of the job's total limit, and the function's own
-    timeout applies.
+    ``python`` and ``exact`` are as in ``Call``.  ``names_timeout``: the timeout of the
+    task is its caller's; else it is what remains of the job's total limit, and the
+    function's own timeout applies.
 
     A worker rejects a task that requires a feature unknown to it.
     """
@@ -43,6 +43,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     blobs: Digests = ()
     python: Annotated[str, Meta(max_length=64)] = ""
     names_timeout: bool = True
+    exact: bool = False
 
 
 class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,7 +74,9 @@ def encode_requirements(work: Call | Task) -> bytes | None:
         return _TASK_REQUIREMENTS
     needs = tuple(sorted(each.value for each in work.needs))
     names_timeout = work.timeout is not None
-    required = TaskRequirements(needs, work.blobs, work.python, names_timeout)
+    required = TaskRequirements(
+        needs, work.blobs, work.python, names_timeout, work.exact
+    )
     return None if required == _NO_REQUIREMENTS else _encode(required)
 
 
