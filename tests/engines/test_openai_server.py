@@ -13,6 +13,7 @@ from engines.conftest import Fakes, Handler, Serve
 from engines.outputs import ask, chat_of, pieces_of
 from shoal.domain.errors import (
     ConfigError,
+    ContextExceeded,
     InvalidRequest,
     JobError,
     ShoalError,
@@ -367,6 +368,43 @@ async def test_stopped_server_is_unavailable() -> None:
 async def test_chat_requires_a_started_engine() -> None:
     with pytest.raises(Unavailable, match="not running"):
         await ask(OpenAIEngine("http://127.0.0.1:9/v1"), "hello?")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        # Of vLLM, earlier and since 0.10.
+        "This model's maximum context length is 10 tokens. However, you requested {} "
+        "tokens (3 in the messages, 9 in the completion).",
+        "'max_tokens' or 'max_completion_tokens' is too large: 9. This model's maximum "
+        "context length is 10 tokens and your request has 3 input tokens",
+    ],
+)
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+async def test_answer_ends_at_the_end_of_the_context_at_every_server(
+    fake: Fakes, refusal: str, kind: str
+) -> None:
+    limits: list[int] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        limits.append(body["max_tokens"])
+        if "long" in str(body) or limits[-1] > 7:
+            return web.json_response({"error": {"message": refusal}}, status=400)
+        return await streams(HELLO, LO, STOP, USAGE, DONE)(request)
+
+    paths = ("POST /v1/chat/completions", "POST /v1/completions")
+    url = await fake({"GET /v1/models": LIST, **dict.fromkeys(paths, handle)})
+    async with running(url) as engine:
+        chat = chat_of("hello?", max_tokens=9)
+        text = Completion("tiny", "hello?", max_tokens=9)
+
+        outcome = await ask(engine, chat if kind == "chat" else text)
+        with pytest.raises(ContextExceeded):
+            await ask(engine, chat_of("long", max_tokens=9))
+
+    assert outcome.text == "hello"
+    assert limits == [9, 1, 7, 9, 1]
 
 
 # What else is asked of a server than chats.

@@ -133,7 +133,7 @@ async def find_way(server: Server, model: str) -> Way | None:
     Raises Unavailable if the server does not respond.
     """
     chat = Chat(model, QUESTION)
-    if (asked := await _prompt_tokens(server, chat)) is None:
+    if (asked := await prompt_tokens(server, chat)) is None:
         return None
     for way in (Way.TEMPLATE, Way.TOKENS):
         try:
@@ -142,17 +142,17 @@ async def find_way(server: Server, model: str) -> Way | None:
             _raise_if_busy(error)
             continue
         if begun.prompt_tokens == asked or begun.ends_thought:
-            counted = await _prompt_tokens(server, begun.work)
+            counted = await prompt_tokens(server, begun.work)
             if counted == begun.prompt_tokens + begun.answer_tokens > asked:
                 return way
     # The tokens of a text alone, without the one that may begin each text.
-    alone = await _prompt_tokens(server, Completion(model, BEGINNING))
-    least = await _prompt_tokens(server, Completion(model, "a"))
+    alone = await prompt_tokens(server, Completion(model, BEGINNING))
+    least = await prompt_tokens(server, Completion(model, "a"))
     if alone is None or least is None:
         return None
     begun_chat = _with_answer(chat, BEGINNING)
     for way, flags in ((Way.FLAGS, CONTINUE_FLAGS), (Way.MESSAGE, {})):
-        counted = await _prompt_tokens(server, begun_chat, flags)
+        counted = await prompt_tokens(server, begun_chat, flags)
         if counted is not None and counted - asked == alone - (least - 1):
             return way
     return None
@@ -227,8 +227,8 @@ async def _begin_text(
         read = await _count_text(server, prompt)
         both = await _count_text(server, prompt + beginning)
     else:
-        read = await _prompt_tokens(server, _completion(work, prompt)) or 0
-        both = await _prompt_tokens(server, completion) or 0
+        read = await prompt_tokens(server, _completion(work, prompt)) or 0
+        both = await prompt_tokens(server, completion) or 0
     return _Begun(completion, read, max(both - read, 0), {})
 
 
@@ -261,8 +261,8 @@ async def _begin_message(
     kept = beginning.rstrip()
     begun = _with_answer(work, kept)
     flags = CONTINUE_FLAGS if way is Way.FLAGS and is_begun(begun) else {}
-    read = await _prompt_tokens(server, work, flags if is_begun(work) else {}) or 0
-    both = await _prompt_tokens(server, begun, flags) or 0
+    read = await prompt_tokens(server, work, flags if is_begun(work) else {}) or 0
+    both = await prompt_tokens(server, begun, flags) or 0
     trimmed = beginning[len(kept) :]
     return _Begun(begun, read, max(both - read, 0), flags, trimmed)
 
@@ -369,7 +369,7 @@ class _Detokenized(msgspec.Struct, frozen=True):
     prompt: str
 
 
-async def _prompt_tokens(
+async def prompt_tokens(
     server: Server, work: TextWork, flags: Mapping[str, JSON] | None = None
 ) -> int | None:
     """Return how many tokens the model reads; None if the server says nothing.

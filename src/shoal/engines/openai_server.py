@@ -16,6 +16,7 @@ import aiohttp
 
 from shoal.domain.errors import (
     ConfigError,
+    ContextExceeded,
     InvalidRequest,
     JobError,
     ShoalError,
@@ -23,6 +24,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import (
     JSON,
     Chat,
@@ -40,7 +42,7 @@ from shoal.engines.catalog import (
     ServerQuery,
     ServerReply,
 )
-from shoal.engines.continuation import continue_answer, find_way
+from shoal.engines.continuation import continue_answer, find_way, prompt_tokens
 from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.ignored_fields import FieldIgnored, check_heeded
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
@@ -322,7 +324,7 @@ class OpenAIEngine:
             choice_count(work.options), prompt_count(work), self._secret
         )
         try:
-            async with await self._open(work, name, flags) as response:
+            async with await self._open_clamped(work, name, flags) as response:
                 try:
                     if isinstance(work, InputWork):
                         for item in await self._read_whole(response, work):
@@ -408,6 +410,28 @@ class OpenAIEngine:
     def _refused_by(self, name: str) -> frozenset[str]:
         """Return the parts of requests to a model that the server refuses."""
         return self._refused_parts.get(name, frozenset())
+
+    async def _open_clamped(
+        self, work: Inference, name: str, flags: Mapping[str, JSON] | None
+    ) -> aiohttp.ClientResponse:
+        """Send a job as ``_open`` does; if the prompt fits, but not all of the answer
+        that it allows, its limit is what the context leaves.
+
+        Many servers end such an answer at the end of the context, and others refuse it.
+        """
+        try:
+            return await self._open(work, name, flags)
+        except ContextExceeded as error:
+            limit = None if isinstance(work, InputWork) else work.max_tokens
+            listed = self._find(work.model)
+            context = stated_context(str(error)) or (listed and listed.model.context)
+            if isinstance(work, InputWork) or not (limit and limit > 1 and context):
+                raise
+            read = await prompt_tokens(self, work, flags)
+            if read is None or not 0 < context - read < limit:
+                raise
+            work = replace(work, max_tokens=context - read)
+            return await self._open(work, name, flags)
 
     async def _open(
         self, work: Inference, name: str, flags: Mapping[str, JSON] | None
