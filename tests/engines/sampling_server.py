@@ -174,7 +174,9 @@ class SamplingServer:
             text, written = text + piece, written + 1
             if any(stop in text for stop in stops):
                 break
-            choice = {"delta": self._delta(text)} if is_chat else {"text": piece}
+            choice = (
+                {"delta": self._delta(prompt + text)} if is_chat else {"text": piece}
+            )
             await response.write(_event({"choices": [{"index": 0, **choice}]}))
         last: Mapping[str, Any] = {"delta": {}} if is_chat else {"text": ""}
         end = {"choices": [{"index": 0, **last, "finish_reason": reason}]}
@@ -187,13 +189,15 @@ class SamplingServer:
         return response
 
     def _delta(self, text: str) -> dict[str, str]:
-        """Return the last piece of an answer in the form of a chat."""
+        """Return the last piece after a prompt in the form of a chat."""
+        answer = text.rpartition(TURN["assistant"])[2]
         piece = _TOKEN.findall(text)[-1]
         if not self.habits.reasons:
             return {"content": piece}
         if piece in ("<think>", "</think>", "\n"):
             return {}
-        return {"content" if "</think>" in text else "reasoning_content": piece}
+        thinks = answer.startswith("<think>") and "</think>" not in answer
+        return {"reasoning_content" if thinks else "content": piece}
 
     def _next(self, text: str) -> str:
         """Return the next token after a prompt and what was written; empty: the end."""

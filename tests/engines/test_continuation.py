@@ -21,7 +21,7 @@ from engines.sampling_server import (
     counts,
     serving,
 )
-from shoal.domain.errors import Unavailable
+from shoal.domain.errors import CannotDo, Unavailable
 from shoal.domain.work import Chat, Completion, Feature
 from shoal.engines.openai_server import OpenAIEngine
 
@@ -188,15 +188,28 @@ async def test_text_is_continued_by_any_server() -> None:
     assert counts(rest.text) == ALL[2:]
 
 
-async def test_beginning_of_an_answer_in_the_request_is_continued() -> None:
-    # A client's own, as Anthropic's API has it: vLLM needs to be told.
-    begun = {"role": "assistant", "content": "one two three"}
-    chat = replace(COUNT, messages=(*COUNT.messages, begun))
-    async with engine_of(VLLM) as (engine, server):
-        whole = await ask(engine, chat)
-        rest = await ask(engine, chat, " four five")
+def begun_by(text: str) -> Chat:
+    """Return a chat whose client has begun the answer, as Anthropic's API has it."""
+    begun = {"role": "assistant", "content": text}
+    return replace(COUNT, messages=(*COUNT.messages, begun))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "on demand"])
+async def test_beginning_of_an_answer_in_the_request_is_continued(kind: str) -> None:
+    habits = KINDS.get(kind, replace(OLLAMA, owner="somebody"))
+    async with engine_of(habits) as (engine, _):
+        whole = await ask(engine, begun_by("one two three"))
+        rest = await ask(engine, begun_by("one two three"), " four five")
+        empty = await ask(engine, begun_by(""))
 
     assert counts(whole.text) == ALL[3:]
     assert counts(rest.text) == ALL[5:]
-    assert isinstance(chat, Chat)
-    assert server.asked
+    assert counts(empty.text.rpartition("</think>")[2]) == ALL
+
+
+async def test_engine_that_would_begin_a_new_answer_refuses_a_begun_one() -> None:
+    async with engine_of(NEW_TURN) as (engine, _):
+        with pytest.raises(CannotDo, match="would not continue it") as caught:
+            await ask(engine, begun_by("one two three"))
+
+    assert caught.value.field == "messages"

@@ -20,6 +20,9 @@ REASONING_NAMES = REASONING[:2]
 """The names under which engines read the thoughts in a history: llama-server, SGLang
 and others read the first, vLLM and Ollama the second, and none minds the other."""
 
+EMPTY_ANSWERS = [{"role": "assistant", "content": each} for each in ("", None)]
+"""After these at the end, some servers go on in the template."""
+
 Message = Mapping[str, JSON]
 
 
@@ -32,6 +35,8 @@ def engine_messages(
     it is; if the engine refuses it, it becomes part of the user's next turn.
     """
     known = list(_with_known_roles(messages))
+    if known and known[-1] in EMPTY_ANSWERS:
+        del known[-1]
     count = next(
         (at for at, each in enumerate(known) if each.get("role") != "system"),
         len(known),

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 
 from shoal.domain.errors import (
+    CannotDo,
     ConfigError,
     ContextExceeded,
     InvalidRequest,
@@ -282,6 +283,8 @@ class OpenAIEngine:
     async def run(
         self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
+        if is_begun(work):
+            await self._check_continues(work)
         answer = self.generate(work)
         if (continues or thoughts) and isinstance(work, Chat | Completion):
             if (way := self._way_of(work)) is None:
@@ -404,8 +407,21 @@ class OpenAIEngine:
         """
         listed = self._find(name)
         proven = None if listed is None else self._ways.get(listed.model.name)
-        kind = self.server_kind
-        return proven is Way.FLAGS or (kind is not None and kind.takes_flags)
+        return proven in (Way.FLAGS, Way.TOKENS)
+
+    async def _check_continues(self, work: Chat) -> None:
+        """Raise CannotDo if the server would begin a new answer to a begun chat."""
+        if (listed := self._find(work.model)) is None:
+            return
+        if listed.model.name not in self._ways:
+            self._ways[listed.model.name] = await find_way(self, listed.id)
+        if self._ways[listed.model.name] is None:
+            raise CannotDo(
+                "messages: the last one is the assistant's, and the engine of this "
+                "model would not continue it. End with a message of the user, or use a "
+                "model whose engine continues answers, as `shoal status` shows",
+                "messages",
+            )
 
     def _refused_by(self, name: str) -> frozenset[str]:
         """Return the parts of requests to a model that the server refuses."""

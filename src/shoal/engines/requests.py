@@ -22,6 +22,7 @@ from shoal.domain.work import (
     Inference,
     Rerank,
     Transcription,
+    message_text,
 )
 from shoal.engines.messages import engine_messages, refusable_parts
 from shoal.engines.refused_parts import (
@@ -157,9 +158,11 @@ def _transcription_form(work: Transcription, model: str) -> AudioForm:
 
 def is_begun(work: Inference) -> TypeGuard[Chat]:
     """Return whether a chat ends with the beginning of its answer."""
-    return isinstance(work, Chat) and bool(
-        work.messages and work.messages[-1].get("role") == "assistant"
-    )
+    if not isinstance(work, Chat) or not work.messages:
+        return False
+    last = work.messages[-1]
+    is_text = bool(message_text(last)) and not last.get("tool_calls")
+    return is_text and last.get("role") == "assistant"
 
 
 def choice_count(options: Mapping[str, JSON]) -> int:

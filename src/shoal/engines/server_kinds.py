@@ -62,7 +62,6 @@ class ServerKind:
     ignores: frozenset[str] = frozenset()
     chooses_tools: bool = True
     resident: bool = False  # all its models are loaded
-    takes_flags: bool = False  # see ``CONTINUE_FLAGS``
 
 
 OLLAMA = ServerKind(
@@ -83,11 +82,10 @@ VLLM = ServerKind(
     _FULL_TEXT | MULTIMODAL | _ANY_FIELD | {Feature.ECHO},
     slots=32,
     resident=True,
-    takes_flags=True,
 )
 SGLANG = replace(VLLM, name="SGLang")
 APHRODITE = replace(VLLM, name="Aphrodite")
-LMDEPLOY = replace(VLLM, name="LMDeploy", takes_flags=False)
+LMDEPLOY = replace(VLLM, name="LMDeploy")
 LM_STUDIO = ServerKind(
     "LM Studio",
     _BASIC | {Feature.TOOLS, Feature.SCHEMA} | MULTIMODAL,

@@ -13,7 +13,7 @@ from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Chat, Feature
 from shoal.engines.requests import RESERVED
 from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import DECIDED, EXTRA_MAX, STOPS_MAX
+from shoal.gateway.generation.options import BEGUN, DECIDED, EXTRA_MAX, STOPS_MAX
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
 from shoal.gateway.openai.chat_body import CreateChatCompletion
@@ -364,8 +364,22 @@ def test_fields_that_engines_get_from_workers_alone_are_refused(field: str) -> N
     assert raised.value.field == field
 
 
+@pytest.mark.parametrize("last", ["user", "assistant"])
+def test_flags_of_a_begun_answer_say_what_happens_anyway(last: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": last, "content": "b"}]
+    for field, value in BEGUN.items():
+        fits = value if last == "assistant" else not value
+
+        work = decode(messages=messages, **{field: fits}).work
+        with pytest.raises(InvalidRequest, match=field) as raised:
+            decode(messages=messages, **{field: not fits})
+
+        assert work == decode(messages=messages).work
+        assert raised.value.field == field
+
+
 def test_every_field_that_engines_set_is_known_or_refused() -> None:
-    names = {*CreateChatCompletion.__struct_fields__, *DECIDED}
+    names = {*CreateChatCompletion.__struct_fields__, *DECIDED, *BEGUN}
 
     assert names >= RESERVED
 

@@ -41,8 +41,6 @@ EXTRA_MAX = 64
 """Fields of one request that only its engine may know."""
 
 DECIDED: Mapping[str, tuple[JSON, ...]] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "return_progress": (False,),
     "n_predict": (),
     "encoding_format": (),
@@ -102,8 +100,19 @@ def requested_options(
     return found
 
 
-def extra_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
+BEGUN: Mapping[str, bool] = {
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+"""Fields of a chat whose last message is the beginning of the answer."""
+
+
+def extra_options(
+    data: bytes, body: type[msgspec.Struct], *, begun: bool = False
+) -> dict[str, JSON]:
     """Return the fields of a request that are none of its ``body``, for its engine.
+
+    A ``begun`` chat ends with a message of the assistant.
 
     Raises InvalidRequest for one that no engine gets, and for too many or large ones.
     """
@@ -112,6 +121,13 @@ def extra_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
         for name, raw in raw_fields(data).items()
         if name not in _names_of(body) and name not in UNUSED and is_given(raw)
     }
+    for name in extra.keys() & BEGUN.keys():
+        if is_requested(extra.pop(name), (BEGUN[name] is begun,)):
+            raise InvalidRequest(
+                f"{name}: an answer continues a last message of the assistant, and no "
+                "other",
+                name,
+            )
     for name in extra.keys() & DECIDED.keys():
         if is_requested(extra.pop(name), DECIDED[name]):
             raise unsupported(name)

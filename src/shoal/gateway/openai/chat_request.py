@@ -80,6 +80,7 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
         _message(message, f"messages[{index}]")
         for index, message in enumerate(body.messages)
     )
+    begun = messages[-1]["role"] == "assistant"
     streaming = body.stream_options
     return GenerationRequest(
         Chat(
@@ -87,7 +88,10 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
             messages,
             body.max_completion_tokens or body.max_tokens,
             body.temperature,
-            {**_options(body), **extra_options(data, CreateChatCompletion)},
+            {
+                **_options(body),
+                **extra_options(data, CreateChatCompletion, begun=begun),
+            },
         ),
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),
