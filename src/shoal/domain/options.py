@@ -118,6 +118,12 @@ OPTIONS = (
     Option("min_p", OptionType.NUMBER, 0, 1),
     Option("repetition_penalty", OptionType.NUMBER, 0, 10),
     Option("repeat_penalty", OptionType.NUMBER, 0, 10),
+    Option("repeat_last_n", OptionType.INTEGER, -1, INT32_MAX),
+    Option("typical_p", OptionType.NUMBER, 0, 1),
+    Option("tfs_z", OptionType.NUMBER, 0, 100),
+    Option("mirostat", OptionType.INTEGER, 0, 2),
+    Option("mirostat_tau", OptionType.NUMBER, 0, 100),
+    Option("mirostat_eta", OptionType.NUMBER, 0, 10),
     Option("chat_template_kwargs", OptionType.OBJECT, completion=False),
     Option("stop", OptionType.STRUCTURED, neutral=([], ""), needs=Feature.STOP),
     Option(
@@ -138,6 +144,15 @@ OPTIONS = (
 CHAT_OPTIONS = tuple(each for each in OPTIONS if each.chat)
 COMPLETION_OPTIONS = tuple(each for each in OPTIONS if each.completion)
 
+SAMPLING_OPTIONS = tuple(
+    each
+    for each in CHAT_OPTIONS
+    if each.type in (OptionType.NUMBER, OptionType.INTEGER)
+    and each.needs is None
+    and each.name != "top_logprobs"
+)
+"""Those that only influence the style: they have one name and form in all APIs."""
+
 UNUSED = frozenset(
     {
         # OpenAI's: notes, caches, speed and bookkeeping.
@@ -147,7 +162,12 @@ UNUSED = frozenset(
         *("keep_alive", "ttl", "num_ctx", "num_gpu", "num_thread", "num_batch"),
         *("num_keep", "main_gpu", "use_mmap", "use_mlock", "numa", "low_vram"),
         *("cache_prompt", "id_slot", "timings_per_token", "request_id"),
+        *("penalize_newline", "truncate", "shift", "rope_frequency_base"),
+        *("rope_frequency_scale", "num_gqa", "vocab_only", "f16_kv"),
         *("usage", "include_reasoning"),  # of OpenRouter
+        # Of Codex and of Claude Code; Anthropic's are about its caches and servers.
+        *("client_metadata", "max_tool_calls", "cache_control", "betas", "speed"),
+        *("context_management", "inference_geo", "anthropic_version", "diagnostics"),
         # Open WebUI's, for itself.
         *("background_tasks", "chat_id", "features", "files", "filter_ids"),
         *("function_calling", "id", "message_id", "model_item", "params"),

@@ -362,7 +362,6 @@ def test_what_claude_code_sends_is_accepted() -> None:
         max_tokens=64000,
         diagnostics={"previous_message_id": None},
         speed="standard",
-        something_new={"a": 1},
         mcp_servers=[],
         container=None,
     )

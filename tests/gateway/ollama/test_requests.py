@@ -70,7 +70,7 @@ def test_an_answer_streams_unless_the_client_says_no() -> None:
         (PENALTIES, None, None, PENALTIES),
         ({"stop": ["\n", ""]}, None, None, {"stop": ["\n"]}),
         ({"stop": "user:"}, None, None, {"stop": ["user:"]}),
-        ({"num_ctx": 4096, "num_gpu": 1, "mirostat": 1}, None, None, {}),
+        ({"num_ctx": 4096, "num_gpu": 1}, None, None, {}),
     ],
 )
 def test_options_of_models_are_those_of_a_job(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from shoal.domain.options import CHAT_OPTIONS
+from shoal.domain.options import SAMPLING_OPTIONS
 from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import STOPS_MAX, body_type
 from shoal.gateway.generation.tools import CALL_ID_MAX, FunctionName
@@ -127,9 +127,9 @@ class CountMessageTokens(msgspec.Struct, frozen=True):
 
 
 class MessageBody(CountMessageTokens, frozen=True, kw_only=True):
-    """A request for a message; unknown fields are ignored, as clients expect."""
+    """A request for a message; unknown fields go to the engine."""
 
-    # ``top_p`` and ``top_k`` are added from the table of options.
+    # ``SAMPLING_OPTIONS`` are added.
 
     max_tokens: TokenCount
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -138,10 +138,5 @@ class MessageBody(CountMessageTokens, frozen=True, kw_only=True):
     metadata: MessageMetadata | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
 
-
-SAMPLING_OPTIONS = tuple(
-    each for each in CHAT_OPTIONS if each.name in ("top_p", "top_k")
-)
-"""The options that have the same name and form in both APIs."""
 
 CreateMessage = body_type("CreateMessage", MessageBody, SAMPLING_OPTIONS)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.domain.options import CHAT_OPTIONS
+from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.anthropic.message_body import (
-    SAMPLING_OPTIONS,
     CountMessageTokens,
     CreateMessage,
     MessageBody,
@@ -20,7 +19,11 @@ from shoal.gateway.anthropic.message_body import (
 )
 from shoal.gateway.anthropic.message_content import chat_messages
 from shoal.gateway.anthropic.token_count import estimated_input_tokens
-from shoal.gateway.generation.options import requested_options, stop_strings
+from shoal.gateway.generation.options import (
+    foreign_options,
+    requested_options,
+    stop_strings,
+)
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.generation.tools import (
     RequestedFunction,
@@ -107,7 +110,7 @@ def decode_message_request(data: bytes) -> MessageRequest:
         chat_messages(body.system, body.messages),
         body.max_tokens,
         body.temperature,
-        _in_order(options),
+        {**_in_order(options), **foreign_options(data, CreateMessage)},
     )
     generation = GenerationRequest(
         chat,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.options import UNUSED, Option, OptionType
+from shoal.domain.options import CHAT_OPTIONS, UNUSED, Option, OptionType
 from shoal.domain.outcome import STOP_REASON
 from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.http.decoding import (
@@ -136,6 +136,20 @@ def extra_options(
         text = f"more than {EXTRA_MAX} unknown fields, or {OBJECT_MAX} bytes in them"
         raise InvalidRequest(f"{name:.64}: {text}", name[:64])
     return {name: decode_value(raw, name) for name, raw in extra.items()}
+
+
+def foreign_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
+    """Return the fields of a request in another API than OpenAI's chats and completions
+    that are none of its ``body``, for its engine.
+
+    Raises InvalidRequest as ``extra_options`` does, and for options of a chat: such an
+    API has them in other forms, if at all.
+    """
+    extra = extra_options(data, body)
+    for option in CHAT_OPTIONS:
+        if option.name in extra and option.is_requested(extra.pop(option.name)):
+            raise unsupported(option.name)
+    return extra
 
 
 @cache

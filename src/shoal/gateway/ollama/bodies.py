@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from shoal.domain.options import CHAT_OPTIONS
+from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
 from shoal.gateway.generation.embeddings import DIMENSIONS_MAX
 from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import StopStrings, body_type
@@ -24,13 +24,10 @@ from shoal.gateway.http.decoding import FreeObject, Ignored, ModelName, Temperat
 IMAGES_MAX = 64
 PREDICT_MAX = 2**31 - 1
 
-SHARED_OPTIONS = (
-    *("top_p", "top_k", "min_p", "seed", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "stop"),
+OPTIONS = tuple(
+    each for each in CHAT_OPTIONS if each in SAMPLING_OPTIONS or each.name == "stop"
 )
 """Options of models that a chat has under the same names."""
-
-OPTIONS = tuple(each for each in CHAT_OPTIONS if each.name in SHARED_OPTIONS)
 
 Images = Annotated[list[str], Meta(max_length=IMAGES_MAX)]
 """Images in base64."""
@@ -42,10 +39,10 @@ Format = Annotated[Raw, Meta(extra_json_schema={"anyOf": list(_FORMATS)})]
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
-    """Options of the model; those that are not here are ignored.
+    """Options of the model; unknown ones go to the engine.
 
-    These are the ones for loading it (``num_ctx``, ``num_gpu`` and so on), which its
-    worker has decided, and rare ways of sampling.
+    Those for loading it (``num_ctx``, ``num_gpu`` and so on) are ignored: its worker
+    has decided them.
     """
 
     # Its other options are added from the table ``OPTIONS``.
@@ -101,6 +98,7 @@ class OllamaPrompt(msgspec.Struct, frozen=True, kw_only=True):
     think: bool | str | None = None
     keep_alive: str | float | None = None
     logprobs: bool | None = None
+    top_logprobs: Ignored | UnsetType = UNSET
 
 
 class OllamaChat(OllamaPrompt, frozen=True, kw_only=True):

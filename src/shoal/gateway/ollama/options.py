@@ -13,11 +13,23 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
 from shoal.gateway.generation.options import (
     Encoder,
+    foreign_options,
     requested_options,
     stop_strings,
 )
-from shoal.gateway.http.decoding import decode_object, is_given, size_of, unsupported
-from shoal.gateway.ollama.bodies import OPTIONS, ModelOptions, OllamaPrompt
+from shoal.gateway.http.decoding import (
+    decode_object,
+    is_given,
+    raw_fields,
+    size_of,
+    unsupported,
+)
+from shoal.gateway.ollama.bodies import (
+    OPTIONS,
+    ModelOptions,
+    OllamaOptions,
+    OllamaPrompt,
+)
 
 EFFORTS = ("low", "medium", "high", "max")
 
@@ -33,8 +45,8 @@ def token_limit(options: ModelOptions | None) -> int | None:
     return None if limit is None or limit <= 0 else limit
 
 
-def answer_options(body: OllamaPrompt) -> dict[str, JSON]:
-    """Return the options of the work that a body asks for.
+def answer_options(body: OllamaPrompt, data: bytes) -> dict[str, JSON]:
+    """Return the options of the work that a body asks for; ``data`` is its text.
 
     Raises InvalidRequest naming an invalid field.
     """
@@ -43,6 +55,8 @@ def answer_options(body: OllamaPrompt) -> dict[str, JSON]:
     found: dict[str, JSON] = {}
     if body.options is not None:
         found |= requested_options(body.options, OPTIONS, _ENCODERS)
+        found |= foreign_options(bytes(raw_fields(data)["options"]), OllamaOptions)
+    found |= foreign_options(data, type(body))
     if (form := response_format(body.format)) is not None:
         found["response_format"] = form
     return found

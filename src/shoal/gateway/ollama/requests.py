@@ -53,7 +53,7 @@ def decode_ollama_chat(data: bytes) -> OllamaRequest:
     Raises InvalidRequest naming the invalid field.
     """
     body = decode(_chats, data)
-    options = {**answer_options(body), **thinking_options(body.think)}
+    options = {**answer_options(body, data), **thinking_options(body.think)}
     if body.tools:
         options["tools"] = translate_tools(body.tools)
     if not body.messages:
@@ -81,7 +81,7 @@ def decode_ollama_prompt(data: bytes) -> OllamaRequest:
         raise unsupported("template")
     if is_requested(body.context, ([],)):
         raise unsupported("context")
-    options = answer_options(body)
+    options = answer_options(body, data)
     thinking = thinking_options(body.think)
     if not (body.prompt or body.suffix or body.images):
         return _load(body)

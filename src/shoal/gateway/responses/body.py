@@ -104,7 +104,7 @@ class ResponseReasoningConfig(msgspec.Struct, frozen=True):
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
-    """A request for a response; unknown fields are ignored, as clients expect."""
+    """A request for a response; unknown fields go to the engine."""
 
     # Its other options are added from the table ``CHAT_OPTIONS``.
 

@@ -14,7 +14,11 @@ from shoal.gateway.generation.messages import (
     MESSAGES_MAX,
     Message,
 )
-from shoal.gateway.generation.options import requested_options, stop_strings
+from shoal.gateway.generation.options import (
+    foreign_options,
+    requested_options,
+    stop_strings,
+)
 from shoal.gateway.generation.parts import Part
 from shoal.gateway.generation.tools import (
     RequestedFunction,
@@ -128,7 +132,7 @@ def decode_response_request(data: bytes, created: int) -> ResponseRequest:
     body: ResponseBody = decode(_decoder, data)
     _check_supported(body)
     body, left_out = _without_left_out(body)
-    options = _options(body)
+    options = {**_options(body), **foreign_options(data, CreateResponse)}
     if isinstance(body.input, str):
         items: list[InputItem] = [{"role": "user", "content": body.input}]
     else:
