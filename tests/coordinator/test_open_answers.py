@@ -1,6 +1,7 @@
 """Asking twice under one idempotency key does the work once."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from coordinator.hubs import (
     running_coordinator,
 )
 from shoal.coordinator.answer_reader import UNREAD_CEILING
+from shoal.coordinator.open_answers import check_same_request
 from shoal.coordinator.recovery import RESTART_GRACE
 from shoal.domain.errors import (
     Cancelled,
@@ -26,7 +28,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job, TimeLimits
+from shoal.domain.job import Job, JobTerms, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat
@@ -135,6 +137,18 @@ def test_concurrent_clients_are_rejected_together() -> None:
         assert coordinator.hub.pool.jobs == {}
 
     run_script(script, queue_max=0)
+
+
+def test_request_whose_tools_were_left_out_is_the_same_with_them() -> None:
+    tools: JSON = [{"type": "function", "function": {"name": "f"}}]
+    asked = Job(
+        JobId("a"), Chat("m", (), options={"tools": tools}), idempotency_key="k"
+    )
+    relieved = replace(asked, work=Chat("m", ()))
+
+    with pytest.raises(KeyReused):
+        check_same_request(asked, relieved)
+    check_same_request(asked, replace(relieved, terms=JobTerms(left_out=("tools",))))
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])

@@ -196,7 +196,6 @@ def test_unsupported_field_is_rejected_by_name(
     assert (refused.field, str(refused)) == (field, said)
 
 
-CALLED = (*HI, {"role": "tool", "tool_call_id": "c", "content": "1"})
 OFFERED: dict[str, JSON] = {"tools": TOOL_LIST, "parallel_tool_calls": True}
 
 
@@ -207,7 +206,6 @@ OFFERED: dict[str, JSON] = {"tools": TOOL_LIST, "parallel_tool_calls": True}
         ([joined()], HI, {**OFFERED, "tool_choice": "auto"}, {}),
         ([joined(features=TOOLS, only_for=frozenset({"bo"}))], HI, OFFERED, {}),
         ([joined(features=TOOLS), joined("v")], HI, OFFERED, OFFERED),
-        ([joined()], CALLED, OFFERED, OFFERED),
         ([], HI, OFFERED, OFFERED),
         *(
             ([joined()], HI, {**OFFERED, "tool_choice": choice},
@@ -228,6 +226,35 @@ def test_tools_are_left_out_if_no_worker_calls_them(
 
     assert fitting == replace(work, options=left)
     assert (fitting is work) == (left == options)
+
+
+def test_calls_of_a_history_are_text_for_a_model_without_tools() -> None:
+    call: JSON = {"id": "c", "function": {"name": "f", "arguments": '{"a":1}'}}
+    text = "Let me see."
+    said: Mapping[str, JSON] = {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [call],
+    }
+    result: Mapping[str, JSON] = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    pool = pool_after(joined())
+    for options in (OFFERED, {}):
+        work = Chat("m", (*HI, said, result), options=options)
+
+        fitting = without_tools(pool, work, "al")
+
+        assert fitting == Chat(
+            "m",
+            (
+                *HI,
+                {"role": "assistant", "content": 'Let me see.\nf({"a":1})'},
+                {"role": "user", "content": "1"},
+            ),
+        )
+    must = Chat(
+        "m", (*HI, said, result), options={**OFFERED, "tool_choice": "required"}
+    )
+    assert without_tools(pool, must, "al") is must
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Privacy
+from shoal.domain.work import Chat
 from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
 
@@ -148,12 +149,21 @@ class OpenAnswers(Mapping[JobId, Answer]):
 
 def check_same_request(job: Job, known: Job) -> None:
     """Raise KeyReused if two jobs of one idempotency key request different things."""
-    if job.work != known.work or _request_terms(job) != _request_terms(known):
+    if not _same_work(job, known) or _request_terms(job) != _request_terms(known):
         raise KeyReused(
             f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
             "request: what is asked is not the same; send a new key with a new request "
             "(in Python: with_options(key=…))"
         )
+
+
+def _same_work(job: Job, known: Job) -> bool:
+    """Compare without the tools of which either was relieved: workers come and go."""
+    one, other = job.work, known.work
+    left_out = job.terms.left_out or known.terms.left_out
+    if left_out and isinstance(one, Chat) and isinstance(other, Chat):
+        return one.without_tools() == other.without_tools()
+    return one == other
 
 
 def _request_terms(job: Job) -> tuple[str, Privacy, Policy, bool]:

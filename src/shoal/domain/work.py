@@ -1,7 +1,7 @@
 """What a job asks for: inferences, tasks and function calls."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -74,6 +74,16 @@ class Chat:
                     _CONTENT_FEATURES[kind] for kind in _content_types(content)
                 )
         return frozenset(wanted)
+
+    def without_tools(self) -> "Chat":
+        """Return the chat for a model without tools; calls in its history are text."""
+        options = {
+            name: value
+            for name, value in self.options.items()
+            if name not in ("tools", "tool_choice", "parallel_tool_calls")
+        }
+        messages = tuple(map(_without_calls, self.messages))
+        return replace(self, messages=messages, options=options)
 
     @property
     def text(self) -> str:
@@ -351,6 +361,20 @@ def is_repeatable(work: "Work") -> bool:
     if not isinstance(work, Chat | Completion):
         return True
     return work.temperature == 0 or work.options.get("seed") is not None
+
+
+def _without_calls(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    if message.get("role") == "tool":
+        return {"role": "user", "content": message.get("content")}
+    if not isinstance(calls := message.get("tool_calls"), Sequence):
+        return message
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    texts = [message_text(message)]
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            texts.append(f"{function.get('name')}({function.get('arguments')})")
+    return {**kept, "content": "\n".join(filter(None, texts))}
 
 
 def message_text(message: Mapping[str, JSON]) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import replace
 from itertools import islice
 
 from shoal.domain.errors import (
@@ -162,9 +161,9 @@ def _length_rejection(
 def without_tools(pool: PoolState, work: Work, owner: str) -> Work:
     """Return a chat without its tools if no worker can call them for ``owner``.
 
-    Other work is returned as it is, and a chat whose model must call one or has.
+    Other work is returned as it is, and a chat whose model must call one.
     """
-    if not isinstance(work, Chat) or not work.options.get("tools"):
+    if not isinstance(work, Chat) or Feature.TOOLS not in work.needs:
         return work
     if work.options.get("tool_choice", "auto") not in ("auto", "none"):
         return work
@@ -176,13 +175,7 @@ def without_tools(pool: PoolState, work: Work, owner: str) -> Work:
         mine = not offer.only_for or owner in offer.only_for
         if mine and work.kind in offer.kinds and Feature.TOOLS in offer.features:
             return work
-    options = {
-        name: value
-        for name, value in work.options.items()
-        if name not in ("tools", "tool_choice", "parallel_tool_calls")
-    }
-    plain = replace(work, options=options)
-    return work if Feature.TOOLS in plain.needs else plain
+    return work.without_tools()
 
 
 def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:

@@ -98,6 +98,20 @@ async def test_line_that_meets_a_bug_fails_alone(
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_tools_that_no_worker_calls_are_left_out(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
+    line = chat_line(0)
+    line["body"]["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    async with answering(pool) as seen:
+        batch = await create(openai, [line])
+        done = await ended(openai, batch.id)
+
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 1
+    assert seen == ["q0"]
+
+
 async def test_batch_pauses_while_its_key_is_limited(pool: Pool) -> None:
     key = await make_key(pool, requests_per_minute=2)
     async with client(pool, key) as openai, answering(pool) as seen:

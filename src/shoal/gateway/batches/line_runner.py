@@ -48,6 +48,7 @@ from shoal.gateway.batches.lines import (
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.moderation import check_work, shown_outcome
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.jobs.job_options import fitting_work
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.store.batches import BatchStatus, LineResult, StoredBatch, line_key
@@ -159,7 +160,8 @@ class PoolLineJobs:
         return asked
 
     def _job(self, line: "_RunningLine", asked: DecodedLine, caller: ApiCaller) -> Job:
-        work, gateway = asked.work, self.gateway
+        gateway = self.gateway
+        work, left_out = fitting_work(gateway, asked.work, caller.name)
         price = gateway.prices.price(Policy.CHEAP, work.kind)
         return Job(
             gateway.hub.new_id(),
@@ -175,6 +177,7 @@ class PoolLineJobs:
                 price=price,
                 detached=True,
                 api_fields=asked.api_fields,
+                left_out=tuple(left_out),
             ),
         )
 

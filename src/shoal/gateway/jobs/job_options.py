@@ -62,12 +62,8 @@ def build_job(
     """
     headers, owner, record = request.headers, caller.name, record_of(request)
     agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
-    fitting = without_tools(gateway.hub.pool, work, owner)
-    if fitting is not work:
-        work = fitting
-        left_out = [*left_out, f"tools: no worker with {work.model} calls functions"]
-    if left_out:
-        agreed = replace(agreed, left_out=tuple(left_out))
+    work, tools = fitting_work(gateway, work, owner)
+    agreed = replace(agreed, left_out=(*left_out, *tools))
     if record.traceparent:
         agreed = replace(agreed, trace=record.traceparent)
     job = Job(
@@ -84,6 +80,15 @@ def build_job(
         raise UnknownModel(unknown_model(gateway.hub.pool, job.model))
     record.set_job(job)
     return job
+
+
+def fitting_work(
+    gateway: Gateway, work: Work, owner: str
+) -> tuple[Work, Sequence[str]]:
+    """Return work without tools that no worker calls, and ``JobTerms.left_out``."""
+    fitting = without_tools(gateway.hub.pool, work, owner)
+    left_out = f"tools: no worker with {work.model} calls functions"
+    return fitting, () if fitting is work else (left_out,)
 
 
 def _limits(limits: TimeLimits, headers: Mapping[str, str]) -> TimeLimits:
