@@ -124,12 +124,14 @@ async def test_ollama_without_a_list_is_unavailable(fake: Fakes, tags: object) -
 
 
 async def test_transformers_serve_is_recognised(fake: Fakes) -> None:
-    async def load(request: web.Request) -> web.Response:
-        detail = "Missing `model` field in the request body."
-        return web.json_response({"detail": detail}, status=422)
+    async def models(request: web.Request) -> web.Response:
+        listed = listing("/models/tiny", owned_by="models")
+        return web.json_response(listed, headers={"Server": "uvicorn"})
 
-    listed = listing("/models/tiny", owned_by="models")
-    url = await fake({"GET /v1/models": listed, "POST /load_model": load})
+    async def load(request: web.Request) -> web.Response:
+        return web.json_response({"detail": "Method Not Allowed"}, status=405)
+
+    url = await fake({"GET /v1/models": models, "GET /load_model": load})
 
     async with engine_at(url) as engine:
         assert engine.server_kind is TRANSFORMERS

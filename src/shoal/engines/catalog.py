@@ -8,6 +8,7 @@ Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
@@ -238,10 +239,11 @@ class ServerCatalog:
         # mlx_lm.server runs on Python's http.server, and its models have no owners.
         if reply.server.startswith("BaseHTTP") and owners == {str(None)}:
             return MLX
-        # It loads models by a request of its own, and refuses one that names none.
-        load = await self.query(ServerQuery("/load_model", b"{}", native=True))
-        is_transformers = load.status == 422 and b"Missing `model`" in load.body
-        return TRANSFORMERS if is_transformers else UNKNOWN
+        if not reply.server.startswith("uvicorn"):
+            return UNKNOWN
+        # It loads models by a POST of its own; a GET asks whether that exists.
+        load = await self.query(ServerQuery("/load_model", native=True))
+        return TRANSFORMERS if load.status == HTTPStatus.METHOD_NOT_ALLOWED else UNKNOWN
 
     async def _query_native(
         self, path: str, type_: type[T], body: bytes | None = None
