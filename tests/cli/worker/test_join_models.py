@@ -140,7 +140,10 @@ async def test_joint_offer_describes_each_model() -> None:
         tasks=TASK_NAMES,
         device=DeviceKind.PHONE,
         public_key=SIGNER.public_key.hex(),
+        engine=member.offers[0].engine,
     )
+    other = member.offers[2].engine
+    assert len({"", chatty.engine, other}) == 3, "one has its slots, and two its own"
     assert member.offers == (
         chatty,
         replace(
@@ -151,7 +154,7 @@ async def test_joint_offer_describes_each_model() -> None:
             context=0,
             tasks=frozenset(),
         ),
-        replace(chatty, models=frozenset({"other"}), slots=7),
+        replace(chatty, models=frozenset({"other"}), slots=7, engine=other),
     )
 
 
