@@ -42,7 +42,7 @@ class CountingRunner:
 
 
 async def run(runner: CountingRunner, chat: Chat) -> list[Item]:
-    return [item async for item in run_trimmed(runner, chat, runner.context)]
+    return [item async for item in run_trimmed(runner, chat)]
 
 
 async def test_a_chat_that_fits_is_run_as_it_is() -> None:
@@ -60,19 +60,6 @@ async def test_the_oldest_messages_go_first_and_the_system_stays() -> None:
     await run(runner, Chat("m", (SYSTEM, *talk), 10))
 
     assert runner.accepted[0].messages == (SYSTEM, user("c " * 5), user("last"))
-
-
-async def test_a_token_limit_as_large_as_the_context_leaves_room_for_the_prompt() -> (
-    None
-):
-    runner = CountingRunner(40)
-    chat = Chat("m", (user("hello " * 5), assistant("hm"), user("again")), 4096)
-
-    await run(runner, chat)
-
-    (accepted,) = runner.accepted
-    assert accepted.messages == chat.messages
-    assert accepted.max_tokens == 20
 
 
 async def test_a_thousand_messages_take_few_attempts() -> None:
@@ -93,8 +80,8 @@ async def test_a_last_message_that_is_too_long_fails() -> None:
 def test_a_conversation_does_not_begin_with_an_answer() -> None:
     chat = Chat("m", (user("a"), assistant("b"), user("c")))
 
-    shorter = trimmed(chat, 0)
+    shorter = trimmed(chat)
 
     assert shorter is not None
     assert shorter.messages == (user("c"),)
-    assert trimmed(shorter, 0) is None
+    assert trimmed(shorter) is None

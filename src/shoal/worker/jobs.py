@@ -134,15 +134,13 @@ class ModelBackend:
     """One of an engine's models, for the jobs of one coordinator.
 
     ``on_unavailable`` is called when the engine refuses a job.  ``jobs`` counts the
-    coordinator's jobs, including those that wait for a slot.  ``context`` is as in
-    ``ServedModel``.
+    coordinator's jobs, including those that wait for a slot.
     """
 
     runner: WorkRunner
     slots: EngineSlots
     on_unavailable: Callable[[], None] = _ignore
     jobs: int = 0
-    context: int = 0
 
     @property
     def free_slots(self) -> int:
@@ -158,11 +156,9 @@ def only_model(
     runner: WorkRunner,
     slots: EngineSlots,
     on_unavailable: Callable[[], None] = _ignore,
-    *,
-    context: int = 0,
 ) -> FindModel:
-    """Return a finder for wires that carry one model, with that ``context``."""
-    backend = ModelBackend(runner, slots, on_unavailable, context=context)
+    """Return a finder for wires that carry one model."""
+    backend = ModelBackend(runner, slots, on_unavailable)
     return lambda work: backend
 
 
@@ -309,7 +305,7 @@ class RunningJobs:
         runner, work = backend.runner, command.work
         begun = command.continues, command.thoughts
         if command.trim:
-            answer = run_trimmed(runner, work, backend.context, *begun)
+            answer = run_trimmed(runner, work, *begun)
         else:
             answer = runner.run(work, *begun)
         try:

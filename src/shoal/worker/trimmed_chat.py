@@ -18,13 +18,10 @@ DROPPED_SHARE = 4  # a quarter of the messages at a time: few attempts, little l
 async def run_trimmed(
     runner: WorkRunner,
     work: Work,
-    context: int,
     continues: str = "",
     thoughts: str = "",
 ) -> AsyncGenerator[Item, None]:
     """Run ``work`` as ``runner`` does; shorten a chat that is too long.
-
-    ``context`` is in tokens, 0 if unknown.
 
     Raises ContextExceeded if even the last message is too long.
     """
@@ -37,22 +34,18 @@ async def run_trimmed(
                     yield item
             return
         except ContextExceeded:
-            shorter = trimmed(work, context) if isinstance(work, Chat) else None
+            shorter = trimmed(work) if isinstance(work, Chat) else None
             if shorter is None or begun:
                 raise
             work = shorter
 
 
-def trimmed(chat: Chat, context: int) -> Chat | None:
+def trimmed(chat: Chat) -> Chat | None:
     """Return a shorter chat; None if nothing can be left out.
 
-    First the answer is limited to half of the context, because engines may reserve
-    room for it.  Then the oldest messages go, except for the system's and the last.  An
-    answer without its question goes as well: many models refuse to begin with one.
+    The oldest messages go, except for the system's and the last.  An answer without its
+    question goes as well: many models refuse to begin with one.
     """
-    limit = context // 2
-    if limit and chat.max_tokens is not None and chat.max_tokens > limit:
-        return replace(chat, max_tokens=limit)
     system = [each for each in chat.messages if _is_system(each)]
     others = [each for each in chat.messages if not _is_system(each)]
     if len(others) < 2:

@@ -191,7 +191,6 @@ def _separate_offers(
             TaskRunner(source.engine, model),
             slots,
             monitor.request_check,
-            context=model.context,
         )
         about = _about(worker, model, slots.size)
         report = partial(worker.report, name, about)
