@@ -11,7 +11,7 @@ Source: requests to llama-server, vLLM, transformers serve and LiteLLM; their AP
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -161,6 +161,7 @@ async def find_way(server: Server, model: str) -> Way | None:
 QUESTION = ({"role": "user", "content": "Count from one to ten, in words."},)
 BEGINNING = "One, two, thr"
 THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "\n</think>\n\n"
+END_MAX = 16  # tokens, or characters, at the end of a prompt that begins a thought
 
 
 SHOWN_ENDS: Mapping[str, JSON] = {
@@ -195,25 +196,34 @@ async def _begin(
 ) -> _Begun:
     if isinstance(work, Completion):
         # Others than texts are never continued (domain.work.INDIVISIBLE_FEATURES).
-        prompt = work.prompt if isinstance(work.prompt, str) else ""
-        return await _begin_text(server, work, prompt, beginning, way)
+        text = work.prompt if isinstance(work.prompt, str) else ""
+        return await _begin_text(server, work, text, beginning, way)
     if work.needs & MULTIMODAL and way in (Way.TEMPLATE, Way.TOKENS):
         way = Way.MESSAGE  # images are no text, and no tokens of the tokenizer
-    match way:
-        case Way.TEMPLATE:
-            prompt = await _templated(server, work)
-            plain = await _templated(server, _thoughtless(work)) if thoughts else ""
-            tail = plain.removeprefix(prompt) if plain.startswith(prompt) else ""
-            parts = _parts(prompt, tail, beginning, thoughts)
-            if parts is None:
-                return await _begin_message(server, work, "", Way.MESSAGE)
-            read = prompt + parts.read
-            begun = await _begin_text(server, work, read, parts.answer, way)
-            return parts.noted(begun)
-        case Way.TOKENS:
-            return await _begin_tokens(server, work, beginning, thoughts)
-        case Way.FLAGS | Way.MESSAGE:
-            return await _begin_message(server, work, beginning, way)
+    if way in (Way.FLAGS, Way.MESSAGE):
+        return await _begin_message(server, work, beginning, way)
+    read_chat = _templated if way is Way.TEMPLATE else _chat_tokens
+    prompt: str | list[int] = await read_chat(server, work)
+    plain = prompt if not thoughts else await read_chat(server, _thoughtless(work))
+    tail = plain[len(prompt) :] if plain[: len(prompt)] == prompt else prompt[:0]
+    parts = _parts(
+        await _text_of(server, work.model, prompt[-END_MAX:]),
+        await _text_of(server, work.model, tail),
+        *(beginning, thoughts),
+    )
+    if parts is None:
+        return await _begin_message(server, work, "", Way.MESSAGE)
+    if isinstance(prompt, str):
+        read = prompt + parts.read
+        begun = await _begin_text(server, work, read, parts.answer, way)
+    else:
+        added: dict[str, JSON] = {"model": work.model, "add_special_tokens": False}
+        if parts.read:
+            prompt += await _tokenize(server, {**added, "prompt": parts.read})
+        answer = await _tokenize(server, {**added, "prompt": parts.answer})
+        completion = _completion(work, [*prompt, *answer])
+        begun = _Begun(completion, len(prompt), len(answer), {})
+    return replace(begun, ends_thought=bool(parts.read), thinks=parts.thinks)
 
 
 async def _begin_text(
@@ -230,27 +240,6 @@ async def _begin_text(
         read = await prompt_tokens(server, _completion(work, prompt)) or 0
         both = await prompt_tokens(server, completion) or 0
     return _Begun(completion, read, max(both - read, 0), {})
-
-
-async def _begin_tokens(
-    server: Server, work: Chat, beginning: str, thoughts: str
-) -> _Begun:
-    prompt = await _chat_tokens(server, work)
-    tail = ""
-    if thoughts:
-        plain = await _chat_tokens(server, _thoughtless(work))
-        if plain[: len(prompt)] == prompt:
-            tail = await _detokenize(server, work.model, plain[len(prompt) :])
-    end = await _detokenize(server, work.model, prompt[-8:])
-    parts = _parts(end, tail, beginning, thoughts)
-    if parts is None:
-        return await _begin_message(server, work, "", Way.MESSAGE)
-    plain_text: dict[str, JSON] = {"model": work.model, "add_special_tokens": False}
-    if parts.read:
-        prompt += await _tokenize(server, {**plain_text, "prompt": parts.read})
-    added = await _tokenize(server, {**plain_text, "prompt": parts.answer})
-    completion = _completion(work, [*prompt, *added])
-    return parts.noted(_Begun(completion, len(prompt), len(added), {}))
 
 
 async def _begin_message(
@@ -291,16 +280,12 @@ def _completion(work: TextWork, prompt: JSON) -> Completion:
     return Completion(work.model, prompt, temperature=work.temperature, options=options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(NamedTuple):
     """What follows the prompt of a chat: what is ``read``, then what is answered."""
 
     read: str
     answer: str
     thinks: bool
-
-    def noted(self, begun: _Begun) -> _Begun:
-        return replace(begun, ends_thought=bool(self.read), thinks=self.thinks)
 
 
 def _parts(prompt: str, tail: str, beginning: str, thoughts: str) -> _Parts | None:
@@ -408,8 +393,11 @@ async def _chat_tokens(server: Server, work: Chat) -> list[int]:
     return await _tokenize(server, body)
 
 
-async def _detokenize(server: Server, model: str, tokens: list[int]) -> str:
-    reply = await _query(server, "/detokenize", {"model": model, "tokens": tokens})
+async def _text_of(server: Server, model: str, read: str | list[int]) -> str:
+    """Return a text, also of vLLM's tokens."""
+    if isinstance(read, str) or not read:
+        return "".join(map(str, read))
+    reply = await _query(server, "/detokenize", {"model": model, "tokens": read})
     return msgspec.json.decode(reply, type=_Detokenized).prompt
 
 

@@ -320,8 +320,9 @@ class OpenAIEngine:
                 work = with_chosen_tools(work)
             reject_ignored_options(work, server)
         listed = self._find(work.model)
-        if flags is None and is_begun(work) and self._needs_flags(work.model):
-            flags = CONTINUE_FLAGS
+        takes_flags = self._proven_way(work.model) in (Way.FLAGS, Way.TOKENS)
+        if flags is None and is_begun(work) and takes_flags:
+            flags = CONTINUE_FLAGS  # else it would begin a new answer
         name = listed.id if listed is not None else work.model
         answer = AnswerReader(
             choice_count(work.options), prompt_count(work), self._secret
@@ -398,16 +399,11 @@ class OpenAIEngine:
         """Return the proven way in which an answer is continued."""
         if isinstance(work, Completion):
             return Way.MESSAGE  # a text is continued by any server
-        listed = self._find(work.model)
-        return None if listed is None else self._ways.get(listed.model.name)
+        return self._proven_way(work.model)
 
-    def _needs_flags(self, name: str) -> bool:
-        """Return whether the server takes a last message of the assistant for the
-        beginning of the answer only if it is told so.
-        """
+    def _proven_way(self, name: str) -> Way | None:
         listed = self._find(name)
-        proven = None if listed is None else self._ways.get(listed.model.name)
-        return proven in (Way.FLAGS, Way.TOKENS)
+        return None if listed is None else self._ways.get(listed.model.name)
 
     async def _check_continues(self, work: Chat) -> None:
         """Raise CannotDo if the server would begin a new answer to a begun chat."""
