@@ -2,10 +2,11 @@
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from shoal.tasks.registry import RegisteredTask
 from shoal.tasks.schemas import binder
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class Colour(Enum):
@@ -155,6 +159,39 @@ def test_error_names_the_invalid_argument(
 
     with pytest.raises(ValueError, match=message):
         bound(f, *args, **kwargs)
+
+
+class Row(NamedTuple):
+    x: int
+
+
+def injecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function: it gets one more argument than it is called with."""
+
+    @wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function("injected", *args, **kwargs)
+
+    return inner
+
+
+def test_each_hint_is_used_alone() -> None:
+    def f(
+        row: Row, absent: "Fraction", many: Iterable[Row], by: dict[Literal["a"], Row]
+    ) -> None: ...
+
+    args, _ = bound(f, [1], {"b": 2}, [[3]], {"a": [4]})
+
+    assert args == [Row(1), {"b": 2}, [Row(3)], {"a": Row(4)}]
+    assert [type(each) for each in (args[0], args[2][0], args[3]["a"])] == [Row] * 3
+
+
+def test_decorator_that_injects_an_argument_gets_the_others_as_they_came() -> None:
+    @injecting
+    def f(injected: str, point: Point) -> None: ...
+
+    assert bound(f, {"x": 1}) == ([{"x": 1}], {})
+    assert bound(f, point={"x": 1}) == ([], {"point": Point(1)})
 
 
 def test_excess_arguments_are_left_to_the_function() -> None:

@@ -8,13 +8,13 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, TypeAlias, Union
+from typing import Annotated, Any, Literal, TypeAlias, Union
 from uuid import UUID
 
 import msgspec
@@ -28,7 +28,7 @@ Bind: TypeAlias = Callable[[list[Any], dict[str, Any]], Bound]
 _REBUILT = (tuple, set, frozenset, datetime, date, time, timedelta, UUID, Decimal)
 _PLAIN = (
     *(None, type(None), bool, int, float, str, bytes, Any),
-    *(list, dict, Sequence, Mapping),
+    *(list, dict, Sequence, Mapping, Iterable),
 )
 _BYTES = (bytes, bytearray, memoryview)
 _NATIVE = (*_BYTES, *_REBUILT[3:])
@@ -54,18 +54,16 @@ def binder(task: RegisteredTask, *, exact: bool) -> Bind | None:
 
 def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
     """Return a converter of arguments to a function's type hints."""
-    try:
-        hints = typing.get_type_hints(function)
-        parameters = inspect.signature(function).parameters
-    except (NameError, TypeError, ValueError, AttributeError):
-        return None  # ignore hints that cannot be resolved here
+    hints = _hints_of(function)
     converters = {
         name: _rebuild(hint)
         for name, hint in hints.items()
-        if name in parameters and _needs_conversion(hint)
+        if name != "return" and _needs_conversion(hint)
     }
     if not converters:
         return None
+    # A decorator may pass other arguments on than it gets, but under their names.
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
     positional = [
         converters.get(each.name)
         for each in parameters.values()
@@ -78,7 +76,7 @@ def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
     var_keyword = next(
         (p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), ""
     )
-    named = frozenset(names) - {var_positional, var_keyword}
+    named = {*hints, *names} - {var_positional, var_keyword}
 
     def bind(args: list[Any], kwargs: dict[str, Any]) -> Bound:
         for number, arg in enumerate(args):
@@ -101,14 +99,27 @@ def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | Non
 
     The converter raises ValueError if the value does not fit the hint.
     """
-    try:
-        hint = typing.get_type_hints(function).get("return")
-    except (NameError, TypeError, AttributeError):
-        return None
+    hint = _hints_of(function).get("return")
     if hint is None or not _needs_conversion(hint):
         return None
     rebuild = _rebuild(hint)
     return lambda value: _rebuilt(rebuild, value, "the result")
+
+
+def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the type hints that can be resolved here.
+
+    A name that is imported under ``TYPE_CHECKING`` is one that cannot.
+    """
+    function = inspect.unwrap(function)
+    hints: dict[str, Any] = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: hint})
+        with suppress(NameError, TypeError, ValueError, AttributeError, SyntaxError):
+            hints |= typing.get_type_hints(
+                alone, getattr(function, "__globals__", None)
+            )
+    return hints
 
 
 def _by_schema(name: str, schema: type) -> Bind:
@@ -140,6 +151,8 @@ def _rebuilt(rebuild: Callable[[Any], Any], value: Any, name: str) -> Any:
 
 def _rebuild(hint: Any) -> Callable[[Any], Any]:
     """Return a converter to a type."""
+    if typing.get_origin(hint) is Iterable:
+        hint = list[typing.get_args(hint)]  # type: ignore[misc]
     if _is_model(hint):
         return lambda value: value if isinstance(value, hint) else _model(hint, value)
     return lambda value: _convert(hint, value)
@@ -199,6 +212,8 @@ def _leaves(hint: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
     if origin is None:
         yield hint
         return
+    if origin is Literal:
+        return
     if origin is Annotated:
         inner = inner[:1]
     elif origin is not Union and origin is not types.UnionType:
@@ -217,6 +232,7 @@ def _is_rebuilt(hint: Any) -> bool:
         hint in _REBUILT
         or is_dataclass(hint)
         or issubclass(hint, msgspec.Struct | Enum)
+        or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
         or _is_model(hint)
         or _is_array(hint)
     )
