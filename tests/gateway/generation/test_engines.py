@@ -5,8 +5,10 @@ The inputs are from public reports about engines and clients; each case names it
 """
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -16,6 +18,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from engines.sampling_server import LLAMA_SERVER, NUMBERS, SamplingServer, counts
+from engines.sampling_server import serving as serving_engines
 from gateway.serving import TOKEN, Pool, serving
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.text_tasks import TaskRunner
@@ -207,23 +211,32 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
     engine = OpenAIEngine(f"http://{host}:{port}/v1")
     await engine.start()
     folder: Path = tmp_path_factory.mktemp("engines")
-    async with serving(folder) as running:
-        member = WorkerProfile("w1", engine.models[0], 4, TOKEN)
-        agent = Agent(
-            GrandSageNodeDialer(running.url, member),
-            websocket.connect_websocket,
-            only_model(TaskRunner(engine, member.model), EngineSlots(4)),
-            LoopClock(),
-            Random(1),
-            lambda event: None,
-        )
-        joined = asyncio.create_task(agent.run())
+    async with serving(folder) as running, joined(running, engine):
         await running.wait_joined()
         yield running
-        joined.cancel()
-        await asyncio.gather(joined, return_exceptions=True)
     await engine.close()
     await server.cleanup()
+
+
+@asynccontextmanager
+async def joined(
+    pool: Pool, engine: OpenAIEngine, name: str = "w1"
+) -> AsyncIterator[None]:
+    member = WorkerProfile(name, engine.models[0], 4, TOKEN)
+    agent = Agent(
+        GrandSageNodeDialer(pool.url, member),
+        websocket.connect_websocket,
+        only_model(TaskRunner(engine, member.model), EngineSlots(4)),
+        LoopClock(),
+        Random(1),
+        lambda event: None,
+    )
+    running = asyncio.create_task(agent.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -374,6 +387,35 @@ async def test_answers_are_read_as_they_are_meant(pool: Pool, name: str) -> None
                 else read_whole(path, json.loads(text))
             )
             assert found == expected, (path, stream)
+
+
+async def test_answer_goes_on_in_its_thoughts_in_each_dialect(tmp_path: Path) -> None:
+    breaks: list[int] = []
+    habits = dataclasses.replace(LLAMA_SERVER, reasons=True)
+    servers = [SamplingServer(habits, seed, breaks) for seed in (1, 2)]
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(serving(tmp_path))
+        urls = await stack.enter_async_context(serving_engines(*servers))
+        for number, url in enumerate(urls):
+            engine = OpenAIEngine(url)
+            await engine.start()
+            stack.push_async_callback(engine.close)
+            await stack.enter_async_context(joined(pool, engine, f"w{number}"))
+        await pool.wait_joined(2)
+        for path, body in bodies("Count.").items():
+            plain = {**body, "model": "counter", "tools": []}
+            for stream in (False, True):
+                breaks.append(4)  # the first token begins the thoughts
+                _, text = await ask(pool, path, plain, stream=stream)
+
+                assert not breaks
+                found = (
+                    read_stream(path, text)
+                    if stream
+                    else read_whole(path, json.loads(text))
+                )
+                numbers = [*range(1, len(NUMBERS) + 1)]
+                assert counts(found.thoughts) == counts(found.text) == numbers, path
 
 
 async def test_what_an_engine_tells_beside_the_text_reaches_clients(
