@@ -64,7 +64,8 @@ async def test_ignored_field_is_an_error_that_names_it(
             await ask(bad, chat)
 
         assert caught.value.field == (field or "logprobs")
-        assert feature not in bad.models[0].features
+        still = feature is Feature.TOOLS  # the model may call one another time
+        assert (feature in bad.models[0].features) is still
         assert (await ask(bad, "hi")).text == "Hello."
     finally:
         await good.close()

@@ -16,13 +16,15 @@ JSON_BEGINS = '{["-0123456789tfn'  # the first characters of values
 
 
 class FieldIgnored(CannotDo):
-    """The server ignored a field, and so lacks a feature."""
+    """The server ignored a field, and so lacks a feature.
 
-    def __init__(self, field: str, feature: Feature) -> None:
+    A model that was to call a tool, and did not, may call one all the same.
+    """
+
+    def __init__(self, field: str, feature: Feature | None = None) -> None:
         super().__init__(
-            f"{field}: the model server ignored it, and its worker offers that no "
-            "longer. Repeat the request, which other workers may do, or `shoal join` "
-            "an engine that does: see docs/engines.md",
+            f"{field}: the model server ignored it. Repeat the request, which other "
+            "workers may do, or `shoal join` an engine that does: see docs/engines.md",
             field,
         )
         self.feature = feature
@@ -41,7 +43,7 @@ async def check_heeded(
         async for item in answer:
             if isinstance(item, Finished):
                 if must_call and not called and item.finish_reason == "stop":
-                    raise FieldIgnored("tool_choice", Feature.TOOLS)
+                    raise FieldIgnored("tool_choice")
             elif not called and (must_call or not begun):
                 delta = item if isinstance(item, Delta) else Delta(0, {"content": item})
                 called = "tool_calls" in delta.fields

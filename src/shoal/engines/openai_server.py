@@ -297,11 +297,13 @@ class OpenAIEngine:
                 begun = replace(begun, messages=tuple(messages))
             answer = continue_answer(self, begun, continues, way, thoughts)
         try:
-            async with aclosing(check_heeded(work, answer)) as items:
+            if self.server_kind is UNKNOWN:
+                answer = check_heeded(work, answer)
+            async with aclosing(answer) as items:
                 async for item in items:
                     yield item
         except FieldIgnored as error:
-            if (listed := self._find(work.model)) is not None:
+            if (listed := self._find(work.model)) is not None and error.feature:
                 lacking = self._lacking.get(listed.model.name, frozenset())
                 self._lacking[listed.model.name] = lacking | {error.feature}
             raise
