@@ -52,13 +52,13 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         (
             JobUnhedged(J, TWO, "quicker", cut=True),
             "fact=JobUnhedged job=7f3a lease=2 reason='quicker' lost=False cut=True"
-            " too_long=False",
+            " too_long=False failed=False",
         ),
         (JobStarted(J, TWO), "fact=JobStarted job=7f3a lease=2"),
         (
             JobRequeued(J, TWO, "loading", W),
             "fact=JobRequeued job=7f3a lease=2 reason='loading' refused_by='wire:w/m'"
-            " handed_over=False too_long=False",
+            " handed_over=False too_long=False failed=False",
         ),
         (
             JobCompleted(J, TWO, Outcome("a secret")),

@@ -106,18 +106,20 @@ def test_rejected_job_goes_to_another_worker() -> None:
     run_script(script)
 
 
-def test_failed_job_is_not_retried() -> None:
+def test_failed_job_goes_to_one_other_worker() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await coordinator.join("a"), await coordinator.join("b")
         client = await coordinator.request()
         run = first.runs[0]
 
-        first.emit(Failed(run.job_id, run.lease, "the prompt is too long"))
+        first.emit(Failed(run.job_id, run.lease, "status 500: out of blocks 17"))
+        await run_pending()
+        (again,) = second.runs
+        second.emit(Failed(run.job_id, again.lease, "status 500: out of blocks 23"))
         await run_pending()
 
         assert isinstance(client.error, JobError)
-        assert str(client.error) == "the prompt is too long"
-        assert second.runs == []
+        assert str(client.error) == "status 500: out of blocks 23"
 
     run_script(script)
 

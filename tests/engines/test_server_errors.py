@@ -10,6 +10,7 @@ import pytest
 
 from shoal.domain.errors import (
     ContextExceeded,
+    EngineFailed,
     InvalidRequest,
     JobError,
     ShoalError,
@@ -120,14 +121,14 @@ def classify(
         (
             500,
             {"error": "model requires more system memory (5 GiB) than is available"},
-            Unavailable,
+            EngineFailed,
         ),
         (
             500,
             {"error": "llama runner process has terminated: signal: killed"},
-            Unavailable,
+            EngineFailed,
         ),
-        (500, {"error": {"message": "EngineCore encountered an issue."}}, Unavailable),
+        (500, {"error": {"message": "EngineCore encountered an issue."}}, EngineFailed),
         (
             500,
             {"error": {"message": "Failed to parse messages: Missing 'role' in …"}},

@@ -23,7 +23,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
-from shoal.domain.outcome import Fault
+from shoal.domain.outcome import ENGINE_FAULTS, Fault
 from shoal.domain.server_refusals import stated_context
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import (
@@ -399,7 +399,9 @@ def test_answer_that_has_begun_is_not_moved() -> None:
     assert pool.workers[WorkerId("a")].contexts is None
 
 
-@pytest.mark.parametrize("fault", [each for each in Fault if each is not Fault.CONTEXT])
+@pytest.mark.parametrize(
+    "fault", sorted({*Fault} - ENGINE_FAULTS - {Fault.CONTEXT}, key=str)
+)
 def test_other_failures_are_final_and_teach_nothing(fault: Fault) -> None:
     pool = pool_after(joined("a"), joined("b"))
     submitted(pool, long_job())

@@ -344,8 +344,8 @@ def test_loss_of_one_leaves_the_other_running(
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Rejected, "refused it: loading"), (Failed, "failed: loading")],
+    ("kind", "reason", "failed"),
+    [(Rejected, "refused it: loading", False), (Failed, "loading", True)],
 )
 @pytest.mark.parametrize(("worker", "lease"), [(A, ONE), (B, TWO)])
 def test_rejection_by_one_leaves_the_other_running(
@@ -353,12 +353,13 @@ def test_rejection_by_one_leaves_the_other_running(
     lease: LeaseNumber,
     kind: type[Rejected | Failed],
     reason: str,
+    failed: bool,
 ) -> None:
     pool = pool_with_hedge()
 
     facts = handle(pool, LeaseResult(worker, kind(J, lease, "loading")), 6.0)
 
-    assert facts == [JobUnhedged(J, lease, reason)]
+    assert facts == [JobUnhedged(J, lease, reason, failed=failed)]
     each = pool.jobs[J]
     assert len(list(each.holders)) == 1
     assert (each.lost, each.refused_by) == (0, {worker: reason})

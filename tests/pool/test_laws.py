@@ -417,7 +417,7 @@ class PoolLaws(RuleBasedStateMachine):
         for worker in self.pool.workers.values():
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
-                if worker.draining or worker.suspension or worker.load.unfit:
+                if worker.draining or worker.suspension or worker.unfit:
                     continue
                 if (engine := worker.offer.engine) == "":
                     slots[model] += worker.offer.slots

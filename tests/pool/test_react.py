@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.builders import assign, handle, job, joined, leased, pool_after
+from pool.builders import NOTHING, assign, handle, job, joined, leased, pool_after
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -35,8 +35,9 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import CALL_QUEUE, Call, JobKind
+from shoal.domain.work import CALL_QUEUE, Call, Feature, JobKind
 from shoal.domain.worker import HANDED_OVER, WorkerLoad
+from shoal.pool.eligibility import ineligibility
 from shoal.pool.inputs import (
     AnswerDisputed,
     AnswerRejected,
@@ -65,6 +66,7 @@ from shoal.pool.react import (
     revocations,
 )
 from shoal.pool.state import PoolState
+from shoal.pool.worker import REST_MIN
 
 J, W = JobId("j"), WorkerId("w")
 ONE, TWO = LeaseNumber(1), LeaseNumber(2)
@@ -127,7 +129,7 @@ def test_events_of_ended_leases_are_ignored(input_: HubInput) -> None:
     assert react(running(), input_) == []
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", sorted({*Fault} - {Fault.ENGINE}, key=str))
 def test_failure_has_the_fault_that_the_worker_reports(fault: Fault) -> None:
     answered = LeaseResult(W, Failed(J, ONE, "boom", fault))
 
@@ -496,3 +498,92 @@ def test_mark_follows_a_key_that_the_worker_proved(
     facts = react(pool, AnswerDisputed(W, "differs", J))
 
     assert facts == [WorkerMarked(W, WRONG_ANSWER_POINTS, "differs", J, key)]
+
+
+CONTINUES = frozenset({Feature.CONTINUE})
+
+
+@pytest.mark.parametrize("fault", [Fault.WORKER, Fault.ENGINE])
+@pytest.mark.parametrize(
+    ("workers", "begun", "said", "tries"),
+    [
+        # The second engine that says the same ends the job, with its words.
+        (
+            "abcd",
+            False,
+            ["status 500: no room (id 1)", "status 500: no room (id 2)"],
+            2,
+        ),
+        # Engines that say different things are not of one kind; three are enough.
+        ("abcd", False, ["no room", "a bug", "broken"], 3),
+        # An answer goes on only where it can be continued.
+        ("aB", True, ["no room", "no room"], 2),
+    ],
+)
+def test_an_engine_that_fails_is_followed_by_one_of_another_kind(
+    workers: str, begun: bool, said: list[str], tries: int, fault: Fault
+) -> None:
+    pool = pool_after(JobSubmitted(job()))
+    for name in workers:
+        features = CONTINUES if name.isupper() else NOTHING
+        pool.apply(joined(name.lower(), features=features), 0.0)
+    facts: list[Fact] = []
+
+    for words in said:
+        ((_, worker),) = assign(pool)
+        lease = pool.jobs[J].lease
+        if begun:
+            handle(pool, FirstOutput(J, lease))
+        failed = Failed(J, lease, words, fault)
+        facts += handle(pool, LeaseResult(WorkerId(worker), failed))
+
+    assert [type(each) for each in facts] == [JobRequeued] * (tries - 1) + [JobFailed]
+    assert facts[-1] == JobFailed(J, said[-1], fault=fault)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_engine_that_may_recover_is_tried_again_and_others_are_not(
+    begun: bool,
+) -> None:
+    for fault, again in ((Fault.ENGINE, True), (Fault.WORKER, False)):
+        pool = running()
+        if begun:
+            pool.apply(joined("cannot continue"), 0.0)
+            handle(pool, FirstOutput(J, ONE))
+        (fact,) = react(pool, LeaseResult(W, Failed(J, ONE, "no room", fault)))
+        assert isinstance(fact, JobRequeued) == again
+
+
+def test_a_worker_whose_engine_keeps_failing_rests_until_a_trial_succeeds() -> None:
+    pool, now = pool_after(joined(slots=4)), 0.0
+    worker = pool.workers[W]
+
+    def given(*names: str) -> list[str]:
+        for name in names:
+            pool.apply(JobSubmitted(job(name)), now)
+        return [name for name, _ in assign(pool, now)]
+
+    def fail(*names: str) -> None:
+        for name in map(JobId, names):
+            failed = Failed(name, pool.jobs[name].lease, "no room")
+            handle(pool, LeaseResult(W, failed), now)
+
+    fail(*given("a", "b", "c", "d"))
+    assert worker.unfit == "", "it is the only one, and says what is wrong"
+    pool.apply(joined("other", only_for=frozenset({"al"})), now)
+    fail(*given("e", "f"))
+    waiting = OpenJob(job(), now, now, now)
+    assert ineligibility(waiting, worker) == "its engine keeps failing: no room"
+    assert given("g", "h", "i") == []
+    for pause, trial in ((REST_MIN, "g"), (2 * REST_MIN, "h")):
+        now += pause
+        assert pool.expire_penalties(now - 0.1) == now
+        pool.expire_penalties(now)
+        assert given() == [trial]
+        fail(trial)
+
+    now = worker.rests_until
+    pool.expire_penalties(now)
+    assert given("j") == ["i"]
+    handle(pool, FirstOutput(JobId("i"), ONE), now)
+    assert given("k") == ["j", "k"]

@@ -22,6 +22,7 @@ from shoal.domain.outcome import Fault
 
 FAULT_ERRORS: Mapping[Fault, type[ShoalError]] = {
     Fault.WORKER: JobError,
+    Fault.ENGINE: JobError,
     Fault.REQUEST: InvalidRequest,
     Fault.CONTEXT: ContextExceeded,
     Fault.SIZE: TooLarge,

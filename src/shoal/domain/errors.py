@@ -134,6 +134,10 @@ class NoWorker(Unavailable):
     """No worker became available before the job's time limit."""
 
 
+class EngineFailed(Unavailable):
+    """The engine is short of memory, or broke, and may do the same later."""
+
+
 class NotReady(Unavailable):
     """Something that the request needs is still being loaded."""
 

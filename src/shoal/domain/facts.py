@@ -181,8 +181,8 @@ class JobUnhedged:
     """One of a job's two leases ended, and the job continues under the other.
 
     ``lost``: its worker disconnected; ``cut``: its worker is still running the job;
-    ``too_long``: its worker refused the job for its length; else its worker rejected or
-    failed the job.
+    ``too_long``: its worker refused the job for its length; ``failed``: its engine
+    failed; else its worker rejected the job.
     """
 
     job_id: JobId
@@ -191,6 +191,7 @@ class JobUnhedged:
     lost: bool = False
     cut: bool = False
     too_long: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class JobRequeued:
 
     ``handed_over``: an operator took it from a worker, which may still be running it,
     or the worker gave it back for the sake of its owner.  ``too_long``: the worker
-    refused it for its length.
+    refused it for its length.  ``failed``: its engine failed.
     """
 
     job_id: JobId
@@ -214,6 +215,7 @@ class JobRequeued:
     refused_by: WorkerId | None = None
     handed_over: bool = False
     too_long: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,15 @@ class Fault(Enum):
     """Why a job failed."""
 
     WORKER = "worker"
+    ENGINE = "engine"  # it is short of memory, or broke: it may do the job later
     REQUEST = "request"  # the request is invalid for every worker
     CONTEXT = "context"  # the request exceeds the model's context
     SIZE = "size"  # the request is too large
     VALUES = "values"  # the request is well-formed, with unusable values
+
+
+ENGINE_FAULTS = frozenset({Fault.WORKER, Fault.ENGINE})
+"""The faults at which another engine may do the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from enum import Enum
 class ServerRefusal(Enum):
     """Why a model server did not do a job."""
 
+    BROKEN = "broken"  # it may do the job once it has recovered
     BUSY = "busy"  # another server may do the job, or this one later
     CONTEXT = "context"  # the request exceeds the model's context
     FAILED = "failed"
@@ -66,9 +67,12 @@ _NO_MODEL = re.compile(
 )
 # Status 500 for a job that may succeed on another worker, or later.
 _TEMPORARY = re.compile(
-    r"loading model|model is loading|requires more system memory|out of memory"
-    r"|runner process (has terminated|no longer running)|engine ?core|engine.{0,20}dead"
-    r"|server (is )?busy|shutting down|failed to load model|model has crashed",
+    r"loading model|model is loading|server (is )?busy|shutting down", re.IGNORECASE
+)
+_BROKEN = re.compile(
+    r"requires more system memory|out of memory|failed to load model|model has crashed"
+    r"|runner process (has terminated|no longer running)|engine ?core"
+    r"|engine.{0,20}dead",
     re.IGNORECASE,
 )
 # llama-server answers with status 500 for an invalid message.
@@ -90,6 +94,8 @@ def classify_refusal(status: int, message: str, codes: Set[str]) -> ServerRefusa
         return ServerRefusal.CONTEXT
     if status in BUSY or (status >= 500 and _TEMPORARY.search(message)):
         return ServerRefusal.BUSY
+    if status >= 500 and _BROKEN.search(message):
+        return ServerRefusal.BROKEN
     if "model_not_found" in codes or (
         (status in AT_FAULT or status == 404) and _NO_MODEL.search(message)
     ):

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.domain.errors import (
     ContextExceeded,
+    EngineFailed,
     InvalidRequest,
     JobError,
     ShoalError,
@@ -175,6 +176,8 @@ def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> Shoa
             return ContextExceeded(message)
         case ServerRefusal.BUSY:
             return Unavailable(f"the engine takes no jobs (status {status}): {message}")
+        case ServerRefusal.BROKEN:
+            return EngineFailed(f"the engine fails (status {status}): {message}")
         case ServerRefusal.NO_MODEL:
             return NotServed(f"the engine lacks the model: {message}", model=True)
         case ServerRefusal.NOT_SUPPORTED:

@@ -160,8 +160,8 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
         return other
     if worker.id in job.refused_by:
         return f"refused it: {job.refused_by[worker.id]}"
-    if worker.load.unfit:
-        return worker.load.unfit
+    if worker.unfit:
+        return worker.unfit
     if offer.slots <= 0:
         return (
             f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"

@@ -90,14 +90,17 @@ def _describe(fact: Fact) -> Iterator[str]:
                 yield f"  passed over: {describe_workers(group)}: {group.reason}"
         case JobHedged(_, worker_id, lease, reason):
             yield f"given to {worker_id} as well, attempt {lease}: {reason}"
-        case JobUnhedged(_, lease, reason):
-            yield f"attempt {lease} is over, the other goes on: {reason}"
+        case JobUnhedged(_, lease, reason, failed=failed):
+            why = f"failed: {reason}" if failed else reason
+            yield f"attempt {lease} is over, the other goes on: {why}"
         case JobStarted(_, lease):
             yield f"first text of attempt {lease}"
         case JobRequeued(_, lease, reason, None):
             yield f"back in the queue after attempt {lease}: {reason}"
         case JobRequeued(_, lease, reason, refused_by, too_long=True):
             yield f"refused by {refused_by} for its length, back in the queue: {reason}"
+        case JobRequeued(_, lease, reason, refused_by, failed=True):
+            yield f"failed at {refused_by}, back in the queue: {reason}"
         case JobRequeued(_, lease, reason, refused_by):
             yield f"refused by {refused_by}, back in the queue: {reason}"
         case JobCompleted(_, lease, outcome, verdict):

@@ -6,7 +6,9 @@ from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
+from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.json_limits import characters_in
+from shoal.domain.outcome import ENGINE_FAULTS, Fault
 from shoal.domain.work import (
     Call,
     CallStream,
@@ -97,6 +99,7 @@ class OpenJob:
     ran: float = 0.0  # seconds for which its former workers had it
     gang: OpenGang | None = None  # of a member
     settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
+    failures: list[str] = field(default_factory=list)  # what engines said that failed
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     too_long_for: dict[WorkerId, str] = field(default_factory=dict)
     """The workers that refused it for its length, with what they said."""
@@ -168,6 +171,11 @@ class OpenJob:
     def context_key(self) -> ContextKey:
         """What the context of a worker depends on."""
         return self.model, self.kind
+
+    def is_of_engine(self, fault: Fault) -> bool:
+        """Return whether a failure is an engine's: another may do the job."""
+        inference = self.kind in INFERENCE_KINDS and self.gang is None
+        return inference and fault in ENGINE_FAULTS
 
     @property
     def holders(self) -> Iterator[tuple[WorkerId, LeaseNumber]]:

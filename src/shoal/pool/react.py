@@ -39,7 +39,7 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import JobKind
+from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
@@ -247,12 +247,45 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
         case Rejected(job_id, lease, reason):
             return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
         case Failed(job_id, lease, error, fault) if job.hedge is not None:
-            too_long = fault is Fault.CONTEXT
-            return [JobUnhedged(job_id, lease, f"failed: {error}", too_long=too_long)]
+            too_long, failed = fault is Fault.CONTEXT, job.is_of_engine(fault)
+            why = error if failed else f"failed: {error}"
+            ended = JobUnhedged(job_id, lease, why, too_long=too_long, failed=failed)
+            return [ended]
         case Failed(fault=Fault.CONTEXT) if job.state is JobState.LEASED:
             return [_too_long(pool, job, pool.workers[worker_id], event.error)]
         case Failed(job_id, _, error, fault, exception):
+            if _may_help_again(pool, job, worker_id, event):
+                return [JobRequeued(job_id, job.lease, error, worker_id, failed=True)]
             return [JobFailed(job_id, error, fault=fault, exception=exception)]
+
+
+def _may_help_again(
+    pool: PoolState, job: OpenJob, worker_id: WorkerId, event: Failed
+) -> bool:
+    """Return whether a job goes on although an engine failed at it.
+
+    Only if none has failed with these words before: two engines that say the same fail
+    again.  It goes on where the engine may recover, or at another worker; an answer
+    that has begun only at one that can continue it.
+    """
+    if not job.is_of_engine(event.fault):
+        return False
+    failures = max(job.lost, len(job.failures)) + 1
+    if failures >= WORKERS_LOST_MAX or _words(event.error) in map(_words, job.failures):
+        return False
+    if event.fault is Fault.ENGINE:
+        return True
+    begun = job.state is JobState.STREAMING
+    found = suitable_workers(pool, job)
+    return found is None or any(
+        each.id != worker_id and (not begun or Feature.CONTINUE in each.offer.features)
+        for each in found
+    )
+
+
+def _words(error: str) -> str:
+    """Return an error without its numbers, which name a request or a time."""
+    return re.sub(r"\d+", "", error)
 
 
 def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> Fact:

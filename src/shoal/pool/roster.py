@@ -154,6 +154,12 @@ class Roster:
         worker.suspension = suspension
         self._count(worker, served)
 
+    def rest(self, worker: Worker, reason: str) -> None:
+        """Give a worker whose engine fails no jobs for a while; end it if empty."""
+        served = worker.accepts_jobs
+        worker.resting = reason
+        self._count(worker, served)
+
     def set_load(self, worker: Worker, condition: WorkerLoad) -> None:
         """Set the load that a worker reported."""
         served = worker.accepts_jobs

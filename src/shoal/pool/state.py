@@ -57,7 +57,14 @@ from shoal.pool.suspensions import (
     Suspensions,
     refusal_of,
 )
-from shoal.pool.worker import CostLevel, Penalty, Worker
+from shoal.pool.worker import (
+    FAILURES_MAX,
+    REST_MAX,
+    REST_MIN,
+    CostLevel,
+    Penalty,
+    Worker,
+)
 
 REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
@@ -90,6 +97,9 @@ class PoolState:
 
     returns: list[tuple[float, JobId, WorkerId]] = field(default_factory=list)
     """A heap: until when members of gangs wait for workers to reconnect."""
+
+    rests: list[tuple[float, WorkerId]] = field(default_factory=list)
+    """A heap: until when workers whose engines fail get no jobs."""
 
     roster: Roster = field(default_factory=Roster)
     shares: FairShares = field(default_factory=FairShares)
@@ -145,7 +155,7 @@ class PoolState:
             self._await_return(opened, worker_id, now)
 
     def expire_penalties(self, now: float) -> float | None:
-        """Drop the refusals and penalties that have expired.
+        """Drop the refusals, penalties and rests that have expired.
 
         Members of gangs give up workers that have not reconnected in time.  Returns
         when to call this next.
@@ -160,7 +170,13 @@ class PoolState:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
         while self.penalties and self.penalties[0].until <= now:
             self._drop_oldest_penalty()
+        while self.rests and self.rests[0][0] <= now:
+            until, worker_id = heappop(self.rests)
+            worker = self.workers.get(worker_id)
+            if worker is not None and worker.rests_until == until:
+                self.roster.rest(worker, "")
         times = [until for until, _, _ in islice(self.refusals, 1)]
+        times += [until for until, _ in self.rests[:1]]
         times += [mark.until for mark in islice(self.penalties, 1)]
         times += [until for until, _, _ in self.returns[:1]]
         return min(times, default=None)
@@ -280,6 +296,7 @@ class PoolState:
                 assert job.hedge is None, f"{fact.job_id} has two workers"
                 job.started = True
                 self.without_output.pop(fact.job_id, None)
+                self._record_success(job)
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if begun or refused_by is None:
                     job.lost += not fact.handed_over
@@ -291,6 +308,8 @@ class PoolState:
                 elif refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
                 before = job.worker_id
+                if fact.failed and before is not None:
+                    self._record_failure(job, before, reason, now)
                 self._end_leases(job, cut=fact.handed_over)
                 self._queue(job)
                 if job.gang is not None:
@@ -330,6 +349,8 @@ class PoolState:
             self._record_length(job, leaving, fact.reason)
         elif not fact.cut:
             self._record_refusal(job, leaving, fact.reason, now)
+        if fact.failed:
+            self._record_failure(job, leaving, fact.reason, now)
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
         self._on_released(leaving)
 
@@ -356,6 +377,13 @@ class PoolState:
             assert job.hedge is None, f"{fact.job_id} has two workers"
             worker = self.workers[job.worker_id]
             self.speeds.measure(job, worker, fact.outcome, now)
+            self._record_success(job)
+        if (
+            isinstance(fact, JobFailed)
+            and not (fact.lost or fact.cut)
+            and job.is_of_engine(fact.fault)
+        ):
+            self._record_failure(job, job.worker_id, fact.error, now)
         cut = isinstance(fact, (JobCancelled, JobExpired)) or (
             isinstance(fact, JobFailed) and fact.cut
         )
@@ -417,6 +445,38 @@ class PoolState:
     ) -> None:
         job.refused_by[worker_id] = reason
         self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
+
+    def _record_failure(
+        self, job: OpenJob, worker_id: WorkerId, reason: str, now: float
+    ) -> None:
+        """Note that an engine failed: its worker rests after some in a row.
+
+        Not the last one that takes jobs for the model: it says what is wrong at once.
+        """
+        job.failures.append(reason)
+        worker = self.workers[worker_id]
+        if worker.resting:
+            return  # the job began before the rest
+        failures = worker.failures + 1
+        others = self.roster.with_model[job.model].values()
+        rests = failures >= FAILURES_MAX
+        if rests and not any(w.accepts_jobs for w in others if w is not worker):
+            return
+        worker.failures = failures
+        if not rests:
+            return
+        trials = min(failures - FAILURES_MAX, 10)
+        pause = min(REST_MAX, math.ldexp(REST_MIN, trials))
+        worker.rests_until = now + pause
+        heappush(self.rests, (worker.rests_until, worker_id))
+        self.roster.rest(worker, f"its engine keeps failing: {reason}")
+
+    def _record_success(self, job: OpenJob) -> None:
+        assert job.worker_id is not None, f"{job.job.id} has no worker"
+        worker = self.workers[job.worker_id]
+        if worker.failures:
+            worker.failures = 0
+            self.roster.rest(worker, "")
 
     def _record_length(self, job: OpenJob, worker_id: WorkerId, reason: str) -> None:
         """Note that a worker refused a job for its length, and what it shows."""

@@ -10,6 +10,9 @@ from shoal.domain.worker import Offer, Suspension, WorkerLoad
 from shoal.pool.context_limits import ContextKey, KnownContexts, least_known
 
 LOAD_SLOTS_MAX = 256  # more slots than this do not indicate a worker's speed
+FAILURES_MAX = 3  # jobs in a row at which its engine fails, before a worker rests
+REST_MIN = 5.0  # seconds; doubled by each trial that fails
+REST_MAX = 60.0  # seconds
 PREFETCH_BELOW = 0.05  # seconds; workers prefetch calls that end sooner
 PREFETCH_MAX = 128  # calls that a worker may prefetch
 NO_LOAD = WorkerLoad()
@@ -69,6 +72,9 @@ class Worker:
     pace: float | None = (
         None  # tokens per second of one answer, recently; None: unknown
     )
+    failures: int = 0  # jobs in a row at which its engine failed
+    resting: str = ""  # why it gets no jobs for a while: what its engine said
+    rests_until: float = 0.0
     points: int = 0  # against it; see ``PoolState.penalties``
     streams: set[JobId] = field(default_factory=set)  # the leases on call streams
     members: dict[JobId, int] = field(default_factory=dict)
@@ -106,8 +112,14 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """The slots of its offer, and those that its waiting tasks lend."""
-        return self.offer.slots + self.load.lent
+        """The slots of its offer, and those that its waiting tasks lend.
+
+        After a rest, one job tries whether its engine has recovered.
+        """
+        slots = self.offer.slots + self.load.lent
+        if self.failures < FAILURES_MAX:
+            return slots
+        return min(slots, self.busy_slots + (not self.used_slots))
 
     @property
     def prefetch(self) -> int:
@@ -148,7 +160,12 @@ class Worker:
     @property
     def accepts_jobs(self) -> bool:
         """Whether it takes new jobs, as soon as it has a free slot."""
-        return not (self.draining or self.suspension or self.load.unfit)
+        return not (self.draining or self.suspension or self.unfit)
+
+    @property
+    def unfit(self) -> str:
+        """Why it gets no jobs for now; empty: it may get some."""
+        return self.load.unfit or self.resting
 
     @property
     def counted_slots(self) -> int:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from shoal.domain.errors import (
     ClientError,
     ContextExceeded,
+    EngineFailed,
     JobError,
     NotFound,
     TooLarge,
@@ -169,9 +170,11 @@ def failure_event(
 ) -> Rejected | Failed:
     """Return the event that reports why a job did not complete.
 
-    Another worker may do what this one rejects; it cannot help what has failed.
+    Another worker may do what this one rejects, or its engine failed at.
     """
     match error:
+        case EngineFailed():
+            return Failed(job_id, lease, str(error), Fault.ENGINE)
         case Unavailable() | NotFound():
             return Rejected(job_id, lease, str(error))
         case ContextExceeded():

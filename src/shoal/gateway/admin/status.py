@@ -365,7 +365,7 @@ def worker_status(gateway: Gateway, worker: Worker, offset: float) -> WorkerStat
         worker.points,
         health.cpu,
         health.memory,
-        condition.unfit,
+        worker.unfit,
         condition.queued,
         condition.speed,
         health.temperature,

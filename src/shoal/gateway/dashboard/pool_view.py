@@ -191,6 +191,7 @@ class PoolView:
         return (
             worker.used_slots,
             worker.load,
+            worker.resting,
             hub.health.get(worker.id),
             worker.pace,
             worker.offer,

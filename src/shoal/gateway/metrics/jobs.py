@@ -197,4 +197,6 @@ class JobMetrics(Collector):
 def _cause(fact: JobRequeued) -> str:
     if fact.handed_over:
         return "handed_over"
+    if fact.failed:
+        return "failed"
     return "lost" if fact.refused_by is None else "refused"

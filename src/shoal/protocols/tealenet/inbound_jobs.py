@@ -147,7 +147,7 @@ class TealeInboundJobs:
                 code = self._rejection_code(job.work, offers)
                 messages = [self._error(job.request_id, reason, code, event, peer)]
             case Failed(_, _, error, fault):
-                if not peer.runs_shoal and fault is Fault.WORKER:
+                if not peer.runs_shoal and fault in (Fault.WORKER, Fault.ENGINE):
                     error = WORKER_FAILED  # details are for Shoal peers only
                 code = ErrorCode.INTERNAL_ERROR
                 messages = [self._error(job.request_id, error, code, event, peer)]

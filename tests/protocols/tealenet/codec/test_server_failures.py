@@ -43,7 +43,7 @@ def test_a_failure_without_a_response_is_nobodys_but_the_servers(text: str) -> N
     assert failure == ServerFailure(None, "the node's model server failed")
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404, 408, 429, 500, 502, 503, 599])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 408, 429, 502, 503])
 @pytest.mark.parametrize(
     "form",
     [
@@ -90,11 +90,21 @@ def test_what_another_server_may_do_is_nobodys_fault(status: int, form: str) -> 
             Fault.REQUEST,
             "no such file: … at …",
         ),
+        (
+            f"backend returned 500: {body('at /srv/vllm/engine.py: no blocks')}",
+            Fault.ENGINE,
+            "the node's model server failed with status 500: at … no blocks",
+        ),
+        (
+            "599 oh",
+            Fault.ENGINE,
+            "the node's model server failed with status 599",
+        ),
         (f"400: {body('bad top_p')} (attempt 1)", Fault.REQUEST, "bad top_p"),
         (f"400: {body('é' * 1000)}", Fault.REQUEST, "é" * MESSAGE_MAX),
     ],
 )
-def test_what_every_server_would_refuse_is_the_requests_fault(
+def test_the_fault_is_that_of_the_request_or_the_engine(
     text: str, fault: Fault, reason: str
 ) -> None:
     assert read_server_failure(text) == ServerFailure(fault, reason)

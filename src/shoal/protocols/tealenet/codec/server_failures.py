@@ -24,20 +24,22 @@ _INTERNALS = re.compile(
 )
 
 _FAULTS: Mapping[ServerRefusal, Fault] = {
+    ServerRefusal.BROKEN: Fault.ENGINE,
     ServerRefusal.CONTEXT: Fault.CONTEXT,
+    ServerRefusal.FAILED: Fault.ENGINE,
     ServerRefusal.INVALID: Fault.REQUEST,
     ServerRefusal.TOO_LARGE: Fault.SIZE,
     ServerRefusal.UNPROCESSABLE: Fault.VALUES,
 }
-"""The refusals that every server would repeat; another may do the job otherwise."""
+"""The refusals that end a job, at once or when repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFailure:
     """A failure of a model server.
 
-    ``fault`` is set if the request is at fault; otherwise another worker may do the
-    job.  ``reason`` is for clients: it has no address, path or body of the server.
+    ``fault`` is None if the server refused the job, which another may do.  ``reason``
+    is for clients: it has no address or path of the server.
     """
 
     fault: Fault | None
@@ -60,9 +62,12 @@ def read_server_failure(text: str) -> ServerFailure:
     codes = {str(problem.get("code")), str(problem.get("type"))}
     fault = _FAULTS.get(classify_refusal(status, message or head, codes))
     summary = f"the node's model server failed with status {status}"
-    if fault is None:
-        return ServerFailure(None, summary)
-    return ServerFailure(fault, without_internals(message)[:MESSAGE_MAX] or summary)
+    words = without_internals(message)[:MESSAGE_MAX]
+    if fault is None or not words:
+        return ServerFailure(fault, summary)
+    return ServerFailure(
+        fault, f"{summary}: {words}" if fault is Fault.ENGINE else words
+    )
 
 
 def without_internals(text: str) -> str:
