@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Raw
 
+from shoal.domain.errors import InvalidRequest
 from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
 from shoal.domain.job import Gang, TimeLimit
 from shoal.domain.money import dollars
@@ -21,6 +22,7 @@ from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.trust import NO_TRUSTED_WORKER
 from shoal.store.ledger import LoggedReceipt
 from shoal.store.port import Store, StoredJob, StoredJobSummary, summarize
+from shoal.tasks.json_calls import contents_as_json
 
 JobStatus: TypeAlias = Literal["pending", "assigned", "completed", "failed"]
 
@@ -201,8 +203,8 @@ def encode_value(outcome: Outcome) -> bytes:
     if not value and outcome.blobs:
         return msgspec.json.encode({"sha256": outcome.blobs[0].hex()})
     try:
-        return msgspec.json.encode(_plain.decode(value))
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return contents_as_json(value)
+    except InvalidRequest:
         digest = hashlib.sha256(value).hexdigest()
         return msgspec.json.encode({"sha256": digest, "size": len(value)})
 
@@ -210,11 +212,6 @@ def encode_value(outcome: Outcome) -> bytes:
 # Private parts, in the order in which they are called.
 
 
-def _no_json(code: int, data: memoryview) -> object:
-    raise ValueError(f"values of type {code} have no form in JSON")
-
-
-_plain = msgspec.msgpack.Decoder(ext_hook=_no_json)
 _whole = msgspec.json.Decoder(Raw)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 
