@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
-from shoal.tasks.values import Form, ValueReader, load_pickle, pack
+from shoal.tasks.json_calls import contents_as_json
+from shoal.tasks.values import Form, ValueReader, load_pickle, mark_exact, pack
 from tasks import values_of_classes as classes
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -198,3 +199,47 @@ def test_kinds_are_as_plain_as_they_were() -> None:
     assert pack(dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).first_extension == ""
     for rich in (Decimal(1), UUID(int=1), (1, 2)):
         assert pack(rich).first_extension == "value"
+
+
+def test_code_of_a_class_that_fails_is_a_refusal() -> None:
+    data = pack(classes.Fragile(1)).data
+
+    with pytest.raises(InvalidRequest):
+        ValueReader().read(data)
+
+
+SHOWN: list[tuple[object, bytes]] = [
+    ([1, (2, "a")], b'[1,[2,"a"]]'),
+    (classes.Circle("c", (1,)), b'{"name":"c","parts":[1],"radius":1.0}'),
+    (classes.Pair(1, classes.Planet.EARTH), b'[1,"EARTH"]'),
+    (
+        [b"x", dt.datetime(2026, 1, 1, tzinfo=dt.UTC)],
+        b'["eA==","2026-01-01T00:00:00Z"]',
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "shown"), SHOWN)
+def test_contents_are_shown_in_json(value: object, shown: bytes) -> None:
+    packed = pack(value).data
+
+    assert contents_as_json(packed) == shown
+    assert contents_as_json(mark_exact(packed)) == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1.0, float("nan")],
+        {"a": (float("inf"),)},
+        np.arange(3),
+        pydantic.SecretStr("hunter2"),
+        classes.Shape("s", pydantic.SecretBytes(b"hunter2")),
+        classes.Price(cents=1),
+        {1: 2},
+    ],
+    ids=repr,
+)
+def test_what_json_cannot_show_is_not_shown(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="has no JSON form"):
+        contents_as_json(pack(value).data)

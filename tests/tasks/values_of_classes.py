@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import InitVar, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import pydantic
@@ -61,6 +61,18 @@ class Doubled(msgspec.Struct):
 
     def __post_init__(self) -> None:
         self.x = [self.x]
+
+
+class Fragile(msgspec.Struct):
+    """It can be made once."""
+
+    x: Any
+    made: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        Fragile.made += 1
+        if Fragile.made > 1:
+            raise RuntimeError("made twice")
 
 
 class Fixed(msgspec.Struct, frozen=True):

@@ -295,7 +295,7 @@ def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunc
 
 def _task_as_code(task: RemoteFunction, sent: RegisteredTask) -> RemoteFunction:
     code = _code(SentTask(sent), task.trust, task.name)
-    return replace(code, read=task.read, home=task.home, timeout=sent.timeout)
+    return replace(code, home=task.home, timeout=sent.timeout)
 
 
 def _pack_all(

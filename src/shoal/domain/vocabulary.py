@@ -37,12 +37,13 @@ class RunJob:
 
     Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.
     ``thoughts`` came before it; a worker that cannot continue them alone has others.
-    With
-    ``trim``, a conversation that exceeds the context loses its oldest messages, because
-    the wire cannot report that it is too long.  ``waited`` is the time since the job
-    was submitted, ``remaining`` what is left of its total limit, both in seconds; None:
-    not known.  ``returnable``: another worker takes it over if this one gives it back.
-    ``trace`` is the ``traceparent`` of the attempt; empty: it is not traced.
+
+    With ``trim``, a conversation that exceeds the context loses its oldest messages,
+    because the wire cannot report that it is too long.  ``waited`` is the time since
+    the job was submitted, ``remaining`` what is left of its total limit, both in
+    seconds; None: not known.  ``returnable``: another worker takes it over if this one
+    gives it back.  ``trace`` is the ``traceparent`` of the attempt; empty: it is not
+    traced.
     """
 
     job_id: JobId

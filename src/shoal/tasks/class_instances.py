@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import Enum, Flag
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -21,6 +21,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.tasks.registry import main_module_name
 
 MAIN = "__main__"
+CLASSES_MAX = 1024  # whose kinds are cached: programs may send ever new ones
 
 State: TypeAlias = Any
 """What a kind of class keeps of an instance: a value that may contain others."""
@@ -91,12 +92,11 @@ def instance_contents(value: Any) -> Any:
     return None
 
 
-@cache
+@lru_cache(CLASSES_MAX)
 def _kind_of(kind: type) -> ClassKind | None:
     return next((each for each in _KINDS if each.matches(kind)), None)
 
 
-@cache
 def _address(kind: type) -> tuple[str, str] | None:
     """Return the names under which others find a class; None: they cannot."""
     module, name = kind.__module__, kind.__qualname__
@@ -143,7 +143,7 @@ def _with_attributes(kind: Any, state: State) -> object:
     return instance
 
 
-@cache
+@lru_cache(CLASSES_MAX)
 def _slots(kind: type) -> frozenset[str]:
     return frozenset(
         name

@@ -10,11 +10,10 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -61,6 +60,8 @@ def decompose(value: object) -> TaggedParts | None:
     Parts may themselves be values of these types.
     """
     convert = _DECOMPOSERS.get(type(value))
+    if convert is None and isinstance(value, tzinfo):
+        convert = _named_zone
     return None if convert is None else convert(value)
 
 
@@ -74,10 +75,10 @@ def compose(tag: object, parts: Any) -> object:
         raise InvalidRequest(f"unknown tag of a value: {tag!r:.40}")
     try:
         return convert(parts)
-    except (
-        *(TypeError, ValueError, LookupError, AttributeError),
-        *(InvalidOperation, OverflowError),
-    ) as error:
+    except InvalidRequest:
+        raise
+    except Exception as error:
+        # The code of a class may run: the hash of a key, a Struct's __post_init__.
         raise InvalidRequest(
             f"invalid parts of a value with the tag {tag!r}"
         ) from error
@@ -116,8 +117,9 @@ def _compose_default(parts: Any) -> object:
 
 def _zone_parts(zone: Any) -> list[Any] | None:
     """Return a time zone as data: a name, or an offset and its name; None: unknown."""
-    if type(zone) is ZoneInfo and zone.key is not None:
-        return [zone.key]
+    zoneinfo = sys.modules.get("zoneinfo")  # importing it takes longer than most calls
+    if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo:
+        return None if zone.key is None else [zone.key]
     if type(zone) is timezone:
         return [*_delta_parts(zone.utcoffset(None)), zone.tzname(None)]
     return None
@@ -127,6 +129,8 @@ def _compose_zone(parts: Any) -> tzinfo | None:
     if not parts:
         return None
     if len(parts) == 1:
+        from zoneinfo import ZoneInfo
+
         return ZoneInfo(parts[0])
     *offset, name = parts
     delta = timedelta(*offset)
@@ -174,8 +178,6 @@ _DECOMPOSERS: Mapping[type, Callable[[Any], TaggedParts | None]] = {
     time: _time_parts,
     datetime: _time_parts,
     timedelta: lambda value: ("timedelta", _delta_parts(value)),
-    timezone: _named_zone,
-    ZoneInfo: _named_zone,
     int: lambda value: ("int", hex(value)),
     dict: lambda value: ("dict", _pairs(value)),
     OrderedDict: lambda value: ("ordered", _pairs(value)),

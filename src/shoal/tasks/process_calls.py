@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest, JobError, ShoalError, Unavailable
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import CallStream
+from shoal.domain.work import Call, CallStream, Feature
 from shoal.tasks import process_messages
 from shoal.tasks.function_caller import OnProgress
 from shoal.tasks.invocation import BLOB_MISSING, REFUSED
@@ -21,6 +21,7 @@ from shoal.tasks.limits import (
     STREAM_TURN,
 )
 from shoal.tasks.process import CallProcess
+from shoal.tasks.process_messages import Mode
 
 OnReturned = Callable[[list[CallResult]], None]
 
@@ -33,6 +34,12 @@ _returns = msgspec.msgpack.Decoder(list[CallResult])
 def timeout_message(timeout: float) -> str:
     """Return the error text of a timed-out call, identical on all peers."""
     return f"Task timed out after {timeout or 0}s"
+
+
+def mode_of(work: Call | CallStream) -> Mode:
+    """Return how the calls of some work are made."""
+    code = Mode.CODE if Feature.CODE in work.needs else Mode(0)
+    return code | (Mode.EXACT if work.exact else Mode(0))
 
 
 class ProcessCallStream:
@@ -227,7 +234,7 @@ class ProcessCallStream:
         if self._closed:
             self._release(busy=False)
             return
-        mode = process_messages.mode_of(self._stream)
+        mode = mode_of(self._stream)
         process.send(
             (process_messages.OPEN_STREAM, self._stream.name, mode, self._flush_each)
         )

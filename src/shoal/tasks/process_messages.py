@@ -10,9 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.domain.options import Feature
-from shoal.domain.work import Call, CallStream
-
 SIZES: Final = struct.Struct("!IH")  # of what follows both, and of the head
 MESSAGE_MAX = 512 << 20  # bytes: what a call returns, or its arguments, and some
 
@@ -47,12 +44,6 @@ class Mode(IntFlag):
 
     CODE = 1  # the function is the first argument
     EXACT = 2  # as in ``Call``
-
-
-def mode_of(work: Call | CallStream) -> Mode:
-    """Return how the calls of some work are made."""
-    code = Mode.CODE if Feature.CODE in work.needs else Mode(0)
-    return code | (Mode.EXACT if work.exact else Mode(0))
 
 
 _encode = msgspec.msgpack.Encoder().encode

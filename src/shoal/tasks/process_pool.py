@@ -35,7 +35,12 @@ from shoal.tasks.process import (
     ChildProcess,
     Timeouts,
 )
-from shoal.tasks.process_calls import ProcessCall, ProcessCallStream, timeout_message
+from shoal.tasks.process_calls import (
+    ProcessCall,
+    ProcessCallStream,
+    mode_of,
+    timeout_message,
+)
 from shoal.tasks.registry import PYTHON, unknown_task_message
 
 OnProcess = Callable[[CallProcess | Unavailable], None]
@@ -133,7 +138,7 @@ class ProcessPool:
                 process_messages.CALL,
                 running.number,
                 call.name,
-                process_messages.mode_of(call),
+                mode_of(call),
                 len(call.args),
                 timeout is not None,
             ),
