@@ -8,7 +8,7 @@ import pytest
 
 from shoal.client.encoding import encode_arguments, is_small, remote_function
 from shoal.domain.errors import InvalidRequest, TooLarge
-from shoal.tasks.registry import task
+from shoal.tasks.registry import TASKS, main_module_name, task
 from shoal.tasks.values import Ref, ValueReader, load_pickle, pack
 from tasks import demo_tasks
 
@@ -133,3 +133,19 @@ def test_result_is_converted_to_its_hint() -> None:
     assert function.read(pack([{"x": 1, "y": 2}]).data) == [Point(1, 2)]
     with pytest.raises(InvalidRequest, match=r"client\.mirror returned"):
         function.read(pack([{"x": 1}]).data)
+
+
+def test_result_of_a_task_that_is_sent_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pair() -> tuple[int, int]:
+        return 1, 2
+
+    monkeypatch.setattr(pair, "__module__", "__main__")
+    monkeypatch.setattr(pair, "__qualname__", "pair")
+    name = f"{main_module_name()}.pair"
+    try:
+        function = remote_function(task(pair), trust=False)
+        assert function.as_code is not None
+        assert function.read(pack([1, 2]).data) == (1, 2), "another program's"
+        assert function.as_code().read(pack([1, 2]).data) == [1, 2]
+    finally:
+        TASKS.pop(name, None)
