@@ -30,7 +30,7 @@ from shoal.gateway.metrics.loop_lag import LoopLag
 from shoal.pool.state import PoolState
 
 JOB, ONE, TWO = JobId("job1"), WorkerId("wire:one"), WorkerId("wire:two")
-FIRST, SECOND = LeaseNumber(1), LeaseNumber(2)
+FIRST, SECOND, THIRD = map(LeaseNumber, (1, 2, 3))
 
 
 def submitted(job_id: JobId = JOB) -> JobSubmitted:
@@ -84,14 +84,17 @@ def test_requeue_before_output_is_no_takeover() -> None:
         (0.0, JobRequeued(JOB, FIRST, "busy", refused_by=ONE)),
         (0.0, JobLeased(JOB, TWO, SECOND, "free")),
         (0.0, JobRequeued(JOB, SECOND, "drained", handed_over=True)),
+        (0.0, JobLeased(JOB, ONE, THIRD, "free")),
+        (0.0, JobRequeued(JOB, THIRD, "no room", ONE, failed=True)),
         (1.0, JobFailed(JOB, "no worker")),
         (2.0, JobFailed(JobId("of an earlier start"), "no worker")),
     )
 
     assert samples == {
-        "shoal_job_queue_seconds_count chat": 2,
+        "shoal_job_queue_seconds_count chat": 3,
         "shoal_job_requeues_total refused": 1,
         "shoal_job_requeues_total handed_over": 1,
+        "shoal_job_requeues_total failed": 1,
         "shoal_jobs_ended_total chat other failed": 1,
     }
 

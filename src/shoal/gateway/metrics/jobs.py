@@ -39,6 +39,9 @@ END_LABELS = {
     JobExpired: "expired",
 }
 
+REQUEUE_CAUSES = ("lost", "refused", "failed", "handed_over")
+"""What ``_cause`` returns."""
+
 
 @dataclass(slots=True)
 class _CountedJob:
@@ -68,7 +71,7 @@ class JobMetrics(Collector):
         self._workers = workers
         self._facts = dict.fromkeys(FACT_NAMES, 0)
         self._calls = {True: 0, False: 0}
-        self._requeues = {"lost": 0, "refused": 0, "handed_over": 0}
+        self._requeues = dict.fromkeys(REQUEUE_CAUSES, 0)
         self._takeovers = 0
         self._ends: Counter[tuple[str, ...]] = Counter()
         self._tokens: Counter[tuple[str, ...]] = Counter()
