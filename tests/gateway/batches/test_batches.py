@@ -594,7 +594,7 @@ async def test_batch_that_expires_keeps_its_results(tmp_path: Path) -> None:
         kept = await read_lines(openai, done.output_file_id)
         left = await read_lines(openai, done.error_file_id)
     # The second answer is on its way when the batch expires: it may come too late.
-    assert kept[0]["custom_id"] == "c0"
-    assert left[-1]["custom_id"] == "c2"
-    assert len(kept) + len(left) == 3
+    # Lines are stored beside each other, so that another than the first may go first.
+    assert len(kept) in (1, 2)
+    assert sorted(each["custom_id"] for each in kept + left) == ["c0", "c1", "c2"]
     assert {each["error"]["code"] for each in left} == {"batch_expired"}
