@@ -63,8 +63,9 @@ def rebuild_instance(parts: Any) -> object:
     found = None if kind is None else _kind_of(kind)
     if kind is None or found is None:
         raise InvalidRequest(
-            f"a value is of the class {module}.{name}, which this program has not "
-            "imported: import it in the module of the function"
+            f"a value is of the class {module}.{name}, which is not imported here: "
+            "import it in the module of the function; a module in a package is given "
+            "by its name, as in `shoal join … --tasks package.module`"
         )
     return found.rebuild(kind, state)
 

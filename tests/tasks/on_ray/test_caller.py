@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,13 @@ import pytest
 import pytest_asyncio
 
 from harness.speed import scaled
-from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobError,
+    NotFound,
+    Unavailable,
+)
 from shoal.domain.work import Call, CallStream
 from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.on_ray.caller import RayCaller
@@ -49,7 +56,10 @@ async def test_cluster_has_a_slot_for_each_processor(caller: ProcessCaller) -> N
 
 async def test_values_match_those_of_processes(caller: ProcessCaller) -> None:
     assert await caller("demo.add", 20, y=22) == 42
-    assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
+    mirrored = replace(call("mirror", {"x": 1, "y": 2}), exact=False)
+    assert await caller.run(mirrored) == {"x": 2, "y": 1}
+    with pytest.raises(InvalidRequest, match=r"tasks\.demo_tasks\.Point, which"):
+        await caller("mirror", Point(1, 2))  # they import the file, as demo_tasks
     assert await caller("awaits", 4) == 4
     assert (await caller("double", np.ones(1_000_000))).sum() == 2_000_000
 
