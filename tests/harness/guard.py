@@ -66,7 +66,9 @@ class Phase:
         if now - self._active >= self.idle_max:
             self.hung = f"hung: idle for {now - self._active:.0f} seconds"
         elif now - self._began >= self.limit:
-            limit = self.limit * max(measured() / slowness(), 1.0)
+            # At most twice: soon after that the process ends, see ``_guarded``.
+            twice = now - self._began >= 2 * self.limit
+            limit = self.limit * (1 if twice else max(measured() / slowness(), 1.0))
             if now - self._began >= limit:
                 self.hung = f"hung: not over after {now - self._began:.0f} seconds"
         return self.hung
