@@ -62,6 +62,7 @@ def test_arguments_are_json_or_text(
     assert run(beside, "run", "echo", *words) == 0
 
     assert json.loads(capsys.readouterr().out) == json.loads(printed)
+    assert beside.coordinator.calls[0][5]["exact"] is False, "hints convert them"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_arguments_are_json_or_text(
         (np.arange(3), [], "[0,1,2]\n"),
         ({"a": np.float64(0.5)}, [], '{"a":0.5}\n'),
         (1j, [], '"1j"\n'),
+        ([float("nan"), -float("inf")], ["--json"], "[NaN,-Infinity]\n"),
     ],
 )
 def test_values_are_printed_as_text_or_json(

@@ -28,6 +28,7 @@ class OptionChanges(TypedDict, total=False):
     queue: float | None
     on_progress: OnProgress | None
     retry: bool
+    exact: bool
     gang: Gang | None
 
 
@@ -38,8 +39,8 @@ class Options:
     ``timeout`` limits its running time and ``queue`` its waiting time, in seconds; None
     means the coordinator's limit.  ``key`` is an idempotency key.  A ``durable`` call
     is a stored job; another one is lost with the connection or the coordinator, and is
-    sent again only with ``retry``.  ``gang`` is for training runs: the call's place
-    among calls that start together.
+    sent again only with ``retry``.  ``exact`` is as in ``Call``.  ``gang`` is for
+    training runs: the call's place among calls that start together.
 
     Raises InvalidRequest.
     """
@@ -51,6 +52,7 @@ class Options:
     queue: float | None = None
     on_progress: OnProgress | None = None
     retry: bool = False
+    exact: bool = True
     gang: Gang | None = None
 
     def __post_init__(self) -> None:

@@ -272,7 +272,7 @@ class CallBuilder:
     def __init__(self, options: Options, numbers: CallNumbers) -> None:
         self.options = options
         self._numbers = numbers
-        self._encoded_options = {**options.encode(), "exact": True}
+        self._encoded_options = {**options.encode(), "exact": options.exact}
         self._retryable = options.durable or options.retry
 
     def build(

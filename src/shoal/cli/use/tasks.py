@@ -90,7 +90,7 @@ def run(
     kwargs = dict(map(_parse_keyword, keywords))
     pool = Pool(api.url, api.api_key, data_dir=api.data_dir, cacert=api.cacert)
     with pool:
-        options = pool.with_options(timeout=timeout)
+        options = pool.with_options(timeout=timeout, exact=False)
         future = options.submit(name, *map(_value, args), **kwargs)
         try:
             value = future.result()
@@ -127,11 +127,13 @@ def _value(text: str) -> Any:
 def _text(value: object, *, as_json: bool) -> str:
     """Return a value for printing: text unchanged, anything else as JSON.
 
-    Values without a JSON form are printed as their ``repr``.
+    Values without a JSON form are printed as their ``repr``, and the numbers that JSON
+    lacks as Python's ``json`` writes and reads them: NaN, Infinity.
     """
     if isinstance(value, str) and not as_json:
         return printable(value)
-    return msgspec.json.encode(value, enc_hook=_encode_unknown).decode()
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_unknown)
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def _encode_unknown(value: Any) -> object:
