@@ -26,8 +26,8 @@ BROWSER := command -v chromium >/dev/null || { apt-get update && apt-get install
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 
 # Most of the time tests wait: for programs to start, and for what should not happen.
-AT_ONCE ?= 3
-PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
+AT_ONCE ?= 5
+PYTEST = $(BIN)/python -m pytest --processes $(AT_ONCE)
 
 # Hundreds of processes import the same modules, so that compiling each once pays; but not
 # all that is installed, of which half is never imported.
@@ -68,7 +68,6 @@ test-steady: $(VENV)/.dev
 # What test leaves out, and properties once more, with many examples: the same ones each
 # time, or with EXAMPLES=fresh new ones.
 EXAMPLES ?= long
-test-long: AT_ONCE = 5
 test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(if $(filter Linux,$(shell uname -s)),$(BROWSER))

@@ -1,17 +1,15 @@
 """The suite's options, profiles and guards: CONTRIBUTING.md tells how to use them."""
 
 import gc
-import os
 from collections.abc import Generator
 
 import pytest
 from aiohttp import web_app
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from harness import profiles
-from harness.distribution import EachOnce
+from harness.costs import Costs
 from harness.failures import Failures
+from harness.forks import LINUX, Forks
 from harness.guard import Guard
 from harness.leftovers import Reaper
 from harness.speed import slowness
@@ -23,6 +21,12 @@ profiles.register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--processes",
+        type=int,
+        default=0,
+        help="how many processes run tests at once (default: this one alone)",
+    )
     parser.addoption(
         "--every",
         action="store_true",
@@ -49,25 +53,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     slowness()  # for the processes below this one
+    config.pluginmanager.register(Failures(), "failures")
+    if config.option.costs:
+        config.pluginmanager.register(Costs(), "costs")
+    if config.option.processes and LINUX:
+        forks = Forks(config.option.processes, set_up)
+        config.pluginmanager.register(forks, "forks")
+    else:
+        set_up(config)
+
+
+def set_up(config: pytest.Config) -> None:
+    """Register what each process that runs tests needs."""
     reaper = Reaper()
     config.add_cleanup(reaper.close)
-    # With pytest-xdist, the process that is started runs no tests itself.
-    runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses
-    if runs_tests:
-        config.pluginmanager.register(Guard([reaper.pid]), "guard")
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        config.pluginmanager.register(Failures(), "failures")
-    if config.option.costs:
-        from harness.costs import Costs, SumOfCosts
-
-        costs = Costs() if runs_tests else SumOfCosts()
-        config.pluginmanager.register(costs, "costs")
-
-
-def pytest_xdist_make_scheduler(
-    config: pytest.Config, log: Producer
-) -> LoadFileScheduling | None:
-    return EachOnce(config, log) if config.option.dist == "loadfile" else None
+    config.pluginmanager.register(Guard([reaper.pid]), "guard")
 
 
 def pytest_report_header() -> str:

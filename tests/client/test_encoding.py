@@ -144,7 +144,7 @@ def test_result_of_a_task_that_is_sent_is_kept(monkeypatch: pytest.MonkeyPatch) 
     name = f"{main_module_name()}.pair"
     try:
         function = remote_function(task(pair), trust=False)
-        # At once if the program is no file, as here under pytest-xdist.
+        # At once if the program is no file.
         sent = function if function.as_code is None else function.as_code()
         assert sent.code
         assert sent.read(pack([1, 2]).data) == [1, 2]

@@ -1,14 +1,14 @@
 """What the suite costs, in processor seconds: ``make test-costs`` prints the tables.
 
-Each process adds up what it and the programs that it has waited for use, by test and by
-fixture, and what it used before its first test: that is the cost of collection, which
-every process pays.  The process that started the others adds their figures up.
+What tests use, and the programs that they have waited for, is added up by test and by
+fixture.  What was used before the first test is the cost of collection.
 """
 
 import resource
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -17,12 +17,12 @@ from harness import fork_server
 
 ROWS = 30  # of each table
 
-Figures = Mapping[str, Any]
-"""What one process has measured, in types that pytest-xdist sends between processes."""
+Figures = tuple[Mapping[str, float], Mapping[str, Sequence[float]]]
+"""Seconds of each test, and of the set-ups of each fixture."""
 
 
 class Costs:
-    """The plugin of a process that runs tests."""
+    """The plugin.  A fork of the process has a copy, which measures what runs there."""
 
     def __init__(self) -> None:
         self._tests: dict[str, float] = {}
@@ -59,40 +59,57 @@ class Costs:
             self._fixtures.setdefault(name, []).append(seconds - self._inner.pop())
             self._inner[-1] += seconds
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output["costs"] = self._figures()
-
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
-        write(terminalreporter, [self._figures()])
+        self._write(terminalreporter)
 
-    def _figures(self) -> Figures:
-        return {
-            "before tests": self._before_tests,
-            "peak": self._peak,
-            "tests": self._tests,
-            "fixtures": self._fixtures,
-        }
+    def of_tests(self) -> Figures:
+        """Return what tests and fixtures have cost."""
+        return self._tests, self._fixtures
 
+    def add(self, figures: Figures) -> None:
+        """Add what another process has measured."""
+        tests, fixtures = figures
+        self._tests.update(tests)
+        for name, set_ups in fixtures.items():
+            self._fixtures.setdefault(name, []).extend(set_ups)
 
-class SumOfCosts:
-    """The plugin of the process that starts those that run tests."""
-
-    def __init__(self) -> None:
-        self._measured: list[Figures] = []
-
-    def pytest_testnodedown(self, node: Any) -> None:
-        figures = getattr(node, "workeroutput", {}).get("costs")
-        if figures is not None:
-            self._measured.append(figures)
-
-    def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter
-    ) -> None:
-        write(terminalreporter, self._measured)
+    def _write(self, reporter: pytest.TerminalReporter) -> None:
+        """Print the tables, the most expensive rows first."""
+        tests, folders, files, fixtures = (
+            defaultdict[str, float](float) for _ in range(4)
+        )
+        counts = Counter[str]()
+        for test, seconds in self._tests.items():
+            file = test.partition("::")[0]
+            folder = file.rpartition("/")[0]
+            for table, name in ((tests, test), (files, file), (folders, folder)):
+                table[name] += seconds
+                counts[name] += 1
+        for name, set_ups in self._fixtures.items():
+            fixtures[name] += sum(set_ups)
+            counts[name] += len(set_ups)
+        reporter.section("processor seconds")
+        reporter.write_line(
+            f"{self._before_tests:7.1f}  before the first test,"
+            f" {self._peak / 1024:.0f} MiB"
+        )
+        total = sum(tests.values()) + self._before_tests
+        reporter.write_line(f"{sum(tests.values()):7.1f}  tests")
+        reporter.write_line(f"{total:7.1f}  all")
+        for title, table in (
+            ("folder, tests in it", folders),
+            ("file, tests in it", files),
+            ("test", tests),
+            ("fixture, set-ups", fixtures),
+        ):
+            reporter.write_line(f"\nseconds  {title}")
+            for name, seconds in sorted(table.items(), key=itemgetter(1))[
+                : -ROWS - 1 : -1
+            ]:
+                count = "" if table is tests else f", {counts[name]}"
+                reporter.write_line(f"{seconds:7.1f}  {name}{count}")
 
 
 def processor_seconds() -> float:
@@ -100,38 +117,3 @@ def processor_seconds() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = time.process_time() + children.ru_utime + children.ru_stime
     return own + fork_server.processor_seconds()
-
-
-def write(reporter: pytest.TerminalReporter, measured: Sequence[Figures]) -> None:
-    """Print the tables, the most expensive rows first."""
-    tests, folders, files, fixtures = (Counter[str]() for _ in range(4))
-    counts = Counter[str]()
-    for figures in measured:
-        for test, seconds in figures["tests"].items():
-            file = test.partition("::")[0]
-            folder = file.rpartition("/")[0]
-            for table, name in ((tests, test), (files, file), (folders, folder)):
-                table[name] += seconds
-                counts[name] += 1
-        for name, set_ups in figures["fixtures"].items():
-            fixtures[name] += sum(set_ups)
-            counts[name] += len(set_ups)
-    reporter.section("processor seconds")
-    for figures in measured:
-        reporter.write_line(
-            f"{figures['before tests']:7.1f}  before the first test of a process,"
-            f" {figures['peak'] / 1024:.0f} MiB"
-        )
-    total = sum(tests.values()) + sum(each["before tests"] for each in measured)
-    reporter.write_line(f"{sum(tests.values()):7.1f}  tests")
-    reporter.write_line(f"{total:7.1f}  all")
-    for title, table in (
-        ("folder, tests in it", folders),
-        ("file, tests in it", files),
-        ("test", tests),
-        ("fixture, set-ups", fixtures),
-    ):
-        reporter.write_line(f"\nseconds  {title}")
-        for name, seconds in table.most_common(ROWS):
-            count = "" if table is tests else f", {counts[name]}"
-            reporter.write_line(f"{seconds:7.1f}  {name}{count}")

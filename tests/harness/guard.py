@@ -11,7 +11,7 @@ phase ends: one alone can be lost, for an event loop gives it to whichever task 
 that moment.  That is why pytest-timeout, which raises once, is not used here.
 
 What no exception ends (a call into C that never returns, an event loop in C) ends with
-the process, after its threads' stacks were printed.  Under pytest-xdist that is one
+the process, after its threads' stacks were printed.  With ``--processes`` that is one
 failed test as well, and a fresh process runs the rest.  Without SIGALRM, as on Windows,
 it is the only way.
 """
@@ -109,12 +109,10 @@ class Guard:
     def pytest_unconfigure(self) -> None:
         if ALARM:
             signal.signal(signal.SIGALRM, self._previous)
-        # A thread that a test has left keeps the interpreter from its end.  The
-        # processes of pytest-xdist wait here for each other, and are ended by it.
-        if "PYTEST_XDIST_WORKER" not in os.environ:
-            faulthandler.dump_traceback_later(
-                scaled(EXIT), exit=True, file=sys.__stderr__ or self._stderr
-            )
+        # A thread that a test has left keeps the interpreter from its end.
+        faulthandler.dump_traceback_later(
+            scaled(EXIT), exit=True, file=sys.__stderr__ or self._stderr
+        )
 
     def _guarded(self, item: pytest.Item) -> Generator[None]:
         self._phase = phase = Phase(item)

@@ -106,7 +106,7 @@ def run(folder: Path, tests: dict[str, str], *flags: str, processes: int = 2) ->
     command = [
         *(sys.executable, "-m", "pytest", "-p", "conftest", "--noconftest"),
         *("--rootdir", str(folder), "-c", str(TESTS.parent / "pyproject.toml")),
-        *("--numprocesses", str(processes), "--dist", "loadfile"),
+        *("--processes", str(processes)),
         *(*flags, str(folder)),
     ]
     done = subprocess.run(

@@ -73,7 +73,7 @@ def for_operation(path: str, method: str) -> Any:
 
 
 # A test with a name of its own for each operation: Schemathesis gives all that it makes
-# of one test the same id, and of these pytest-xdist runs only one.
+# of one test the same id.
 globals().update(
     {
         f"test_{operation['operationId']}_is_answered_as_described": for_operation(
