@@ -16,6 +16,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
+from shoal.pool.queue import OVERTAKEN_BY_MAX
 from shoal.pool.state import PoolState
 
 
@@ -26,10 +27,11 @@ class ReferencePlan:
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[JobId, None] = {}
+        self.waiting: dict[JobId, float] = {}  # with their places by arrival
         self.models: dict[str, None] = {}
         self.served: dict[tuple[object, ...], int] = {}
         self._times = 0
+        self._arrivals = Counter[str]()
 
     def apply(self, fact: Fact, pool: PoolState) -> None:
         """Follow a fact that was not applied to ``pool`` yet."""
@@ -71,12 +73,14 @@ class ReferencePlan:
         total: Counter[str] = Counter()
         here: Counter[object] = Counter()
 
-        def rank(job: OpenJob) -> tuple[int, ...]:
+        def rank(job: OpenJob) -> tuple[float, ...]:
             if job.lease:
                 return (-1000,)
             group = self._group(job)
             running = pool.shares.running.get(job.job.owner, 0) + total[job.job.owner]
-            return -job.job.priority.value, running, here[group], self.served[group]
+            served = self.served[group]
+            place = self.waiting[job.job.id]
+            return -job.job.priority.value, running, here[group], served, place
 
         while jobs and free:
             job = min(jobs, key=rank)  # of equals the first, which came first
@@ -91,7 +95,9 @@ class ReferencePlan:
             self._group(each) == self._group(job) and not each.lease
             for each in self._jobs(job.model, pool)
         )
-        self.waiting[job.job.id] = None
+        self._arrivals[job.model] += 1
+        overtaken_by = OVERTAKEN_BY_MAX + 0.5 if job.job.terms.whole else 0.0
+        self.waiting[job.job.id] = self._arrivals[job.model] + overtaken_by
         self.models.setdefault(job.model, None)
         if first:
             self._touch(job)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -11,19 +12,26 @@ from hypothesis import strategies as st
 from harness.profiles import examples
 from pool.builders import job
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import Priority
+from shoal.domain.job import JobTerms, Priority
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.open_job import OpenJob
-from shoal.pool.queue import JobQueue, Turn
+from shoal.pool.queue import OVERTAKEN_BY_MAX, JobQueue, Turn
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 NOTHING: Counter[str] = Counter()
 
 
 def waiting(
-    name: str, owner: str = "", priority: Priority = NORMAL, lease: int = 0
+    name: str,
+    owner: str = "",
+    priority: Priority = NORMAL,
+    lease: int = 0,
+    *,
+    whole: bool = False,
 ) -> OpenJob:
-    each = job(name, owner=owner, priority=priority)
+    each = replace(
+        job(name, owner=owner, priority=priority), terms=JobTerms(whole=whole)
+    )
     return OpenJob(each, 0.0, 0.0, 0.0, lease=LeaseNumber(lease))
 
 
@@ -61,6 +69,24 @@ def test_new_queue_is_empty() -> None:
 
 def test_jobs_of_one_owner_are_first_in_first_out() -> None:
     assert order(queue_of(*map(waiting, "abcd"))) == ["a", "b", "c", "d"]
+
+
+def test_streams_of_an_owner_precede_what_it_gets_whole() -> None:
+    """Open WebUI asks for a title beside each chat, with the same key."""
+    queue = queue_of(
+        waiting("a's title", "a", whole=True),
+        waiting("b's title", "b", whole=True),
+        waiting("a's chat", "a"),
+    )
+
+    assert order(queue) == ["a's chat", "b's title", "a's title"]
+
+
+def test_what_is_answered_whole_is_overtaken_by_few() -> None:
+    streams = [waiting(f"{number}") for number in range(2 * OVERTAKEN_BY_MAX)]
+    queue = queue_of(waiting("whole", whole=True), *streams)
+
+    assert order(queue).index("whole") == OVERTAKEN_BY_MAX
 
 
 def test_requeued_jobs_precede_higher_priorities() -> None:

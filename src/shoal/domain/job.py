@@ -130,7 +130,8 @@ class JobTerms:
     sent it, for wires that carry work in that form.  ``api_fields`` is the JSON text of
     what an API has to return with the answer, and no worker needs.  ``trace`` is the
     ``traceparent`` of the request (``trace_context``); empty: it is not traced.
-    ``left_out`` says what of the request the work does not have, and why.
+    ``left_out`` says what of the request the work does not have, and why.  ``whole`` is
+    for answers that nobody reads as they come: streams for the same owner go first.
     """
 
     policy: Policy = Policy.FAST
@@ -149,6 +150,7 @@ class JobTerms:
     api_fields: str = ""
     trace: str = ""
     left_out: tuple[str, ...] = ()
+    whole: bool = False
 
 
 DEFAULT_TERMS = JobTerms()

@@ -117,7 +117,7 @@ class OpenJob:
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
 
-    number: int = 0  # in the order in which the jobs of its queue arrived there
+    number: int = 0  # in the order of the jobs of its owner and priority
     known_length: RequestLength | None = None  # see ``length``
 
     def __post_init__(self) -> None:

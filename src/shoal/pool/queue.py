@@ -13,6 +13,7 @@ from shoal.pool.fair_shares import FairShares, Lane, OwnerCounts, Rank
 from shoal.pool.open_job import Need, OpenJob
 
 PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
+OVERTAKEN_BY_MAX = 16  # jobs that came after one that is answered whole
 
 
 @dataclass(slots=True)
@@ -34,7 +35,9 @@ class JobQueue:
 
     Requeued jobs, which have waited their turn once, go first.  The others
     go by priority, and within one priority the owners with the fewest jobs running go
-    first (max-min fair sharing), each with its oldest job.
+    first (max-min fair sharing), each with its oldest job.  Of one owner's, what is
+    streamed goes before what is answered whole (``JobTerms.whole``) unless more than
+    ``OVERTAKEN_BY_MAX`` jobs came between them: so the whole ones have their turn, too.
 
     Jobs that need the same of a worker share a lane, so that a plan passes over all of
     them at once if no free worker can take them.
@@ -46,8 +49,9 @@ class JobQueue:
     _fresh: dict[Priority, "_Level"] = field(default_factory=dict)
     _size: int = 0
     _requeues: int = 0
-    _numbers: Iterator[int] = field(default_factory=count)
-    """Numbers jobs in the order of their arrival, and owners in that of service."""
+    _arrivals: Iterator[int] = field(default_factory=lambda: count(step=2))
+    _turns: Iterator[int] = field(default_factory=count)
+    """Numbers owners in the order of service."""
 
     def __bool__(self) -> bool:
         return bool(self._size)
@@ -58,7 +62,7 @@ class JobQueue:
     def add(self, job: OpenJob) -> None:
         """Add a job."""
         self._size += 1
-        job.number = next(self._numbers)
+        job.number = next(self._arrivals)
         if job.lease:
             self._requeues += 1
             self._requeued.setdefault(job.need, OrderedDict())[job.job.id] = job
@@ -66,7 +70,9 @@ class JobQueue:
         level = self._fresh.get(job.job.priority)
         if level is None:
             level = self._fresh[job.job.priority] = _Level(self.shares)
-        level.add(job)
+        if job.job.terms.whole:
+            job.number += 2 * OVERTAKEN_BY_MAX + 1  # odd: no other job has it
+        level.add(job, next(self._turns))
 
     def remove(self, job: OpenJob) -> None:
         """Remove a job; its owner then comes after the others."""
@@ -79,7 +85,7 @@ class JobQueue:
                 del self._requeued[job.need]
             return
         level = self._fresh[job.job.priority]
-        level.remove(job, next(self._numbers))
+        level.remove(job, next(self._turns))
         if not level.size:
             del self._fresh[job.job.priority]
 
@@ -141,7 +147,11 @@ class _Owner:
 
     turn: int
     jobs: int = 0
-    lanes: dict[Need, Lane] = field(default_factory=dict)
+    lanes: dict["_LaneKey", Lane] = field(default_factory=dict)
+
+
+_LaneKey: TypeAlias = tuple[Need, bool]
+"""What the jobs of a lane need, and whether they are answered whole."""
 
 
 @dataclass(slots=True)
@@ -150,33 +160,35 @@ class _Level:
 
     shares: FairShares
     size: int = 0
-    lanes: dict[Need, Lane] = field(default_factory=dict)
+    lanes: dict[_LaneKey, Lane] = field(default_factory=dict)
     owners: dict[str, _Owner] = field(default_factory=dict)
     counts: OwnerCounts = field(default_factory=OwnerCounts)
 
-    def add(self, job: OpenJob) -> None:
+    def add(self, job: OpenJob, turn: int) -> None:
+        """Add a job; ``turn`` is its owner's, if that has no other here."""
         self.size += 1
         owner = self.owners.get(job.job.owner)
         if owner is None:
-            owner = self.owners[job.job.owner] = _Owner(job.number)
+            owner = self.owners[job.job.owner] = _Owner(turn)
         owner.jobs += 1
         self.counts.add(owner.jobs, 1)
-        lane = self.lanes.get(job.need)
+        key = job.need, job.job.terms.whole
+        lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[job.need] = Lane(self.shares)
+            lane = self.lanes[key] = Lane(self.shares)
         lane.add(job, owner.turn)
-        owner.lanes[job.need] = lane
+        owner.lanes[key] = lane
 
     def remove(self, job: OpenJob, turn: int) -> None:
         """Remove a job; ``turn`` is the next of its owner."""
         self.size -= 1
-        name, need = job.job.owner, job.need
-        owner, lane = self.owners[name], self.lanes[need]
+        name, key = job.job.owner, (job.need, job.job.terms.whole)
+        owner, lane = self.owners[name], self.lanes[key]
         lane.remove(job)
         if name not in lane.jobs:
-            del owner.lanes[need]
+            del owner.lanes[key]
         if not lane.jobs:
-            del self.lanes[need]
+            del self.lanes[key]
         self.counts.add(owner.jobs, -1)
         owner.jobs -= 1
         if not owner.jobs:

@@ -50,12 +50,13 @@ def build_job(
     tier: str = "",
     terms: JobTerms | None = None,
     left_out: Sequence[str] = (),
+    whole: bool = False,
 ) -> Job:
     """Build the job of a request, and record it.
 
     The default terms are the policy FAST, public, at the listed price.  Only jobs with
-    terms of their own may be for any model.  ``left_out`` is as in ``JobTerms``; tools
-    that the model may call are left out if no worker with it can.
+    terms of their own may be for any model.  ``left_out`` and ``whole`` are as in
+    ``JobTerms``; tools that the model may call are left out if no worker with it can.
 
     Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
     key may not give its jobs that priority.
@@ -63,7 +64,7 @@ def build_job(
     headers, owner, record = request.headers, caller.name, record_of(request)
     agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
     work, tools = fitting_work(gateway, work, owner)
-    agreed = replace(agreed, left_out=(*left_out, *tools))
+    agreed = replace(agreed, left_out=(*left_out, *tools), whole=whole)
     if record.traceparent:
         agreed = replace(agreed, trace=record.traceparent)
     job = Job(

@@ -86,6 +86,7 @@ async def create_response(
         session=asked.fields.prompt_cache_key or "",
         tier=asked.fields.service_tier or "",
         left_out=asked.left_out,
+        whole=not asked.stream,
     )
     if asked.stored:
         background = asked.fields.background
