@@ -178,6 +178,11 @@ class Answer:
             self._rival = None
         return lease == self.lease
 
+    def requeue(self) -> None:
+        """Let the readers know that the job waits for another worker."""
+        for reading in self._readings:
+            reading.requeue()
+
     # Output of the current lease.
 
     def append(self, pieces: Sequence[AnswerPiece], now: float) -> bool:

@@ -1,7 +1,7 @@
 """Reads an answer piece by piece: one cursor for each client."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.domain.errors import ShoalError
@@ -95,6 +95,10 @@ class AnswerStream(Protocol):
         """Wait for the end.  Raises the ShoalError that the job ended with."""
         ...
 
+    def on_requeue(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever the job waits for another worker."""
+        ...
+
 
 class AnswerSource(Protocol):
     """What a cursor needs of its answer."""
@@ -127,6 +131,7 @@ class AnswerCursor:
         self._full_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
         self._aborted: ShoalError | None = None
+        self._on_requeue: Callable[[], None] | None = None
 
     @property
     def worker_id(self) -> WorkerId | None:
@@ -158,7 +163,15 @@ class AnswerCursor:
             return end
         raise end
 
+    def on_requeue(self, call: Callable[[], None]) -> None:
+        self._on_requeue = call
+
     # For the answer.
+
+    def requeue(self) -> None:
+        """Report that the job waits for another worker."""
+        if self._on_requeue is not None:
+            self._on_requeue()
 
     def push(self, pieces: Sequence[AnswerPiece], cost: int, now: float) -> bool:
         """Add pieces of ``cost`` characters; return whether the reader keeps up."""

@@ -95,8 +95,11 @@ class Effects:
             case JobUnhedged(job_id, lease):
                 self._answers[job_id].unhedge(lease)
                 self._deadlines.check(job_id)
-            case JobStarted() | JobRequeued():
-                self._deadlines.check(fact.job_id)
+            case JobStarted(job_id):
+                self._deadlines.check(job_id)
+            case JobRequeued(job_id):
+                self._answers[job_id].requeue()
+                self._deadlines.check(job_id)
             case JobCompleted(job_id, _, outcome):
                 self._answers[job_id].finish(outcome)
                 self.forget(job_id)

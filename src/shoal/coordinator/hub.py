@@ -41,6 +41,7 @@ from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool.departures import departures, overdue_drains
+from shoal.pool.eligibility import no_worker_reason, suitable_workers
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.inputs import (
     NO_OUTCOME,
@@ -213,17 +214,19 @@ class Hub:
         room = queue_room(self.pool, owner, self._queue_max)
         return room - len(self._answers.unaccepted)
 
-    def jobs_ahead(self, job_id: JobId) -> int | None:
-        """Return how many jobs are served before a queued one; None: it is not queued.
+    def waits_for(self, job_id: JobId) -> str | None:
+        """Return what a queued job waits for; None: it is not queued.
 
-        Beyond ``AHEAD_MAX``, they are not counted.
+        Beyond ``AHEAD_MAX``, jobs that are served before it are not counted.
         """
         job = self.pool.jobs.get(job_id)
         if job is None or job.worker_id is not None:
             return None
+        if suitable_workers(self.pool, job) == []:
+            return no_worker_reason(self.pool, job)
         turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
         places = (place for place, turn in enumerate(turns) if turn.job is job)
-        return next(places, AHEAD_MAX)
+        return f"jobs ahead: {next(places, AHEAD_MAX)}"
 
     def on_queue_room(self, call: Callable[[], None]) -> None:
         """Call ``call`` once, when the queue may have more room than now."""

@@ -351,6 +351,31 @@ async def test_stream_of_a_queued_job_says_how_many_are_ahead(
             assert (await each.text()).endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.own_pool
+async def test_stream_that_lost_the_last_worker_says_what_it_waits_for(
+    pool: Pool,
+) -> None:
+    body = {"model": "m1", "messages": HI, "stream": True, "temperature": 0}
+    asking = pool.session.post(
+        f"{pool.url}/v1/chat/completions", json=body, headers=pool.headers()
+    )
+    async with AsyncExitStack() as stack:
+        async with pool.node() as node, asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_write(node, "a"))
+            response = await stack.enter_async_context(asking)
+            await writing
+        lines = [await response.content.readline() for _ in range(5)]
+        async with pool.node() as node:
+            await node.answer("a", "b")
+            rest = await response.text()
+
+    assert lines[-1] == (
+        b": waits for a worker, no worker for m1: no worker is connected\n"
+    ), lines
+    assert '"content":"b"' in rest
+    assert rest.endswith("data: [DONE]\n\n")
+
+
 async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, limits=TimeLimits(silence=0.05)) as pool,

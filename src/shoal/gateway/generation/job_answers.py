@@ -60,6 +60,7 @@ async def answer(
         *(gateway, request, asked.work, caller),
         session=asked.session,
         tier=asked.tier,
+        whole=not asked.stream,
     )
     if asked.stream:
         return await stream_answer(gateway, request, caller, job, form)
@@ -122,7 +123,7 @@ async def stream_answer(
                 encode = _naming_workers(reader, encode)
             await response.prepare(request)
             keepalive = partial(_keepalive, gateway, reader.job_id, form)
-            if first is None and (said := keepalive()):
+            if first is None and (said := keepalive(early=False)):
                 await write(request, response, said)
             whole = await forward_pieces(
                 request,
@@ -161,13 +162,18 @@ async def _run(
     return reader.job_id, shown, usage
 
 
-def _keepalive(gateway: Gateway, job_id: JobId, form: AnswerForm) -> bytes:
-    """Return what to write in a silence: where the job waits, if comments can say."""
+def _keepalive(
+    gateway: Gateway, job_id: JobId, form: AnswerForm, *, early: bool
+) -> bytes:
+    """Return what to write in a silence: what the job waits for, if comments can say.
+
+    ``early``: the silence has just begun, because the job was requeued.
+    """
     if form.keepalive is SSE_KEEPALIVE:
-        ahead = gateway.hub.jobs_ahead(job_id)
-        if ahead is not None:
-            return f": waits for a worker, jobs ahead: {ahead}\n\n".encode()
-    return form.keepalive
+        waits_for = gateway.hub.waits_for(job_id)
+        if waits_for is not None:
+            return f": waits for a worker, {ascii(waits_for)[1:-1]}\n\n".encode()
+    return b"" if early else form.keepalive
 
 
 async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:

@@ -148,6 +148,7 @@ class _KeyReader:
         self.job_id = reader.job_id
         # Not wrapped: every token passes here.
         self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
+        self.on_requeue = reader.on_requeue
         self.ended: Outcome | None = None
         self._reader = reader
         self._keyring = keyring

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -112,6 +113,16 @@ class ClientGone(ConnectionError):
     """The client left, or was disconnected because it stopped reading."""
 
 
+class KeepAlive(Protocol):
+    """Makes what is written in a silence; ``early``: when it has just begun."""
+
+    def __call__(self, *, early: bool) -> bytes: ...
+
+
+def _silent(*, early: bool) -> bytes:
+    return b""
+
+
 async def forward_pieces(
     request: web.Request,
     response: web.StreamResponse,
@@ -119,19 +130,28 @@ async def forward_pieces(
     encode: Callable[[Sequence[AnswerPiece]], bytes],
     *,
     first: list[AnswerPiece] | None = None,
-    keepalive: Callable[[], bytes] = bytes,
+    keepalive: KeepAlive = _silent,
     watch: AnswerModerator | None = None,
 ) -> bool:
     """Write the answer until it ends; return whether ``watch`` passed all of it.
 
     Pieces that arrive together are written together.  ``first`` has the pieces that
-    were read before.  ``keepalive`` makes what is written in a silence.
+    were read before.  ``keepalive`` makes what is written in a silence, and at
+    once when the job waits for another worker.
 
     Raises ClientGone.  ``reader.outcome`` has the end of the job.
     """
     loop = asyncio.get_running_loop()
     pieces = first
-    reading = False
+    reading = early = False
+
+    def end_silence() -> None:
+        nonlocal early
+        if reading:
+            early = True
+            limit.reschedule(loop.time())
+
+    reader.on_requeue(end_silence)
     while True:
         try:
             async with asyncio.timeout(KEEPALIVE_EVERY) as limit:
@@ -158,7 +178,8 @@ async def forward_pieces(
         except TimeoutError:
             if not reading:
                 raise _abort(request) from None
-            if said := keepalive():
+            said, early = keepalive(early=early), False
+            if said:
                 await write(request, response, said)
         except ConnectionError as error:
             raise ClientGone from error

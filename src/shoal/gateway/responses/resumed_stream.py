@@ -78,7 +78,7 @@ async def _follow(
         response,
         reader,
         encoder.encode,
-        keepalive=lambda: SSE_KEEPALIVE,
+        keepalive=lambda early: b"" if early else SSE_KEEPALIVE,
         watch=answer_moderator(gateway, found.owner),
     )
     if not whole:
