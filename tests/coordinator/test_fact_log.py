@@ -75,7 +75,8 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         ),
         (
             JobExpired(J, TimeLimit.FIRST_OUTPUT, "late"),
-            "fact=JobExpired job=7f3a limit=first_output error='late' written=0",
+            "fact=JobExpired job=7f3a limit=first_output error='late' written=0"
+            " retry_after=0",
         ),
         (
             LateResult(J, TWO, W, "completed"),

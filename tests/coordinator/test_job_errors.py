@@ -53,6 +53,13 @@ def test_every_end_maps_to_its_own_error(
     assert str(raised) == "boom"
 
 
+def test_a_job_that_waited_in_vain_says_when_to_try_again() -> None:
+    raised = error_of(JobExpired(J, TimeLimit.QUEUE, "boom", retry_after=42))
+
+    assert isinstance(raised, NoWorker)
+    assert raised.retry_after == 42
+
+
 def test_every_fault_and_every_limit_has_an_error() -> None:
     assert FAULT_ERRORS.keys() == set(Fault)
     assert LIMIT_ERRORS.keys() == set(TimeLimit)

@@ -440,9 +440,9 @@ def test_empty_queue_accepts_despite_long_jobs() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "seconds", "retry_after"),
-    [(1, 3.2, 4), (4, 3.2, 1), (1, 1000.0, RETRY_MAX), (1, 0.001, 1)],
+    [(1, 3.2, 7), (4, 3.2, 2), (1, 1000.0, RETRY_MAX), (1, 0.001, 1)],
 )
-def test_retry_after_estimates_the_next_free_slot(
+def test_retry_after_estimates_the_wait_behind_the_jobs_ahead(
     slots: int, seconds: float, retry_after: int
 ) -> None:
     pool = full(measured(pool_after(joined(slots=slots)), seconds), waiting=1)
@@ -459,7 +459,7 @@ def test_retry_after_has_a_default_without_measurements() -> None:
     refused = queue_rejection(pool, job_of("al"), queue_max=1)
 
     assert isinstance(refused, QueueFull)
-    assert refused.retry_after == 5
+    assert refused.retry_after == 10
 
 
 def test_slots_of_draining_workers_do_not_shorten_the_wait() -> None:

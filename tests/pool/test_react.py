@@ -349,7 +349,11 @@ def test_ended_job_of_a_lost_worker_is_not_requeued() -> None:
     ],
 )
 def test_overdue_job_expires_with_its_limit(limit: TimeLimit, error: str) -> None:
-    assert react(running(), LimitReached(J, limit)) == [JobExpired(J, limit, error)]
+    seconds = 5 if limit is TimeLimit.QUEUE else 0
+
+    assert react(running(), LimitReached(J, limit)) == [
+        JobExpired(J, limit, error, retry_after=seconds)
+    ]
 
 
 def test_overdue_call_expires_with_words_about_a_call() -> None:

@@ -47,5 +47,7 @@ def error_of(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
             return FAULT_ERRORS[fault](error)
         case JobCancelled(reason=reason):
             return Cancelled(reason)
+        case JobExpired(error=error, retry_after=seconds) if seconds:
+            return NoWorker(error, seconds)
         case JobExpired(limit=limit, error=error):
             return LIMIT_ERRORS[limit](error)

@@ -275,12 +275,16 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class JobExpired:
-    """The job exceeded a limit after ``written`` characters of output."""
+    """The job exceeded a limit after ``written`` characters of output.
+
+    ``retry_after``: in so many seconds another try may find a worker; 0: unknown.
+    """
 
     job_id: JobId
     limit: TimeLimit
     error: str
     written: int = 0
+    retry_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

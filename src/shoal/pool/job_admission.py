@@ -185,17 +185,17 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
     the wait cannot be estimated: the job is queued, and may expire there.
     """
     if pool.queued >= queue_max:
-        soon = _retry_after(pool, job.model)
-        return QueueFull(f"{_jobs(pool.queued, 'waiting')} already", soon)
+        waiting = f"{_jobs(pool.queued, 'waiting')} already"
+        return QueueFull(waiting, retry_after(pool, job))
     mine = pool.queued_by_owner[job.owner]
     if mine >= _owner_share(queue_max):
         return QueueFull(
             f"{_jobs(mine, 'waiting', ' of this key')} already; the rest of the queue "
             "is kept for others",
-            _retry_after(pool, job.model),
+            retry_after(pool, job),
         )
     if (full := _memory_rejection(pool, job)) is not None:
-        return QueueFull(full, _retry_after(pool, job.model))
+        return QueueFull(full, retry_after(pool, job))
     if job.terms.gang is not None:
         return None  # it does not wait behind other jobs
     queue = pool.queues.get(job.model)
@@ -278,7 +278,10 @@ def _models_that_do(pool: PoolState, job: Job, features: Set[Feature]) -> str:
     return f"{does}: {', '.join(names)}" if names else f"no worker has {does}"
 
 
-def _retry_after(pool: PoolState, model: str) -> int:
-    """Estimate the seconds until a worker with the model is free."""
-    seconds = pool.speeds.job_seconds.get(model, RETRY_UNKNOWN)
-    return max(1, min(RETRY_MAX, math.ceil(seconds / max(1, pool.roster.slots[model]))))
+def retry_after(pool: PoolState, job: Job) -> int:
+    """Estimate the seconds until a worker is free for ``job``, if it came now."""
+    queue = pool.queues.get(job.model)
+    ahead = queue.ahead_of(job.owner, job.priority) if queue else 0
+    seconds = pool.speeds.job_seconds.get(job.model, RETRY_UNKNOWN)
+    expected = (ahead + 1) * seconds / max(1, pool.roster.slots[job.model])
+    return max(1, min(RETRY_MAX, math.ceil(expected)))

@@ -68,6 +68,7 @@ from shoal.pool.inputs import (
     WorkerSuspension,
     WorkerUnpaired,
 )
+from shoal.pool.job_admission import retry_after
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
@@ -376,7 +377,8 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact
             seconds = min(seconds, job.job.limits.without_worker)
             error = f"{limit.value}: over the limit of {seconds:g} s"
         error = f"{no_worker_reason(pool, job)} ({error})"
-    elif limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
+        return [JobExpired(job.job.id, limit, error, 0, retry_after(pool, job.job))]
+    if limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
         error = no_call_result(seconds)
     return [JobExpired(job.job.id, limit, error)]
 
