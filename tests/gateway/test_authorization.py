@@ -96,6 +96,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/jobs/commit/fast"): SUBMISSION,
     ("POST", "/v1/jobs/commit/cheap"): SUBMISSION,
     ("GET", "/v1/jobs"): ANY_KEY,
+    ("DELETE", "/v1/jobs"): (400, 403, 400, 400, 403, 401),  # it names no key
     ("GET", "/v1/jobs/{id}"): OWN,
     ("DELETE", "/v1/jobs/{id}"): (409, 403, 409, 404, 403, 401),  # it has ended
     ("GET", "/v1/jobs/{id}/events"): OWN,

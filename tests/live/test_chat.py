@@ -111,6 +111,22 @@ def test_who_ends_the_command_cancels_its_job(
     check_cancelled(pool)
 
 
+def test_command_that_ends_while_its_job_waits_cancels_it(
+    programs: Programs, slow_model: GatedModel, chat: Chat
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags, "--slots", "1")
+    chat(pool, STORY).expect_exact("".join(ANSWERS[STORY][:5]))
+    terminal = chat(pool, "ping")
+    eventually(lambda: len(pool.admin("jobs")["data"]) == 2, "it waits")
+    waiting, _ = pool.admin("jobs")["data"]
+
+    terminal.kill(signal.SIGTERM)
+    terminal.expect(pexpect.EOF)
+
+    assert pool.admin(f"jobs/{waiting['id']}")["state"] == "cancelled"
+
+
 def check_cancelled(pool: Pool) -> None:
     """Check that the only job so far ends, and its worker is free."""
     (job,) = pool.admin("jobs")["data"]

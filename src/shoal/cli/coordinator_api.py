@@ -94,12 +94,18 @@ class CoordinatorApi:
         check_url(url, fingerprint)
         return url
 
-    def request(self, path: str, body: object = None, method: str | None = None) -> Any:
+    def request(
+        self,
+        path: str,
+        body: object = None,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """Return the JSON answer to a request; with a body it is a POST.
 
         Raises ApiError.
         """
-        answer = self._read(path, body, method)
+        answer = self._read(path, body, method, headers)
         try:
             return answer.json()
         except ValueError as error:
@@ -161,11 +167,15 @@ class CoordinatorApi:
             self._client.close()
 
     def _read(
-        self, path: str, body: object = None, method: str | None = None
+        self,
+        path: str,
+        body: object = None,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
         method = method or ("GET" if body is None else "POST")
         try:
-            answer = self._open().request(method, path, json=body)
+            answer = self._open().request(method, path, json=body, headers=headers)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
         if not answer.is_success:

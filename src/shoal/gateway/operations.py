@@ -293,6 +293,11 @@ JOBS = (
         query=jobs.JobListQuery,
     ),
     Operation(
+        *("DELETE", "/v1/jobs", "Cancel the job with an Idempotency-Key"),
+        use_open(jobs.cancel_keyed_job),
+        answer=JobInfo,
+    ),
+    Operation(
         *("GET", "/v1/jobs/{id}", "Show a job, or wait for its end"),
         read_open(jobs.show_job),
         answer=JobInfo,

@@ -346,6 +346,24 @@ async def test_owner_cancels_a_job(pool: Pool) -> None:
     assert "has ended already (failed)" in answer["error"]
 
 
+async def test_owner_cancels_a_job_by_its_idempotency_key(pool: Pool) -> None:
+    name = {"Idempotency_Key": "by its name"}
+    _, committed = await call(pool, "POST", "/v1/jobs/commit/fast", COMMIT, **name)
+
+    other = await make_key(pool, "another")
+    path, headers = f"{pool.url}/v1/jobs", {"Idempotency-Key": "by its name"}
+    async with pool.session.delete(
+        path, headers=pool.headers(other) | headers
+    ) as answer:
+        assert answer.status == 404, "keys of others are not told"
+    status, job = await call(pool, "DELETE", "/v1/jobs", **name)
+
+    assert (status, job["id"]) == (200, committed["job_id"])
+    assert job["result"] == {"error": "cancelled"}
+    assert (await call(pool, "DELETE", "/v1/jobs", **name))[0] == 409
+    assert (await call(pool, "DELETE", "/v1/jobs"))[0] == 400
+
+
 async def test_completed_job_is_not_cancelled(pool: Pool) -> None:
     async with provider(pool) as worker:
         job_id = await committed(pool)

@@ -20,6 +20,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.jobs.job_options import IDEMPOTENCY_KEY
 from shoal.gateway.jobs.job_request import USER_MAX
 from shoal.gateway.jobs.job_view import (
     STATUSES,
@@ -170,7 +171,24 @@ async def find_cursor(
 async def cancel_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    job_id = job_id_in(request)
+    return await _cancel(gateway, request, caller, job_id_in(request))
+
+
+async def cancel_keyed_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if not key:
+        raise InvalidRequest(f"{IDEMPOTENCY_KEY}: missing", IDEMPOTENCY_KEY)
+    stored = await gateway.store.by_idempotency_key(caller.name, key)
+    if stored is None:
+        raise NotFound(NOT_FOUND)
+    return await _cancel(gateway, request, caller, stored.job.id)
+
+
+async def _cancel(
+    gateway: Gateway, request: web.Request, caller: ApiCaller, job_id: JobId
+) -> web.Response:
     state = (await owned_summary(gateway, job_id, caller)).state
     record_of(request).job_id = job_id
     if state not in ENDED:

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.cli.coordinator_api import ApiError, CoordinatorApi, EventStream, Unreachable
 
 PATH = "/v1/chat/completions"
+JOBS = "/v1/jobs"
 RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
 RETRY_DELAY = 0.5  # seconds between attempts
 UNATTENDED = 20  # seconds that the job goes on without this command
@@ -78,7 +79,6 @@ class ChatStream:
             "Idempotency-Key": key,
             "x-shoal-unattended-seconds": str(UNATTENDED),
         }
-        self._job_id = ""
         self._now, self._sleep = now, sleep
         self._connected = False
         self.answer = StreamedAnswer(began=now())
@@ -92,10 +92,9 @@ class ChatStream:
         try:
             yield from self._reconnecting()
         except (GeneratorExit, KeyboardInterrupt):
-            if self._job_id:
-                # It may have ended meanwhile, and its coordinator, too.
-                with suppress(ApiError):
-                    self._api.request(f"/v1/jobs/{self._job_id}", method="DELETE")
+            # It may have ended meanwhile, and its coordinator, too.
+            with suppress(ApiError):
+                self._api.request(JOBS, method="DELETE", headers=self._headers)
             raise
 
     def _reconnecting(self) -> Iterator[AnswerPart]:
@@ -120,7 +119,6 @@ class ChatStream:
     def _read(self, events: EventStream) -> Iterator[AnswerPart]:
         answer = self.answer
         answer.worker = events.headers.get("x-shoal-worker", answer.worker)
-        self._job_id = events.headers.get("x-shoal-job", "")
         shown = {
             ShownKind.REASONING: _Replay(answer.reasoning),
             ShownKind.TEXT: _Replay(answer.text),
