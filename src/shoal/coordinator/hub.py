@@ -41,7 +41,7 @@ from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool.departures import departures, overdue_drains
-from shoal.pool.eligibility import no_worker_reason, suitable_workers
+from shoal.pool.eligibility import has_suitable_worker, no_worker_reason
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.inputs import (
     NO_OUTCOME,
@@ -222,7 +222,7 @@ class Hub:
         job = self.pool.jobs.get(job_id)
         if job is None or job.worker_id is not None:
             return None
-        if suitable_workers(self.pool, job) == []:
+        if not has_suitable_worker(self.pool, job):
             return no_worker_reason(self.pool, job)
         turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
         places = (place for place, turn in enumerate(turns) if turn.job is job)

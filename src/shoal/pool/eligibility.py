@@ -1,7 +1,7 @@
 """The reasons why a worker cannot take a job, worded for users."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
@@ -124,19 +124,25 @@ def restriction(job: OpenJob, worker: Worker) -> str | None:
     return None
 
 
-def suitable_workers(pool: PoolState, job: OpenJob) -> list[Worker] | None:
-    """Return the workers that could take ``job`` if it is not too long, free or not.
+def suitable_workers(pool: PoolState, job: OpenJob) -> Iterator[Worker] | None:
+    """Yield the workers that could take ``job`` if it is not too long, free or not.
 
     None: there are too many to examine.
     """
     with_model = pool.roster.with_model.get(job.model, {})
     if len(with_model) > SUITABLE_EXAMINED_MAX:
         return None
-    return [
+    return (
         worker
         for worker in with_model.values()
         if unsuitability(job, worker) is None and restriction(job, worker) is None
-    ]
+    )
+
+
+def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
+    """Return whether some worker could take ``job`` if it is not too long, or may."""
+    found = suitable_workers(pool, job)
+    return found is None or any(True for _ in found)
 
 
 def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:

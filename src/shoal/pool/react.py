@@ -43,7 +43,12 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
-from shoal.pool.eligibility import length_refusal, no_worker_reason, suitable_workers
+from shoal.pool.eligibility import (
+    has_suitable_worker,
+    length_refusal,
+    no_worker_reason,
+    suitable_workers,
+)
 from shoal.pool.functions import no_call_result
 from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.inputs import (
@@ -373,7 +378,7 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact
         expired = [job.job.id] if job.gang.formed else waiting
         return [JobExpired(each, limit, error) for each in expired]
     if limit is TimeLimit.QUEUE:
-        if suitable_workers(pool, job) == []:
+        if not has_suitable_worker(pool, job):
             seconds = min(seconds, job.job.limits.without_worker)
             error = f"{limit.value}: over the limit of {seconds:g} s"
         error = f"{no_worker_reason(pool, job)} ({error})"
@@ -395,7 +400,7 @@ def next_limit(
         due, limit = job.queued_at + limits.queue, TimeLimit.QUEUE
         look = max(now, job.queued_at + limits.without_worker)
         if look < due:
-            if now == look and suitable_workers(pool, job) == []:
+            if now == look and not has_suitable_worker(pool, job):
                 return limit
             # A busy worker may leave: look again after a while.
             due = look if now < look else min(due, now + limits.without_worker)
