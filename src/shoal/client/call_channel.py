@@ -88,7 +88,10 @@ class CallChannel:
         self._wake.set()
 
     def abandon(self) -> None:
-        """End without the open calls; those that outlive their client go on."""
+        """End without the open calls; those that outlive their client go on.
+
+        Cancellations are sent before.
+        """
         self._fail_all(ConnectionLost("the program has disconnected"))
         self.close()
 
@@ -99,6 +102,7 @@ class CallChannel:
                 try:
                     socket = await self._dialler.dial(lambda: bool(self._open))
                 except ShoalError as error:
+                    self._dropped.clear()
                     self._fail_all(error)
                 else:
                     await self._serve(socket)
@@ -140,6 +144,7 @@ class CallChannel:
                         f"the coordinator disconnected: {message.extra}"
                     )
             except (PeerError, InvalidRequest) as error:
+                self._dropped.clear()
                 self._fail_all(error)
             writer.cancel()
             monitor.cancel()
@@ -252,7 +257,6 @@ class CallChannel:
 
     def _fail_all(self, error: ShoalError) -> None:
         self._unsent.clear()
-        self._dropped.clear()
         for call in list(self._open.values()):
             self._finish(call, None, error)
 

@@ -201,6 +201,11 @@ class ThreadedCalls:
                 self._run_in_loop(lambda: self._channel.abandon())
             self._thread.join()
 
+    def leave(self) -> None:
+        """Leave the thread as it is; it ends with the program."""
+        self._stopped, self._thread = True, None
+        atexit.unregister(self._finish_at_exit)
+
     def finish(self) -> None:
         """Stop, and wait until the thread has ended.
 
