@@ -38,6 +38,7 @@ class Habits:
     and ``message``: what continues a last message of the assistant.  ``trims``: so does
     the template with each message; ``thinks``: it begins a thought in the prompt;
     ``reasons``: the model begins it, and the server tells thoughts apart in a chat.
+    ``silent``: it says nothing about tokens.
     """
 
     owner: str
@@ -48,6 +49,7 @@ class Habits:
     trims: bool = False
     thinks: bool = False
     reasons: bool = False
+    silent: bool = False
 
 
 LLAMA_SERVER = Habits("llamacpp", template=True, message=True)
@@ -184,7 +186,9 @@ class SamplingServer:
             "prompt_tokens": len(self._tokens(prompt)),
             "completion_tokens": written,
         }
-        await response.write(_event({**end, "usage": usage}))
+        await response.write(
+            _event(end if self.habits.silent else {**end, "usage": usage})
+        )
         await response.write(b"data: [DONE]\n\n")
         return response
 

@@ -194,6 +194,14 @@ def begun_by(text: str) -> Chat:
     return replace(COUNT, messages=(*COUNT.messages, begun))
 
 
+async def test_sglang_that_counts_no_tokens_is_believed_to_continue() -> None:
+    async with engine_of(replace(SGLANG, silent=True)) as (engine, _):
+        answer = await ask(engine, begun_by("one two three"))
+
+    assert counts(answer.text) == ALL[3:]
+    assert not any(Feature.CONTINUE in each.features for each in engine.models)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "on demand"])
 async def test_beginning_of_an_answer_in_the_request_is_continued(kind: str) -> None:
     habits = KINDS.get(kind, replace(OLLAMA, owner="somebody"))

@@ -43,7 +43,12 @@ from shoal.engines.catalog import (
     ServerQuery,
     ServerReply,
 )
-from shoal.engines.continuation import continue_answer, find_way, prompt_tokens
+from shoal.engines.continuation import (
+    QUESTION,
+    continue_answer,
+    find_way,
+    prompt_tokens,
+)
 from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.ignored_fields import FieldIgnored, check_heeded
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
@@ -322,7 +327,10 @@ class OpenAIEngine:
                 work = with_chosen_tools(work)
             reject_ignored_options(work, server)
         listed = self._find(work.model)
-        takes_flags = self._proven_way(work.model) in (Way.FLAGS, Way.TOKENS)
+        way = self._proven_way(work.model)
+        takes_flags = way in (Way.FLAGS, Way.TOKENS)
+        if way is None and self.server_kind is not None:
+            takes_flags = self.server_kind.continues
         if flags is None and is_begun(work) and takes_flags:
             flags = CONTINUE_FLAGS  # else it would begin a new answer
         name = listed.id if listed is not None else work.model
@@ -414,6 +422,11 @@ class OpenAIEngine:
         if listed.model.name not in self._ways:
             self._ways[listed.model.name] = await find_way(self, listed.id)
         if self._ways[listed.model.name] is None:
+            kind = self.server_kind
+            if kind is not None and kind.continues:
+                counted = await prompt_tokens(self, Chat(listed.id, QUESTION))
+                if counted is None:
+                    return  # nothing can be proved
             raise CannotDo(
                 "messages: the last one is the assistant's, and the engine of this "
                 "model would not continue it. End with a message of the user, or use a "

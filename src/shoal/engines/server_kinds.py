@@ -53,6 +53,8 @@ class ServerKind:
     ``ignores`` are options (``domain/options.py``) that it silently ignores.  The token
     limit and the temperature are no options, and every server obeys them.  Unless it
     ``chooses_tools``, it obeys "auto" and "required", and no other ``tool_choice``.
+    With ``continues`` it continues messages of a client by ``Way.FLAGS``: that is
+    believed if it counts no tokens.
     What it was found to ignore by its answers, a model of it no longer offers.
     """
 
@@ -62,6 +64,7 @@ class ServerKind:
     ignores: frozenset[str] = frozenset()
     chooses_tools: bool = True
     resident: bool = False  # all its models are loaded
+    continues: bool = False
 
 
 OLLAMA = ServerKind(
@@ -82,10 +85,11 @@ VLLM = ServerKind(
     _FULL_TEXT | MULTIMODAL | _ANY_FIELD | {Feature.ECHO},
     slots=32,
     resident=True,
+    continues=True,
 )
 SGLANG = replace(VLLM, name="SGLang")
 APHRODITE = replace(VLLM, name="Aphrodite")
-LMDEPLOY = replace(VLLM, name="LMDeploy")
+LMDEPLOY = replace(VLLM, name="LMDeploy", continues=False)
 LM_STUDIO = ServerKind(
     "LM Studio",
     _BASIC | {Feature.TOOLS, Feature.SCHEMA} | MULTIMODAL,
