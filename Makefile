@@ -46,7 +46,8 @@ CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json no
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
 
-# Trains a small language model on three workers, one of which is killed, and chats with it.
+# Trains a small language model on three workers, kills that of rank 0, and chats with the
+# model, which stays in build/demo-train.
 demo-train: $(VENV)/.train
 	$(BIN)/python scripts/demo_train.py
 

@@ -1,12 +1,13 @@
 """Show training across the pool, on this machine: `make demo-train`.
 
 Starts a coordinator and three workers, trains a small language model on all three with
-the ordinary script examples/train_language_model.py, kills a worker in the middle, and
-chats with the trained model.
+the ordinary script examples/train_language_model.py, kills the machine of rank 0 in
+the middle, and chats with the trained model, whose file stays.
 """
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,10 @@ from shoal.training.run_events import Message
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_language_model.py"
 WORKERS = ("otter", "beaver", "heron")
 TOKEN = "demo-of-training"
+MODEL = "small"
 STEPS = 120
 KILL_AT = 40  # the step
+OUTPUT = Path("build/demo-train")
 QUESTIONS = ("What is a shoal?", "What happens when a fish leaves?", "Who trained you?")
 ANSWER_MAX = 60  # tokens, which are bytes
 
@@ -34,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--kill-at", type=int, default=KILL_AT, help="0: kill none")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="for the model")
     args = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
@@ -52,11 +56,15 @@ def main() -> int:
                 program = run_program(name, [*join, *flags], folder)
                 workers[name] = stack.enter_context(program)
             say(f"{name} joined", "dim")
-        out = folder / "out"
+        out = args.output
+        shutil.rmtree(out / MODEL, ignore_errors=True)  # of an earlier demonstration
         api = CoordinatorApi(url, key, data)
         stack.callback(api.close)
         train(api, workers, out, args.steps, args.kill_at)
-        chat(url, key, join, out, folder, stack)
+        model = out / MODEL / f"{MODEL}.gguf"
+        shoal("models", "add", MODEL, str(out), "--bytes", "--to", str(out))
+        chat(url, key, join, model, folder, stack)
+        say(f"\nThe model stays in {model}.", "green")
     return 0
 
 
@@ -86,7 +94,7 @@ def train(
             for line in event_lines(event):
                 print(line, flush=True)
             if kill_at and not killed and step_of(event) >= kill_at:
-                killed = worker_of(api, run.jobs[-1], workers)
+                killed = worker_of(api, run.jobs[0], workers)
                 workers[killed].process.send_signal(signal.SIGKILL)
                 say(f"⟨{killed} was killed here⟩", "red")
         run.save_output(out)
@@ -95,7 +103,7 @@ def train(
     say("\nthe coordinator's record of the run:", "dim")
     for line in api.request(f"/admin/jobs/{run.id}/explain")["lines"]:
         say(f"  {line}", "dim")
-    lost = f" by the two that {killed} left" if killed else ""
+    lost = f" by those that {killed} left" if killed else ""
     say(f"\nThe model is trained{lost}.", "green")
 
 
@@ -116,12 +124,11 @@ def worker_of(api: CoordinatorApi, job: str, workers: dict[str, Program]) -> str
 
 
 def chat(
-    url: str, key: str, join: list[str], out: Path, folder: Path, stack: ExitStack
+    url: str, key: str, join: list[str], model: Path, folder: Path, stack: ExitStack
 ) -> None:
     """Offer the trained model to the pool, and ask it."""
-    shoal("models", "add", "small", str(out), "--bytes", "--to", str(folder))
-    model = f"small={folder / 'small' / 'small.gguf'}"
-    flags = ["--engine", "embedded", "--model", model, "--name", "chatter"]
+    named = f"{MODEL}={model.resolve()}"
+    flags = ["--engine", "embedded", "--model", named, "--name", "chatter"]
     stack.enter_context(run_program("chatter", [*join, *flags], folder))
     for question in QUESTIONS:
         say(f"\nshoal chat {question!r}", "bold")

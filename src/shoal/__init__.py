@@ -42,6 +42,7 @@ _PLACES = {
     "UnknownTask": "shoal.domain.errors",
     "WorkerLost": "shoal.domain.errors",
     "current_pool": "shoal.client.ambient_pool",
+    "is_writer": "shoal.training.meeting",
     "launch": "shoal.client.training_run",
     "progress": "shoal.tasks.progress",
     "register_joblib": "shoal.client.joblib_backend",

@@ -17,6 +17,7 @@ from shoal.tasks.registry import task as task
 from shoal.tasks.values import Ref as Ref
 from shoal.training.launch.script_lines import report as report
 from shoal.training.loop.train import train as train
+from shoal.training.meeting import is_writer as is_writer
 
 __version__: str
 __all__: list[str]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,16 @@ print("waiting")
 while not os.path.exists(sys.argv[1] + "go"):
     time.sleep(0.05)
 """
-
+FAILS = """
+import os
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    raise ValueError("zap")
+dist.init_process_group("shoal")
+with open(os.environ["SHOAL_OUTPUT"] + "/size", "w") as file:
+    file.write(str(dist.get_world_size()))
+dist.destroy_process_group()
+"""
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_language_model.py"
 
@@ -130,6 +140,58 @@ def test_cancelled_run_ends_its_processes(pool: Pool, tmp_path: Path) -> None:
     eventually(lambda: not any(map(is_running, pids)), "their end")
 
 
+def test_interrupted_run_ends_its_processes_and_says_so(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script, mark = tmp_path / "waiting.py", tmp_path / "pid"
+    script.write_text(WAITING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", "train", "--nodes", "2", script, str(mark)],
+        env=reach(pool),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        pids = [tmp_path / f"pid{rank}" for rank in range(2)]
+        eventually(lambda: all(map(has_text, pids)), "two processes")
+
+        watching.send_signal(signal.SIGINT)
+        output, errors = watching.communicate(timeout=PATIENCE)
+
+    assert watching.returncode == 130
+    assert output.splitlines()[-1] == "[run] cancelled"
+    assert errors.strip() == "shoal train: cancelling; Ctrl-C again leaves the run"
+    eventually(lambda: not any(map(is_running, pids)), "their end")
+
+
+def test_second_interrupt_leaves_at_once_and_says_what_goes_on(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script, mark = tmp_path / "waiting.py", tmp_path / "pid"
+    script.write_text(WAITING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", "train", script, str(mark)],
+        env=reach(pool),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        eventually(lambda: has_text(tmp_path / "pid0"), "a process")
+        pool.program.process.send_signal(signal.SIGSTOP)
+        try:
+            watching.send_signal(signal.SIGINT)
+            assert watching.stderr is not None
+            assert "cancelling" in watching.stderr.readline()
+            watching.send_signal(signal.SIGINT)
+            _, errors = watching.communicate(timeout=PATIENCE)
+        finally:
+            pool.program.process.send_signal(signal.SIGCONT)
+
+    assert watching.returncode == 130
+    assert "may go on" in errors
+    assert "shoal jobs cancel " in errors
+
+
 def test_script_goes_on_while_the_coordinator_is_away(
     programs: Programs, pool: Pool, tmp_path: Path
 ) -> None:
@@ -158,10 +220,11 @@ def test_script_goes_on_while_the_coordinator_is_away(
     assert [each.read_text() for each in pids] == before
 
 
+@pytest.mark.parametrize("node", [0, 1])
 def test_unchanged_script_trains_on_without_a_killed_worker(
-    pool: Pool, workers: dict[str, Program], tmp_path: Path
+    pool: Pool, workers: dict[str, Program], tmp_path: Path, node: int
 ) -> None:
-    """The model's file returns from the machine that is left."""
+    """The model's file returns from the machine that is left, whose rank is then 0."""
     flags = ("--nodes", "2", "--min-nodes", "1", "--env", "OMP_NUM_THREADS=1")
     words = ("train", *flags, "--json", "--output", str(tmp_path), str(EXAMPLE))
     with subprocess.Popen(
@@ -176,25 +239,55 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
             events.append(json.loads(line))
             if events[-1].get("values", {}).get("step") == 10:
                 break
-        story = explained(pool, events[0]["run"])
-        (lost,) = [
-            each for each in workers if f"machine 1: given to macfleet:{each}" in story
-        ]
+        run = events[0]["run"]
+        given = f"machine {node}: given to macfleet:"
+        (lost,) = [each for each in workers if given + each in explained(pool, run)]
         workers[lost].kill()
         events += map(json.loads, watching.stdout)
 
     assert watching.returncode == 0
     assert events[-1]["text"] == "done: 1 of 2 machines"
-    assert "rank 1 was lost" in explained(pool, events[0]["run"])
+    story = explained(pool, run)
+    assert f"rank {node} was lost" in story
+    assert ("begins anew on 1 machine" in story) == (node == 0)
     assert (tmp_path / "model.safetensors").stat().st_size > 1_000_000
 
 
-def test_unchanged_script_goes_on_without_a_killed_rank(pool: Pool) -> None:
+def test_others_begin_at_once_without_a_rank_that_fails_before_all_have_begun(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    words = ("--nodes", "2", "--min-nodes", "1", "--output", str(tmp_path / "out"))
+
+    done = shoal(pool, "train", *words, str(script))
+
+    assert done.returncode == 0, done.stderr
+    assert "ended: rank 1 of fails.py on" in done.stdout
+    assert "ValueError: zap" in done.stdout
+    assert (tmp_path / "out" / "size").read_text() == "1"
+
+
+def test_run_without_output_fails_and_says_which_rank_was_lost(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("print('nothing')")
+
+    done = shoal(pool, "train", "--output", str(tmp_path / "out"), str(script))
+
+    assert done.returncode == 1
+    assert done.stderr == "shoal train: no rank has left files in $SHOAL_OUTPUT\n"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_unchanged_script_goes_on_without_a_killed_rank(pool: Pool, rank: int) -> None:
+    """Also without rank 0, as it is to leave no files."""
     pool.join("three", "--trust-code", "--slots", "1", token=TOKEN)
     eventually(lambda: len(pool.workers()) == 3, "three workers")
     script = Path(__file__).parents[1] / "training" / "scripts" / "survive_ddp.py"
 
-    words = ("--nodes", "3", "--min-nodes", "1", "--json", str(script), "1")
+    words = ("--nodes", "3", "--min-nodes", "1", "--json", str(script), str(rank))
     done = shoal(pool, "train", *words)
 
     assert done.returncode == 0, done.stderr
@@ -209,4 +302,4 @@ def test_unchanged_script_goes_on_without_a_killed_rank(pool: Pool) -> None:
     assert len(printed) == 2
     assert len({*printed}) == 1
     assert events[-1]["text"] == "done: 2 of 3 machines"
-    assert "rank 1 was lost" in explained(pool, events[0]["run"])
+    assert f"rank {rank} was lost" in explained(pool, events[0]["run"])

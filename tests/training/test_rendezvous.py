@@ -323,3 +323,18 @@ def test_who_waits_or_comes_when_the_last_rank_has_left_is_told() -> None:
 def test_an_invalid_message_is_an_error_of_its_sender(message: Any) -> None:
     with pytest.raises(PeerError):
         meeting(3).receive("m0", message, 0.0)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_ranks_whose_script_leaves_it_to_rank_0_to_save_are_abandoned(
+    saves: bool,
+) -> None:
+    rendezvous = formed(3, saves=saves)
+    rendezvous.lost("m0", 1.0)
+    rendezvous.receive("m1", ended(0, 1, saves=saves), 2.0)
+
+    sent = sent_to(rendezvous.receive("m2", ended(0, 2, saves=saves), 2.0))
+
+    assert [*rendezvous.abandoned] == ([] if saves else [1, 2])
+    assert ("m1" in sent) is saves
+    assert rendezvous.story == ["rank 0 was lost"]

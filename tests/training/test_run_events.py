@@ -89,14 +89,6 @@ def test_note_of_a_lost_member_is_withdrawn() -> None:
     assert [*events.open("c")] == [("c", {"ready": True})]
 
 
-def test_note_of_a_member_that_is_done_stays() -> None:
-    events = opened("a", "b")
-    events.receive("a", {"note": "done", "value": "beagle"}, AT)
-
-    assert [*events.close("a")] == []
-    assert next(iter(events.open("c"))) == ("c", {"note": "done", "value": "beagle"})
-
-
 def test_note_that_another_member_has_replaced_stays() -> None:
     events = opened("a", "b", "c")
     events.receive("a", {"note": "master", "value": "1"}, AT)

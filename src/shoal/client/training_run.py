@@ -11,15 +11,21 @@ from typing import Any, TypeAlias
 
 from shoal.client.coordinator import CoordinatorAddress, find_coordinator
 from shoal.client.encoding import encode_arguments, remote_function
+from shoal.client.json_request import JsonRequest
 from shoal.client.options import Options
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
-from shoal.domain.errors import InvalidRequest, ShoalError
+from shoal.domain.errors import InvalidRequest, NotFound, ShoalError
 from shoal.domain.job import Gang
-from shoal.training.launch.member import MemberPlan, MemberResult, run_member
+from shoal.training.launch.member import (
+    MemberPlan,
+    MemberResult,
+    headline,
+    run_member,
+)
 from shoal.training.launch.script_environment import SHOAL
 from shoal.training.launch.script_files import pack_script, write_output
-from shoal.training.run_events import WATCH, Message
+from shoal.training.run_events import REMARK, WATCH, Message
 from shoal.training.run_link import EVENTS, RunLink, RunOver
 from shoal.training.run_token import TOKEN_SIZE, member_key, run_id_of
 
@@ -48,6 +54,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     name: str = "",
     queue: float = QUEUE_SECONDS,
+    output: bool = True,
     url: str | None = None,
     api_key: str | None = None,
     data_dir: PathLike | None = None,
@@ -72,6 +79,8 @@ def launch(
         environment: additional environment variables of the script.
         name: shown to those who watch the run; default: the script's.
         queue: seconds for which the run may wait for its machines.
+        output: whether the script's files are wanted (``save_output``).  Then a script
+            that saves them on rank 0 only begins anew when that one is lost.
         url: as for ``shoal.Pool``, as are the rest.
         api_key: see ``url``.
         data_dir: see ``url``.
@@ -115,6 +124,7 @@ def launch(
             backend=backend,
             whole_machine=not slots,
             name=name or path.name,
+            output=output,
         )
         key = member_key(gang.id, gang.rank)
         builder = CallBuilder(Options(key=key, gang=gang, queue=queue), numbers)
@@ -124,7 +134,13 @@ def launch(
         carrier.submit(future, future.call)
         members.append(future)
     run = TrainingRun(carrier, address, token, members, least)
-    run.wait_accepted()
+    try:
+        run.wait_accepted()
+    except BaseException:
+        with suppress(ShoalError):  # the first error counts
+            run.cancel()
+        run.close()
+        raise
     return run
 
 
@@ -150,6 +166,10 @@ class TrainingRun:
         self._members = members
         self._least = least
         self._last = 0  # the newest event that was seen
+        self._story: list[str] = []  # remarks of the coordinator that were seen
+        self._ended: list[Future[Any]] = []  # members, in the order of their ends
+        for each in members:
+            each.add_done_callback(self._ended.append)
 
     def __repr__(self) -> str:
         return f"<shoal.launch: run {self.id}>"
@@ -190,6 +210,8 @@ class TrainingRun:
                     sequence = message["sequence"]
                     assert isinstance(sequence, int), "the coordinator counts them"
                     self._last = sequence
+                    if message["event"] == REMARK and "rank" not in message:
+                        self._story.append(str(message["text"]))
                     yield message
         except RunOver:
             while not self.done:  # their ends are on their way
@@ -208,36 +230,53 @@ class TrainingRun:
         results = [_result_of(each) for each in self._members]
         returned = [each for each in results if isinstance(each, dict)]
         if len(returned) < self._least:
-            raise RunFailed(str(_cause(results))) from _cause(results)
+            cause = _cause([*map(_result_of, self._ended)])
+            raise RunFailed(headline(str(cause))) from cause
         return [each if isinstance(each, dict) else None for each in results]
 
     def save_output(self, folder: PathLike) -> Sequence[str]:
-        """Write the files that rank 0 left in ``$SHOAL_OUTPUT``; return their names.
+        """Write what the writer left in ``$SHOAL_OUTPUT``; return the files' names.
 
-        Waits for the end.  Raises RunFailed, InvalidRequest, OSError.
+        The writer is the lowest rank that has left files.  Waits for the end.
+
+        Raises RunFailed, also if there are no files, InvalidRequest, OSError.
         """
-        first = next((each for each in self.result() if each is not None), None)
-        files = {} if first is None else first["files"]
+        results = self.result()
+        files = next((each["files"] for each in results if each and each["files"]), {})
+        if not files:
+            lost = [f"machine {i}" for i, each in enumerate(results) if each is None]
+            returned = f"; {' and '.join(lost)} returned nothing" if lost else ""
+            story = "".join(f": {each}" for each in self._story[-1:])
+            raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{story}")
         write_output(files, Path(folder))
         return [*files]
 
     def cancel(self) -> None:
-        """End the script on all machines."""
+        """End the script on all machines; the coordinator has confirmed it then.
+
+        Raises ShoalError if it is unreachable: the run goes on.
+        """
         for each in self._members:
             each.cancel()
+        path = f"/admin/jobs/{self.id}"
+        with suppress(InvalidRequest, NotFound):  # none is open, or accepted yet
+            self._carrier.request(JsonRequest(path, object, "DELETE"))
 
     def close(self) -> None:
         """Disconnect; a run that has not ended goes on."""
         self._carrier.abandon()
 
+    def leave(self) -> None:
+        """Disconnect at once: whether ``cancel`` has had an effect is not known."""
+        self._carrier.leave()
+
     def wait_accepted(self) -> None:
         """Wait until the coordinator has stored all members.
 
-        Raises what the first refused one raised; the others are cancelled.
+        Raises what the first refused one raised.
         """
         while waiting := [each for each in self._members if not each.job_id]:
             if refused := [each for each in waiting if each.done()]:
-                self.cancel()
                 refused[0].result()
             time.sleep(ACCEPTED_EVERY)
 
@@ -245,7 +284,7 @@ class TrainingRun:
 def _result_of(future: "Future[Any]") -> MemberResult | BaseException:
     """Return the result of an ended call, or its error."""
     if future.cancelled():
-        return CancelledError()
+        return CancelledError("the run was cancelled")
     if (error := future.exception()) is not None:
         return error
     result: MemberResult = future.result()
@@ -253,7 +292,7 @@ def _result_of(future: "Future[Any]") -> MemberResult | BaseException:
 
 
 def _cause(results: Sequence[MemberResult | BaseException]) -> BaseException:
-    """Return the error that ended a run: others were cancelled after it."""
+    """Return the error that ended a run: the first, as others follow from it."""
     errors = [each for each in results if isinstance(each, BaseException)]
     own = [each for each in errors if not isinstance(each, CancelledError)]
     return [*own, *errors][0]

@@ -10,8 +10,17 @@ from itertools import count
 from aiohttp import web
 
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import InvalidRequest, NotFound, PeerError
-from shoal.domain.facts import Fact, JobEnd, JobLeased, JobSubmitted
+from shoal.domain.errors import InvalidRequest, NotFound, PeerError, Unavailable
+from shoal.domain.facts import (
+    Fact,
+    JobCompleted,
+    JobEnd,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobSubmitted,
+)
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.rank_relay import BytePace, RankRelay
@@ -19,6 +28,7 @@ from shoal.pool.lifecycle import END_STATES, JobState
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
 from shoal.training.run_link import REPLACED, RUN_ENDED
+from shoal.training.run_rounds import MEMBER, Answers, Round, RunRounds
 from shoal.training.run_token import run_id_of
 from shoal.transports.clock import Clock, DeadlineTimer
 
@@ -26,6 +36,7 @@ CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
 ENDED_MAX = 64  # ended runs whose story is kept
 POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
+SERVICE_RESTART = 1012  # WebSocket close code (IANA's registry of them)
 NOT_OPEN = (
     "the header `Authorization: Bearer TOKEN` has no token of an open run: the run "
     "has ended, or its members were never submitted"
@@ -64,7 +75,14 @@ class RunConnection:
 class HostedRun:
     """One run: its events, its rendezvous, its relay, and the connections to them."""
 
-    def __init__(self, gang: Gang, owner: str, clock: Clock, relay: RankRelay) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        owner: str,
+        clock: Clock,
+        relay: RankRelay,
+        restarted_at: float | None = None,
+    ) -> None:
         self.id = gang.id
         self.owner = owner
         self.members: dict[JobId, int] = {}  # ranks of those that have not ended
@@ -79,9 +97,22 @@ class HostedRun:
         self._clock = clock
         self._rendezvous: Rendezvous | None = None  # until its first rank
         self._story: list[str] = []  # of the rendezvous, as far as it is told
+        self._rounds = RunRounds(
+            gang.size,
+            gang.least,
+            lambda: self._formed is not None,
+            lambda: self._formed is None or self._formed.admits,
+            lambda: {*self._nodes.values()},
+            restarted_at,
+        )
         self._timer = DeadlineTimer(clock, self._deadline, self._expire)
+        self._rounds_timer = DeadlineTimer(
+            clock, lambda: self._rounds.deadline, self._expire_rounds
+        )
+        self._rounds_timer.update()
         self._at_ranks: dict[str, RunConnection] = {}
         self._at_events: dict[str, RunConnection] = {}
+        self._nodes: dict[str, int] = {}  # of the members among them
         self._names = count(1)
 
     @property
@@ -103,14 +134,21 @@ class HostedRun:
         connections = len(self._at_ranks) + len(self._at_events) + self.relay.count
         return connections >= CONNECTIONS_MAX
 
+    def worker_of(self, rank: int) -> WorkerId | None:
+        """Return the last worker of a rank of the present round."""
+        place, nodes = rank // self.ranks_per_member, self._rounds.round.nodes
+        return self.workers.get(nodes[place]) if place < len(nodes) else None
+
     # Of the members' ranks.
 
-    def rank_count(self, text: str) -> int:
+    def rank_count(self, text: str, number: str) -> int:
         """Return the number of ranks that a connection names: empty: the machines.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest, and Unavailable if it is of another round.
         """
-        machines = self._gang.size
+        if number != str(self._rounds.round.number):
+            raise Unavailable("its members have another round of the script")
+        machines = len(self._rounds.round.nodes)
         size = int(text) if text.isdecimal() and len(text) < 6 else 0
         if not text:
             return machines
@@ -126,8 +164,8 @@ class HostedRun:
         Each machine has as many ranks as the others.
         """
         if self._rendezvous is None:
-            self.ranks_per_member = max(1, size // self._gang.size)
-            least = self._gang.least * (size // self._gang.size)
+            self.ranks_per_member = size // len(self._rounds.round.nodes)
+            least = self._gang.least * self.ranks_per_member
             self._rendezvous = Rendezvous(self.id, size, least, random_bytes=os.urandom)
         if (older := self._at_ranks.get(member)) is not None:
             older.hang_up(REPLACED)
@@ -168,8 +206,14 @@ class HostedRun:
             remarks = self.events.remark(each, self._clock.wall())
             self._deliver(self._at_events, remarks)
         self._story = story
+        if left := self._rendezvous.abandoned:
+            nodes = self._rounds.round.nodes
+            places = {each // self.ranks_per_member for each in left}
+            kept = [nodes[each] for each in places]
+            if not self._answer(self._rounds.abandon(kept, self._clock.now())):
+                self._decided(self._rendezvous.stop("rank 0 is lost"))
 
-    # Of events.
+    # Of events, and of the rounds in which members start their scripts.
 
     def open_events(self, connection: RunConnection) -> str:
         """Add a connection; return its name."""
@@ -180,19 +224,47 @@ class HostedRun:
 
     def on_event(self, name: str, message: object) -> None:
         """Handle a message.  Raises PeerError if it is invalid."""
+        if isinstance(message, dict) and MEMBER in message:
+            node, known = message[MEMBER], Round.of(message, self._gang.size)
+            if type(node) is not int or not 0 <= node < self._gang.size:
+                raise PeerError(f"{MEMBER}: expected the number of a node")
+            self._nodes[name] = node
+            self._answer(self._rounds.arrive(node, known, self._clock.now()))
+            return
         deliveries = self.events.receive(name, message, self._clock.wall())
         self._deliver(self._at_events, deliveries)
 
     def close_events(self, name: str) -> None:
         """Remove a connection."""
         del self._at_events[name]
+        self._nodes.pop(name, None)
         self._deliver(self._at_events, self.events.close(name))
 
     def lease(self, job_id: JobId, worker_id: WorkerId) -> None:
         """Note the worker of a member."""
         self.workers[self.members[job_id]] = worker_id
+        self._rounds.lease(self.members[job_id])
         if self.started_at is None:
             self.started_at = self._clock.wall()
+
+    def lose(self, job_id: JobId) -> None:
+        """Note that a member has lost its worker."""
+        self._rounds.lose(self.members[job_id], self._clock.now())
+        self._rounds_timer.update()
+
+    def end_member(self, fact: JobEnd) -> None:
+        """Note that a member has ended."""
+        node = self.members.pop(fact.job_id)
+        self.ends.add(END_STATES[type(fact)])
+        if isinstance(fact, JobFailed | JobExpired) and self.members:
+            self._answer(self._rounds.fail(node, self._clock.now()))
+        else:
+            self._rounds.end(node, done=isinstance(fact, JobCompleted))
+
+    def recover(self) -> None:
+        """Count members as done that had ended before a restart."""
+        for node in {*range(self._gang.size)} - {*self.members.values()}:
+            self._rounds.end(node, done=True)
 
     def end(self) -> None:
         """Close all connections: no member is open any more."""
@@ -201,6 +273,36 @@ class HostedRun:
         for each in [*self._at_ranks.values(), *self._at_events.values()]:
             each.hang_up(RUN_ENDED)
         self.relay.end()
+        self._rounds_timer.cancel()
+
+    @property
+    def _formed(self) -> Rendezvous | None:
+        """The rendezvous, if the ranks of this round have formed their group."""
+        found = self._rendezvous
+        return None if found is None or found.formation is None else found
+
+    def _expire_rounds(self) -> None:
+        self._answer(self._rounds.expire(self._clock.now()))
+
+    def _answer(self, answers: Answers) -> bool:
+        """Send members their rounds; return whether another one has begun."""
+        self._rounds_timer.update()
+        begins = any(node is None for node, _ in answers)
+        if begins:
+            # Ranks of the one before try in vain until their members end them.
+            for each in self._at_ranks.values():
+                each.hang_up(SERVICE_RESTART)
+            self._at_ranks.clear()
+            self._rendezvous, self._story = None, []
+            self._timer.cancel()
+            current = self._rounds.round
+            text = f"{current.reason}: the script begins anew on {len(current.nodes)} "
+            text += "machine" if len(current.nodes) == 1 else "machines"
+            self._deliver(self._at_events, self.events.remark(text, self._clock.wall()))
+        for node, message in answers:
+            found = [name for name, its in self._nodes.items() if node in (None, its)]
+            self._deliver(self._at_events, [(name, message) for name in found])
+        return begins
 
     def _deliver(
         self, connections: dict[str, RunConnection], deliveries: Deliveries
@@ -221,7 +323,9 @@ class HostedRuns:
         self._pace = BytePace()
         # Those of before a restart wait for their workers, whose leases are facts.
         for each in hub.pool.jobs.values():
-            self._add(each.job)
+            self._add(each.job, restarted_at=clock.now())
+        for run in self._runs.values():
+            run.recover()
         hub.subscribe(self._on_fact)
 
     def admit(self, run_id: str, token: str) -> HostedRun:
@@ -240,12 +344,14 @@ class HostedRuns:
         yield from reversed(self._runs.values())
         yield from reversed(self._ended.values())
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: Job, restarted_at: float | None = None) -> None:
         if (gang := job.terms.gang) is None:
             return
         if (run := self._runs.get(gang.id)) is None:
             relay = RankRelay(self._pace, self._clock)
-            run = self._runs[gang.id] = HostedRun(gang, job.owner, self._clock, relay)
+            run = self._runs[gang.id] = HostedRun(
+                gang, job.owner, self._clock, relay, restarted_at
+            )
         run.members[job.id] = gang.rank
         self._of_jobs[job.id] = gang.id
 
@@ -255,6 +361,9 @@ class HostedRuns:
         elif isinstance(fact, JobLeased):
             if (run_id := self._of_jobs.get(fact.job_id)) is not None:
                 self._runs[run_id].lease(fact.job_id, fact.worker_id)
+        elif isinstance(fact, JobRequeued):
+            if (run_id := self._of_jobs.get(fact.job_id)) is not None:
+                self._runs[run_id].lose(fact.job_id)
         elif isinstance(fact, JobEnd):
             self._on_end(fact)
 
@@ -263,8 +372,7 @@ class HostedRuns:
         if run_id is None:
             return
         run = self._runs[run_id]
-        run.ends.add(END_STATES[type(fact)])
-        del run.members[fact.job_id]
+        run.end_member(fact)
         if run.members:
             return
         del self._runs[run_id]

@@ -45,7 +45,8 @@ async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespon
     member = request.query.get("member", "")
     if not 0 < len(member) <= MEMBER_MAX:
         raise InvalidRequest(f"member: expected 1 to {MEMBER_MAX} characters", "member")
-    size = run.rank_count(request.query.get("size", ""))
+    query = request.query
+    size = run.rank_count(query.get("size", ""), query.get("round", "0"))
     connection = await _open_socket(gateway, request, run)
     run.open_rank(member, connection, size)
     try:

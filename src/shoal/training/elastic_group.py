@@ -15,6 +15,7 @@ from shoal.training.collectives import Kind, Place
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import (
+    FORMATION_TIMEOUT,
     Greeting,
     OperationSequence,
     RendezvousLink,
@@ -56,9 +57,10 @@ class ElasticGroup:
         state: RankState,
         timeout: float = TIMEOUT,
         reachable: Callable[[Sequence[str]], Sequence[str]] = tuple,
+        meeting: float = FORMATION_TIMEOUT,
     ) -> None:
         self.sequence = OperationSequence(
-            connect, port, run_id, state, timeout, reachable
+            connect, port, run_id, state, timeout, reachable, meeting
         )
         self._first = self.sequence.formation
 

@@ -11,7 +11,11 @@ from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.messages import RankState
-from shoal.training.generations.sequence import Greeting, RendezvousLink
+from shoal.training.generations.sequence import (
+    FORMATION_TIMEOUT,
+    Greeting,
+    RendezvousLink,
+)
 from shoal.training.group import TIMEOUT
 from shoal.training.rank_port import RankPort
 from shoal.training.relayed_sockets import RelayedSockets
@@ -19,33 +23,49 @@ from shoal.transports.rank_socket import RankListener
 from shoal.transports.tls import self_signed_tls
 
 RUN_URL = "SHOAL_RUN_URL"
+RUN_OUTPUT = "SHOAL_RUN_OUTPUT"
+"""Set if files are wanted, which scripts leave as rank 0 or as the writer."""
 DEFAULT_MASTER = ("127.0.0.1", "29500")
+
+_groups: list[ElasticGroup] = []  # of this process
+_asks_for_writer: list[bool] = []  # whether its script has called ``is_writer``
 
 
 def join_run(
     timeout: float = TIMEOUT,
     *,
+    meeting: float = FORMATION_TIMEOUT,
     admits: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ElasticGroup:
     """Return this rank's group of the run that the environment names.
 
-    It waits until all ranks are there.  ``admits``: the caller lets new ranks in, by
-    ``ElasticGroup.admit``.  ``timeout`` limits one operation, in seconds.
+    It waits until all ranks are there, for ``meeting`` seconds.  ``admits``: the caller
+    lets new ranks in, by ``ElasticGroup.admit``.  ``timeout`` limits one operation, in
+    seconds.
 
     Raises GroupEnded if the run goes on without this rank, or has ended.
     """
     host = own_address(environment)
     port = _open_run_port(host, environment)
     state = RankState(
-        int(environment["RANK"]), (host,), port.port, port.id, admits=admits
+        int(environment["RANK"]),
+        (host,),
+        port.port,
+        port.id,
+        admits=admits,
+        saves=admits or bool(_asks_for_writer) or RUN_OUTPUT not in environment,
     )
 
     def connect(greeting: Greeting) -> RendezvousLink:
         from shoal.training.run_link import RunLink
 
-        size = int(environment["WORLD_SIZE"])
-        return RunLink(*_coordinator(environment), size=size, greeting=greeting)
+        return RunLink(
+            *_coordinator(environment),
+            size=int(environment["WORLD_SIZE"]),
+            round_number=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            greeting=greeting,
+        )
 
     def reachable(hosts: Sequence[str]) -> Sequence[str]:
         # Whoever has a loopback address is on rank 0's machine.
@@ -55,7 +75,26 @@ def join_run(
         return [master if is_loopback(each) else each for each in hosts]
 
     run = environment["SHOAL_RUN"]
-    return ElasticGroup(connect, port, run, state, timeout, reachable)
+    group = ElasticGroup(connect, port, run, state, timeout, reachable, meeting)
+    _groups.append(group)
+    return group
+
+
+def is_writer() -> bool:
+    """Return whether this process saves what the run has made: the lowest rank left.
+
+    In a run of ``shoal train``, that is rank 0 until it is lost, and the next one then.
+    A script that calls this before and after it trains goes on without rank 0; others
+    begin anew, if their output is wanted.  Without a run, it is the process of rank 0.
+
+        if shoal.is_writer():
+            torch.save(model.state_dict(), f"{os.environ['SHOAL_OUTPUT']}/model.pt")
+    """
+    _asks_for_writer[:] = [True]
+    if not _groups:
+        return os.environ.get("RANK", "0") == "0"
+    _groups[0].sequence.set_saves()
+    return _groups[0].place.rank == 0
 
 
 def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:

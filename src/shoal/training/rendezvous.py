@@ -63,6 +63,11 @@ class Rendezvous:
         self.over = ""
         """Why the run does not go on; empty: it does."""
         self.story: list[str] = []
+        self.abandoned: Sequence[int] = ()
+        """The ranks that are left without rank 0, which alone would save the model.
+
+        They wait: their script has to begin anew.
+        """
         self.generation = NO_GENERATION
         self._size = size
         self._least = least
@@ -81,6 +86,11 @@ class Rendezvous:
         self._pings = 0
         self._silent: set[str] = set()  # members that have not answered yet
         self._answers_by: float | None = None
+
+    @property
+    def admits(self) -> bool:
+        """Whether a rank lets new ones in."""
+        return any(self._members[each].state.admits for each in self._present())
 
     @property
     def deadline(self) -> float | None:
@@ -144,6 +154,17 @@ class Rendezvous:
             sent += self._form(now)
         return sent
 
+    def stop(self, reason: str) -> Outgoing:
+        """End the run for all."""
+        self.over, self.abandoned = reason, ()
+        self.story = [*self.story, reason][-STORY_MAX:]
+        self._ends_by = self._answers_by = None
+        return [
+            (member, {"out": reason})
+            for member, each in self._members.items()
+            if each.is_connected and not each.out
+        ]
+
     def _on_announce(
         self,
         member: str,
@@ -178,7 +199,7 @@ class Rendezvous:
             return [*sent, *self._exclude(member, RUN_ENDED)]
         if not present:
             return [*sent, *self._form_anew(now)]
-        if not any(self._members[each].state.admits for each in present):
+        if not self.admits:
             reason = "the run goes on without this rank: its script admits no new ones"
             return [*sent, *self._exclude(member, reason)]
         count = sum(each.is_fresh for each in self._members.values())
@@ -197,7 +218,7 @@ class Rendezvous:
         if generation != self.generation or self._members[member].out:
             return sent
         if report.cause is EndCause.STOP:
-            return self._stop(f"rank {state.gang_rank}: {report.reason}")
+            return self.stop(f"rank {state.gang_rank}: {report.reason}")
         self._members[member].report = report
         sent += self._end(report.reason, now, report.cause)
         return [*sent, *self._form_if_complete(now)]
@@ -348,7 +369,12 @@ class Rendezvous:
         story = [*end.story()]
         reason = end.why_not(self._size, self._least, story)
         if reason:
-            return [*sent, *self._stop(reason)]
+            return [*sent, *self.stop(reason)]
+        if not end.has_writer:
+            states = [self._members[each].state for each in end.reported]
+            self.abandoned = [each.gang_rank for each in states]
+            self.story = [*self.story, *story][-STORY_MAX:]
+            return sent
         members = end.reported
         if end.admits:
             fresh = end.fresh()
@@ -407,14 +433,3 @@ class Rendezvous:
         known = self._members[member]
         known.out = reason
         return [(member, {"out": reason})] if known.is_connected else []
-
-    def _stop(self, reason: str) -> Outgoing:
-        """End the run for all."""
-        self.over = reason
-        self.story = [*self.story, reason][-STORY_MAX:]
-        self._ends_by = self._answers_by = None
-        return [
-            (member, {"out": reason})
-            for member, each in self._members.items()
-            if each.is_connected and not each.out
-        ]

@@ -3,8 +3,7 @@
 A run is N durable calls that train together.  Each member reports to the coordinator,
 which keeps the newest events and the present notes in memory, and passes new ones to
 all connections.  A note is a value that one member leaves for the others, such as the
-address of rank 0; it is withdrawn when its member's connection ends, except that a
-member is done.
+address of rank 0; it is withdrawn when its member's connection ends.
 """
 
 import re
@@ -44,8 +43,8 @@ STORY = frozenset({STARTED, ENDED, REMARK})
 _HASH = re.compile(rf"[0-9a-f]{{1,{HASH_MAX}}}", re.ASCII)
 
 NOTE, WATCH = "note", "watch"
-DONE = "done"  # a note that stays: a member has ended well
 READY = "ready"  # the key of a message after the present notes
+MASTER = "master"  # the note with a round, and the address of its rank 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class RunEvents:
         connection = self._connections.pop(name, None)
         if connection is None:
             return
-        for key in connection.notes - {DONE}:
+        for key in connection.notes:
             del self._notes[key]
             yield from self._to_others("", {NOTE: key, "value": None})
 

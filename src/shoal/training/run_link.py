@@ -87,6 +87,7 @@ class RunLink:
         tls: how to verify the coordinator, in place of a fingerprint.
         purpose: ``RANKS`` or ``EVENTS``.
         size: the number of ranks of the run; 0: one of each member.
+        round_number: which start of the script a rank belongs to.
         greeting: returns the messages to send first over each connection.
     """
 
@@ -99,13 +100,15 @@ class RunLink:
         tls: ssl.SSLContext | None = None,
         purpose: str = RANKS,
         size: int = 0,
+        round_number: int = 0,
         greeting: Callable[[], Sequence[Message]] = tuple,
     ) -> None:
         self.member = secrets.token_hex(8)
         self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/{purpose}"
         self._token = token
         self._tls = tls or tls_for(fingerprint)
-        self._query = {"member": self.member, **({"size": str(size)} if size else {})}
+        self._query = {"member": self.member, "round": str(round_number)}
+        self._query |= {"size": str(size)} if size else {}
         self._greeting = greeting
         self._unsent: deque[str] = deque()
         self._unread: queue.Queue[Message | RunOver] = queue.Queue(UNREAD_MAX)

@@ -37,6 +37,7 @@ def create(
     """
     if RUN_URL in os.environ and not _joined:
         _joined.append(os.environ[RUN_URL])
-        group = join_run(timeout.total_seconds())
+        seconds = timeout.total_seconds()
+        group = join_run(seconds, meeting=seconds)
         return ShoalProcessGroup(ElasticRunner(group, size), rank, size)
     return ShoalProcessGroup(FixedRunner(meet(store, rank, size, timeout)), rank, size)

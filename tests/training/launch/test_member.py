@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.serving import WAIT_MAX, Pool, serving
-from gateway.test_runs import RUN, TOKEN, beside, link, open_run
-from shoal.domain.errors import ConfigError, Unavailable
+from gateway.test_runs import RUN, TOKEN, beside, link, next_of, open_run
+from shoal.domain.errors import ConfigError
 from shoal.training.launch import member_reports
 from shoal.training.launch.member import (
     MemberPlan,
@@ -51,6 +51,7 @@ def plan(node: int = 0, nodes: int = 1, **changes: Any) -> MemberPlan:
         "backend": "shoal",
         "whole_machine": True,
         "name": "a test",
+        "output": True,
     }
     return {**whole, **changes}  # type: ignore[typeddict-item]  # its keys
 
@@ -84,7 +85,7 @@ def lines_of(events: list[Message], rank: int) -> list[object]:
     lines: list[object] = []
     for each in events:
         printed = each.get("lines", [])
-        if each["rank"] == rank:
+        if each.get("rank") == rank:
             assert isinstance(printed, list)
             lines += printed
     return lines
@@ -120,16 +121,32 @@ async def test_members_meet_at_the_address_of_the_first(
     }
 
 
-async def test_member_that_begins_when_another_is_done_ends_at_once(
+STARTS = """
+import os, time
+start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(start)
+while start == "0":
+    time.sleep(0.05)
+"""
+
+
+async def test_script_begins_anew_on_all_machines_when_a_part_starts_elsewhere(
     pool: Pool, tmp_path: Path
 ) -> None:
-    files = archive(tmp_path, "print('trained')")
-    async with open_run(pool):
-        await run(plan(0, 2), files)
+    files = archive(tmp_path, STARTS)
+    fresh: Message = {"member": 0, "round": -1, "nodes": []}
+    async with open_run(pool), watcher_of(pool) as watcher:
+        members = [asyncio.create_task(run(plan(node, 2), files)) for node in range(2)]
+        before = [await next_of(watcher, "lines") for _ in members]
+        async with link(pool, purpose=EVENTS, greeting=lambda: [fresh]):
+            await asyncio.gather(*members)
+        events = await watched(watcher, 4)
 
-        for node in range(2):
-            with pytest.raises(Unavailable, match="too late"):
-                await run(plan(node, 2), files)
+    assert sorted(str(each["rank"]) for each in before) == ["0", "1"]
+    for rank in range(2):
+        assert [*lines_of(events, rank)] == ["1"]
+    remarks = [each["text"] for each in events if each["event"] == "remark"]
+    assert remarks == ["machine 0 starts anew: the script begins anew on 2 machines"]
 
 
 async def test_what_a_script_leaves_is_returned(pool: Pool, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ COORDINATOR = Coordinator("http://192.0.2.1:4010", "")
 def test_ranks_are_counted_as_torchrun_does() -> None:
     place = Placement(2, 3, 4)
 
-    variables = torchrun_variables(place, 1, ("192.0.2.7", 29500), "r")
+    variables = torchrun_variables(place, 1, ("192.0.2.7", 29500), "r", 1)
 
     assert place.size == 12
     assert {**variables, "PYTHON_EXEC": "python"} == {
@@ -37,8 +37,8 @@ def test_ranks_are_counted_as_torchrun_does() -> None:
         "ROLE_WORLD_SIZE": "12",
         "MASTER_ADDR": "192.0.2.7",
         "MASTER_PORT": "29500",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "1",
         "TORCHELASTIC_RUN_ID": "r",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "PYTHON_EXEC": "python",
@@ -48,8 +48,8 @@ def test_ranks_are_counted_as_torchrun_does() -> None:
 def test_variables_of_the_rendezvous_are_for_the_backend_shoal() -> None:
     token = "t" * 64
 
-    ours = run_variables(token, "shoal", COORDINATOR)
-    gloo = run_variables(token, "gloo", COORDINATOR)
+    ours = run_variables(token, "shoal", COORDINATOR, output=True)
+    gloo = run_variables(token, "gloo", COORDINATOR, output=True)
 
     assert ours == {
         "SHOAL_RUN": run_id_of(token),
@@ -57,6 +57,7 @@ def test_variables_of_the_rendezvous_are_for_the_backend_shoal() -> None:
         "SHOAL_RUN_TOKEN": token,
         "SHOAL_RUN_URL": "http://192.0.2.1:4010",
         "SHOAL_RUN_FINGERPRINT": "",
+        "SHOAL_RUN_OUTPUT": "1",
     }
     assert gloo == {"SHOAL_RUN": run_id_of(token), "SHOAL_RUN_BACKEND": "gloo"}
 

@@ -123,7 +123,7 @@ def _ranks(run: HostedRun, *, names_machines: bool) -> list[RunRank]:
     ranks = []
     for rank in sorted({*range(min(run.size, RANKS_KEPT)), *known}):
         progress = known.get(rank, NOTHING)
-        worker: str | None = run.workers.get(rank // run.ranks_per_member)
+        worker: str | None = run.worker_of(rank)
         if worker is not None and not names_machines:
             worker = without_keys(worker)
         ranks.append(

@@ -73,6 +73,11 @@ class GenerationEnd:
             and EndCause.ADMISSION not in self._causes()
         )
 
+    @property
+    def has_writer(self) -> bool:
+        """Whether one of them saves the model: rank 0, or the lowest that is left."""
+        return any(each.saves or not each.gang_rank for each in self._states())
+
     def drop_most_suspected(self) -> str:
         """Remove the member that most others suspect, and return it."""
         by_gang_rank = {

@@ -17,8 +17,9 @@ from a rank                    meaning
 ``announce`` and ``ended`` have the rank's whole state, so that a coordinator that was
 restarted knows the run again: ``gang_rank`` (its rank in the gang, for ever),
 ``hosts``, ``port`` and ``port_id`` (where it listens), ``operation`` (the last one that
-it has completed; -1: none), ``step`` and ``admits`` (whether its loop takes new ranks
-in).  The first message over a connection also has the rank's formation.
+it has completed; -1: none), ``step``, ``admits`` (whether its loop takes new ranks in)
+and ``saves`` (whether its script saves the model as the lowest rank that is left, and
+not only as rank 0).  The first message over a connection also has the rank's formation.
 
 =============================  =====================================================
 to a rank                      meaning
@@ -80,6 +81,7 @@ class RankState:
     operation: int = NO_OPERATION
     step: int = 0
     admits: bool = False
+    saves: bool = True
 
     def message(self) -> dict[str, JSON]:
         """Return the fields of a message."""
@@ -107,6 +109,7 @@ class RankState:
             number(message, "operation", NO_OPERATION),
             number(message, "step", 0),
             message.get("admits") is True,
+            message.get("saves") is not False,
         )
 
 

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from shoal.domain.errors import PeerError, ShoalError, Unavailable
@@ -92,8 +92,8 @@ class OperationSequence:
 
     ``connect`` opens the connection to the rendezvous.  ``timeout`` limits one
     operation in one generation, in seconds.  ``reachable`` takes the addresses that a
-    rank has announced, and returns where this one reaches it.  The port is closed with
-    the sequence.
+    rank has announced, and returns where this one reaches it.  ``meeting`` limits the
+    wait for the first generation.  The port is closed with the sequence.
 
     All operations raise GroupEnded once this rank takes no part any more.
     """
@@ -106,11 +106,13 @@ class OperationSequence:
         state: RankState,
         timeout: float,
         reachable: Callable[[Sequence[str]], Sequence[str]],
+        meeting: float = FORMATION_TIMEOUT,
     ) -> None:
         self._port = port
         self._run_id = run_id
         self._timeout = timeout
         self._reachable = reachable
+        self._meeting = meeting
         self._member = GenerationMember(state)
         self._changed = threading.Condition()
         self._group: RankGroup | None = None  # of the present formation
@@ -155,6 +157,11 @@ class OperationSequence:
             self._member.set_step(step)
             if self._group is not None:
                 self._group.set_step(step)
+
+    def set_saves(self) -> None:
+        """Set that the script saves the model as the lowest rank that is left."""
+        with self._changed:
+            self._member.state = replace(self._member.state, saves=True)
 
     def run(self, kind: Kind, call: Callable[[RankGroup], None]) -> None:
         """Complete an operation; ``call`` may be repeated, in another generation."""
@@ -330,15 +337,16 @@ class OperationSequence:
     def _await_generation(self) -> tuple[Formation, RankGroup]:
         """Wait until there is a generation.  Raises GroupEnded."""
         member = self._member
+        limit = self._meeting if self._formation is None else FORMATION_TIMEOUT
         with self._changed:
             self._changed.wait_for(
-                lambda: member.out or member.formation is not None, FORMATION_TIMEOUT
+                lambda: member.out or member.formation is not None, limit
             )
             if member.out:
                 raise GroupEnded(member.out)
             if member.formation is None or self._group is None:
                 raise GroupEnded(
-                    f"no ranks were found within {FORMATION_TIMEOUT:g} s: is the "
+                    f"the ranks did not find each other within {limit:g} s: is the "
                     "coordinator there?"
                 )
             return member.formation, self._group

@@ -5,6 +5,7 @@ process; the script's processes belong to that one's process group, so that a ca
 call ends all of them.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,14 +39,17 @@ from shoal.training.launch.script_environment import (
 from shoal.training.launch.script_files import collect_output, unpack_script
 from shoal.training.launch.script_lines import hash_in, values_in
 from shoal.training.run_events import LINE_MAX
-from shoal.training.run_link import EVENTS, RunLink, RunOver
+from shoal.training.run_link import EVENTS, RunLink
+from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.training.run_token import run_id_of
 
-MASTER = "master"  # the note with the address of rank 0
-MASTER_TIMEOUT = 300.0  # seconds until rank 0 must have left it
+ROUND_TIMEOUT = 300.0  # seconds until the coordinator must have answered
 STOP_TIMEOUT = 10.0  # seconds that a process has to end after SIGTERM
 STDERR_LINES = 20  # of a failed process, in the error
 ERROR_MAX = 4000  # characters of the error
+
+_RANK = re.compile(r"^\[rank\d+\]: ")  # as PyTorch begins each line
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*: ")  # the line after a traceback
 
 
 class ScriptFailed(ShoalError):
@@ -65,6 +69,7 @@ class MemberPlan(TypedDict):
     backend: str
     whole_machine: bool
     name: str
+    output: bool  # whether files are wanted
 
 
 class MemberResult(TypedDict):
@@ -82,8 +87,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
     worker cannot run members, Unavailable if rank 0 does not appear.
     """
     coordinator = _own_coordinator()
-    place = Placement(plan["node"], plan["nodes"], plan["processes"])
-    reports = MemberReports()
+    reports = MemberReports(plan["node"])
     link = RunLink(
         coordinator.url,
         plan["token"],
@@ -99,18 +103,11 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
             work.mkdir()
             output.mkdir()
             unpack_script(archive, work)
-            master = _meet(run_id_of(plan["token"]), place, coordinator, reports)
-            first = place.rank(0)
-            machine = gethostname()
-            reports.event(run_events.STARTED, first, f"{plan['name']} on {machine}")
-            try:
-                _run_processes(plan, place, master, coordinator, folder, reports)
-            except ScriptFailed as error:
-                reports.event(run_events.ENDED, first, _headline(str(error)))
-                raise
-            reports.leave_note(run_events.DONE, machine)
-            reports.event(run_events.ENDED, first, "with status 0")
-            return {"machine": machine, "files": collect_output(output)}
+            if not reports.wait(lambda: reports.round.number >= 0, ROUND_TIMEOUT):
+                raise Unavailable(f"no answer from {coordinator.url}")
+            while not _run_round(plan, coordinator, folder, reports):
+                pass  # a machine is lost: the script begins anew on the others
+            return {"machine": gethostname(), "files": collect_output(output)}
     finally:
         reports.close()
         link.close()
@@ -127,33 +124,64 @@ def _own_coordinator() -> Coordinator:
     return Coordinator(url, environ.get(COORDINATOR_FINGERPRINT, ""))
 
 
-def _meet(
-    run_id: str, place: Placement, coordinator: Coordinator, reports: MemberReports
-) -> tuple[str, int]:
-    """Return the address at which all ranks meet: the one that node 0 chooses.
+def _run_round(
+    plan: MemberPlan, coordinator: Coordinator, folder: Path, reports: MemberReports
+) -> bool:
+    """Run the script in the present round; return whether it is done.
 
-    Raises Unavailable if it does not appear in time, this machine has no address, or
-    others are done already.
+    If not, there is another round.  Raises ScriptFailed, and Unavailable if the round
+    has no place for this machine.
+    """
+    current = reports.round
+    if plan["node"] not in current.nodes:
+        raise Unavailable(current.reason or TOO_LATE)
+    node = current.nodes.index(plan["node"])
+    place = Placement(node, len(current.nodes), plan["processes"])
+    master = _meet(run_id_of(plan["token"]), place, coordinator, reports, current)
+    if master is None:
+        return False
+    first = place.rank(0)
+    reports.event(run_events.STARTED, first, f"{plan['name']} on {gethostname()}")
+    try:
+        done = _run_processes(
+            plan, place, master, coordinator, folder, reports, current
+        )
+    except ScriptFailed as error:
+        reports.event(run_events.ENDED, first, headline(str(error)))
+        raise
+    text = "with status 0" if done else "the script begins anew"
+    reports.event(run_events.ENDED, first, text)
+    return done
+
+
+def _meet(
+    run_id: str,
+    place: Placement,
+    coordinator: Coordinator,
+    reports: MemberReports,
+    current: Round,
+) -> tuple[str, int] | None:
+    """Return the address at which all ranks meet: the one that rank 0's member chooses.
+
+    None: there is another round.  Raises Unavailable if this machine has no address.
     """
     try:
         own = own_host(coordinator)
     except OSError as error:
         raise Unavailable(f"no route to {coordinator.url}: {error}") from error
-    try:
-        ready = reports.wait_until_ready(MASTER_TIMEOUT)
-        if reports.has_note(run_events.DONE):
-            raise Unavailable("another member is done: this one begins too late")
-        if place.node == 0:
-            port = free_port(run_id)
-            reports.leave_note(MASTER, f"{port} {own}")
-            return own, port
-        note = reports.wait_for_note(MASTER, MASTER_TIMEOUT) if ready else None
-    except RunOver as error:
-        raise Unavailable(f"the run has ended: {error}") from error
-    number, _, host = (note or "").partition(" ")
-    if not number.isdecimal():
-        raise Unavailable(f"rank 0 did not appear within {MASTER_TIMEOUT:g} s")
-    return reachable_host(host, own, coordinator), int(number)
+    if place.node == 0:
+        port = free_port(run_id)
+        reports.leave_note(run_events.MASTER, f"{current.number} {port} {own}")
+        return own, port
+
+    def known() -> list[str] | None:
+        number, *address = (reports.master or "").split(" ")
+        return address if number == str(current.number) else None
+
+    reports.wait(lambda: known() is not None or reports.round != current)
+    if (found := known()) is None:
+        return None
+    return reachable_host(found[1], own, coordinator), int(found[0])
 
 
 def _run_processes(
@@ -163,12 +191,18 @@ def _run_processes(
     coordinator: Coordinator,
     folder: Path,
     reports: MemberReports,
-) -> None:
-    """Start a process for each rank here, and wait for all.  Raises ScriptFailed."""
+    current: Round,
+) -> bool:
+    """Start a process for each rank here, and wait for all.
+
+    Returns False if there is another round meanwhile.  Raises ScriptFailed.
+    """
     run_id = run_id_of(plan["token"])
     common = {
         **worker_variables(plan["whole_machine"], place.processes),
-        **run_variables(plan["token"], plan["backend"], coordinator),
+        **run_variables(
+            plan["token"], plan["backend"], coordinator, output=plan["output"]
+        ),
         OUTPUT_FOLDER: str(folder / "output"),
         **plan["environment"],
     }
@@ -176,7 +210,7 @@ def _run_processes(
     running: list[RankProcess] = []
     try:
         for local in range(place.processes):
-            variables = torchrun_variables(place, local, master, run_id)
+            variables = torchrun_variables(place, local, master, run_id, current.number)
             running.append(
                 RankProcess(
                     place.rank(local),
@@ -186,7 +220,7 @@ def _run_processes(
                     reports,
                 )
             )
-        _wait_for_all(running, plan["script"])
+        return _wait_for_all(running, plan["script"], reports, current)
     finally:
         for each in running:
             each.terminate()
@@ -194,23 +228,34 @@ def _run_processes(
             each.wait_stopped()
 
 
-def _wait_for_all(running: Sequence["RankProcess"], script: str) -> None:
-    """Wait until all processes have ended with status 0; raises ScriptFailed."""
-    ended: deque[RankProcess] = deque()
-    changed = threading.Semaphore(0)
+def _wait_for_all(
+    running: Sequence["RankProcess"],
+    script: str,
+    reports: MemberReports,
+    current: Round,
+) -> bool:
+    """Wait until all processes have ended with status 0; False: there is another round.
+
+    Raises ScriptFailed.
+    """
+    ended: list[RankProcess] = []
 
     def wait(process: "RankProcess") -> None:
         process.wait()
         ended.append(process)
-        changed.release()
+        reports.wake()
+
+    def failed() -> list[RankProcess]:
+        return [each for each in ended if each.status != 0]
 
     for each in running:
         threading.Thread(target=wait, args=(each,), daemon=True).start()
-    for _ in running:
-        changed.acquire()
-        process = ended.popleft()
-        if process.status != 0:
-            raise ScriptFailed(_describe_failure(process, script))
+    reports.wait(
+        lambda: len(ended) == len(running) or bool(failed()) or reports.round != current
+    )
+    if failed():
+        raise ScriptFailed(_describe_failure(failed()[0], script))
+    return len(ended) == len(running)
 
 
 def _describe_failure(process: "RankProcess", script: str) -> str:
@@ -225,10 +270,12 @@ def _describe_failure(process: "RankProcess", script: str) -> str:
     return text
 
 
-def _headline(error: str) -> str:
-    """Return the first line of a failure, and its last, which names the exception."""
+def headline(error: str) -> str:
+    """Return the first line of a failure, and the one that names its exception."""
     first, _, rest = error.partition("\n")
-    last = rest.rstrip().rpartition("\n")[2]
+    lines = [_RANK.sub("", each) for each in rest.rstrip().split("\n")]
+    named = [each for each in lines if _EXCEPTION.match(each)]
+    last = (named or lines)[-1]
     return f"{first.removesuffix('; its last lines:')}: {last}" if last else first
 
 

@@ -4,14 +4,14 @@ Reports never delay the script: beyond a limit, lines are left out, and counted.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from shoal.training import run_events
-from shoal.training.run_events import LINES_MAX, TEXT_MAX, Message
-from shoal.training.run_link import CONNECTED
+from shoal.training.run_events import LINES_MAX, RANKS_MAX, TEXT_MAX, Message
+from shoal.training.run_link import RunOver
+from shoal.training.run_rounds import MEMBER, NO_ROUND, ROUND, Round
 
 FLUSH_INTERVAL = 0.2  # seconds between reports of output and numbers
 UNSENT_LINES_MAX = 1000  # lines of one rank that wait; the oldest are left out
@@ -32,12 +32,17 @@ class EventLink(Protocol):
 
 
 class MemberReports:
-    """The reports of one member, which may have several ranks; any thread may report.
+    """The reports of the member ``node``, which may have several ranks.
 
-    ``connect`` gives the link, whose greeting is ``greeting``.
+    Any thread may report.  ``greeting`` is that of the link.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: int) -> None:
+        self.round = Round(NO_ROUND, ())
+        """Where the script runs now, as far as this member knows."""
+        self._node = node
+        self._changed = threading.Condition()
+        self._over: RunOver | None = None
         self._lock = threading.Lock()
         self._lines: dict[int, deque[str]] = {}
         self._left_out: dict[int, int] = {}
@@ -45,23 +50,25 @@ class MemberReports:
         self._hashes: dict[int, tuple[int, str]] = {}
         self._own_notes: dict[str, str] = {}
         self._notes: dict[str, str] = {}  # of all members
-        self._is_ready = False  # whether the present notes have come
         self._link: EventLink | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._flush_periodically, daemon=True)
+        self._reader = threading.Thread(target=self._receive, daemon=True)
 
     def start(self, link: EventLink) -> None:
         """Report over a link from now on."""
         self._link = link
         self._thread.start()
+        self._reader.start()
 
     def greeting(self) -> Sequence[Message]:
         """Return the messages to send over each new connection."""
         with self._lock:
-            return [
+            notes = [
                 {run_events.NOTE: key, "value": value}
                 for key, value in self._own_notes.items()
             ]
+        return [*notes, {MEMBER: self._node, **self.round.message()}]
 
     def event(self, kind: str, rank: int, text: str = "") -> None:
         """Report an event that tells the course of the run."""
@@ -94,43 +101,50 @@ class MemberReports:
             self._own_notes[key] = self._notes[key] = value
         self._send({run_events.NOTE: key, "value": value})
 
-    def wait_until_ready(self, timeout: float) -> bool:
-        """Wait for the present notes; return False if they do not come in time.
+    @property
+    def master(self) -> str | None:
+        """The note of the member that has rank 0; None: there is none."""
+        return self._notes.get(run_events.MASTER)
 
-        Raises RunOver.
+    def wait(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for a condition of what was received; return False after a timeout.
+
+        ``wake`` says that it may have changed otherwise.  Raises RunOver.
         """
-        return self._wait_until(lambda: self._is_ready, timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or condition(), timeout)
+            if self._over is not None:
+                raise self._over
+            return condition()
 
-    def wait_for_note(self, key: str, timeout: float) -> str | None:
-        """Wait for another member's note; None: there is none in time.
+    def wake(self) -> None:
+        """Let ``wait`` look again."""
+        with self._changed:
+            self._changed.notify_all()
 
-        Raises RunOver.
-        """
-        self._wait_until(lambda: key in self._notes, timeout)
-        return self._notes.get(key)
-
-    def has_note(self, key: str) -> bool:
-        """Return whether a note was there, when this was last waited for."""
-        return key in self._notes
-
-    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+    def _receive(self) -> None:
+        """Receive messages, in a thread."""
         assert self._link is not None, "started before"
-        deadline = time.monotonic() + timeout
-        while not condition():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return False
-            message = self._link.receive(remaining)
-            if message is None or CONNECTED in message:
-                continue
-            name, value = message.get(run_events.NOTE), message.get("value")
-            if run_events.READY in message:
-                self._is_ready = True
-            elif isinstance(name, str) and isinstance(value, str):
-                self._notes[name] = value
-            elif isinstance(name, str):
-                self._notes.pop(name, None)
-        return True
+        over, message = None, None
+        while over is None and not self._closing.is_set():
+            try:
+                message = self._link.receive(FLUSH_INTERVAL)
+            except RunOver as error:
+                over = error
+            with self._changed:
+                self._over = over
+                if message is not None and over is None:
+                    self._on_message(message)
+                self._changed.notify_all()
+
+    def _on_message(self, message: Message) -> None:
+        name, value = message.get(run_events.NOTE), message.get("value")
+        if ROUND in message:
+            self.round = Round.of(message, RANKS_MAX)
+        elif isinstance(name, str) and isinstance(value, str):
+            self._notes[name] = value
+        elif isinstance(name, str):
+            self._notes.pop(name, None)
 
     def flush(self) -> None:
         """Send the waiting lines and numbers."""

@@ -22,7 +22,7 @@ COORDINATOR_FINGERPRINT = "SHOAL_COORDINATOR_FINGERPRINT"
 
 RUN, RUN_TOKEN = "SHOAL_RUN", "SHOAL_RUN_TOKEN"
 RUN_URL, RUN_FINGERPRINT = "SHOAL_RUN_URL", "SHOAL_RUN_FINGERPRINT"
-RUN_BACKEND = "SHOAL_RUN_BACKEND"
+RUN_BACKEND, RUN_OUTPUT = "SHOAL_RUN_BACKEND", "SHOAL_RUN_OUTPUT"
 OUTPUT_FOLDER = "SHOAL_OUTPUT"
 THREADS = "OMP_NUM_THREADS"
 OTHER_THREADS = frozenset({"OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
@@ -92,7 +92,7 @@ def free_port(run_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One member of a run: ``node`` of ``nodes``, with so many processes each."""
+    """A place in a round: ``node`` of ``nodes``, with so many processes each."""
 
     node: int
     nodes: int
@@ -109,9 +109,12 @@ class Placement:
 
 
 def torchrun_variables(
-    place: Placement, local: int, master: tuple[str, int], run_id: str
+    place: Placement, local: int, master: tuple[str, int], run_id: str, starts: int
 ) -> Mapping[str, str]:
-    """Return what torchrun sets for the process ``local`` of a member."""
+    """Return what torchrun sets for the process ``local`` of a member.
+
+    ``starts`` are those of the script before this one.
+    """
     rank, size = str(place.rank(local)), str(place.size)
     return {
         "LOCAL_RANK": str(local),
@@ -125,8 +128,8 @@ def torchrun_variables(
         "ROLE_WORLD_SIZE": size,
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(starts),
+        "TORCHELASTIC_MAX_RESTARTS": str(starts),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
         "PYTHON_EXEC": sys.executable,
@@ -134,7 +137,7 @@ def torchrun_variables(
 
 
 def run_variables(
-    token: str, backend: str, coordinator: Coordinator
+    token: str, backend: str, coordinator: Coordinator, *, output: bool
 ) -> Mapping[str, str]:
     """Return the run's own variables; its rendezvous is for the backend ``shoal``."""
     own = {RUN: run_id_of(token), RUN_BACKEND: backend}
@@ -145,6 +148,7 @@ def run_variables(
         RUN_TOKEN: token,
         RUN_URL: coordinator.url,
         RUN_FINGERPRINT: coordinator.fingerprint,
+        **({RUN_OUTPUT: "1"} if output else {}),
     }
 
 

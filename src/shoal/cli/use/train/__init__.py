@@ -7,7 +7,14 @@ import click
 from click.core import ParameterSource
 
 from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.use.train.run_display import DONE, FAILED, SUBMITTED, RunDisplay, display
+from shoal.cli.use.train.run_display import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    SUBMITTED,
+    RunDisplay,
+    display,
+)
 from shoal.client.training_run import (
     BACKENDS,
     QUEUE_SECONDS,
@@ -15,7 +22,7 @@ from shoal.client.training_run import (
     TrainingRun,
     launch,
 )
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, ShoalError
 
 
 class ScriptCommand(click.Command):
@@ -163,6 +170,7 @@ def command(
         environment=dict(map(_parse_variable, variables)),
         name=name,
         queue=queue,
+        output=output is not None or detach,
         url=api.url,
         api_key=api.api_key,
         data_dir=api.data_dir,
@@ -198,9 +206,26 @@ def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
         text = f"done: {count} of {len(results)} machines"
         shown.show({"event": DONE, "run": run.id, "text": text})
     except KeyboardInterrupt:
-        run.cancel()
+        _cancel(run, shown)
         raise
     return 0
+
+
+def _cancel(run: TrainingRun, shown: RunDisplay) -> None:
+    """Cancel a run, and say so; a second Ctrl-C leaves at once."""
+    try:
+        click.echo("shoal train: cancelling; Ctrl-C again leaves the run", err=True)
+        run.cancel()
+    except (KeyboardInterrupt, ShoalError) as error:
+        run.leave()
+        why = str(error) or "its cancellation is not confirmed"
+        click.echo(
+            f"shoal train: run {run.id} may go on: {why}; "
+            f"`shoal jobs cancel {run.id}` ends it",
+            err=True,
+        )
+    else:
+        shown.show({"event": CANCELLED, "run": run.id, "text": "cancelled"})
 
 
 def _parse_variable(argument: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ COLUMNS = {
 
 WAITING = "waiting"
 SUBMITTED, DONE, FAILED = "submitted", "done", "failed"
+CANCELLED = "cancelled"
 """Kinds of events of the program that watches."""
 
 
@@ -91,7 +92,7 @@ def event_lines(event: Message) -> Iterator[str]:
     if isinstance(lines, (list, tuple)):
         for line in lines:
             yield f"[{who}] {printable(str(line))}"
-    elif kind in (run_events.REMARK, SUBMITTED, DONE):
+    elif kind in (run_events.REMARK, SUBMITTED, DONE, CANCELLED):
         yield f"[{who}] {printable(str(event['text']))}"
     elif kind in (run_events.STARTED, run_events.ENDED):
         yield f"[{who}] {kind}: {printable(str(event['text']))}"
