@@ -27,36 +27,28 @@ def parsed(*words: str) -> dict[str, Any]:
     ("words", "arguments"),
     [
         ("--nodes 3 t.py", ""),
-        ("t.py --nodes 3", ""),
         ("--nodes 3 t.py --epochs 2 data", "--epochs 2 data"),
-        ("t.py --epochs 2 --nodes 3 data", "--epochs 2 data"),
-        ("--nodes=3 t.py -- --nodes 5", "--nodes 5"),
-        ("t.py --nodes 3 -- -- -x", "-- -x"),
-        ("--nodes 3 t.py --node 5 --env-file x", "--node 5 --env-file x"),
-        ("--nodes 2 t.py --lr=0.1 -vh --nodes=3 --help", "--lr=0.1 -vh --help"),
+        (
+            "--nodes=3 t.py --lr=0.1 -vh --nodes=5 --help",
+            "--lr=0.1 -vh --nodes=5 --help",
+        ),
+        ("--nodes 3 t.py --output out --env x", "--output out --env x"),
+        ("--nodes 3 t.py -- -x", "-- -x"),
         ("--nodes 3 -- t.py -x", "-x"),
-        ("t.py -1 - --nodes 3", "-1 -"),
+        ("--nodes 3 t.py -1 -", "-1 -"),
     ],
 )
-def test_options_stand_before_or_after_the_script(words: str, arguments: str) -> None:
+def test_all_that_follows_the_script_is_its_own(words: str, arguments: str) -> None:
+    """As with torchrun."""
     given = parsed(*words.split())
 
     assert (given["script"], given["nodes"]) == ("t.py", 3)
+    assert (given["output"], given["variables"]) == (None, ())
     assert " ".join(given["arguments"]) == arguments
 
 
-def test_everything_after_two_dashes_is_the_scripts() -> None:
-    words = "--nodes 2 train.py --epochs 3 --output out -- --env x"
-
-    given = parsed(*words.split())
-
-    assert (given["script"], given["nodes"]) == ("train.py", 2)
-    assert given["arguments"] == ("--epochs", "3", "--env", "x")
-    assert (given["output"], given["variables"]) == (Path("out"), ())
-
-
 def test_repeated_options_add_up() -> None:
-    given = parsed("--with", "a", "t.py", "--with", "b", "--env", "X=1", "--json")
+    given = parsed("--with", "a", "--with", "b", "--env", "X=1", "--json", "t.py")
 
     assert given["files"] == (Path("a"), Path("b"))
     assert given["variables"] == ("X=1",)
@@ -66,11 +58,14 @@ def test_repeated_options_add_up() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "reason"),
     [
-        (["t.py", "--env", "=1"], 1, "--env =1: expected NAME=VALUE"),
+        (["--env", "=1", "t.py"], 1, "--env =1: expected NAME=VALUE"),
         (["--nodes", "2"], 2, "Missing argument 'SCRIPT'"),
         (["--epochs", "2", "t.py"], 2, "No such option '--epochs'"),
-        (["t.py", "--nodes", "two"], 2, "'two' is not a valid integer"),
-        (["t.py", "--detach", "--output", "out"], 1, "--output: the files of a det"),
+        (["--nodes", "two", "t.py"], 2, "'two' is not a valid integer"),
+        (["--nodes", "0", "t.py"], 2, "'--nodes': 0 is not in the range 1<=x<=256"),
+        (["--min-nodes", "2", "t.py"], 1, "--min-nodes 2: expected at most --nodes, 1"),
+        (["--output", "/dev/null/x", "t.py"], 1, "--output /dev/null/x: Not a direct"),
+        (["--detach", "--output", "out", "t.py"], 1, "--output: the files of a det"),
     ],
 )
 def test_unusable_options_are_named(
@@ -129,3 +124,11 @@ def test_display_fits_where_the_output_goes(capsys: pytest.CaptureFixture[str]) 
         assert isinstance(shown, LineDisplay)
         shown.show(OUTPUT)
     assert capsys.readouterr().out == "[rank 2] a\n[rank 2] \\x1b[31mb\n"
+
+
+def test_progress_bar_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with display(1, 1, as_json=False) as shown:
+        for text in ("10%|#\r", "20%|##\r", "done"):
+            shown.show({"event": "output", "rank": 0, "lines": [text]})
+
+    assert capsys.readouterr().out == "[rank 0] 10%|#\r[rank 0] 20%|##\r[rank 0] done\n"

@@ -28,7 +28,7 @@ from shoal.pool.lifecycle import END_STATES, JobState
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
 from shoal.training.run_link import REPLACED, RUN_ENDED
-from shoal.training.run_rounds import MEMBER, Answers, Round, RunRounds
+from shoal.training.run_rounds import MEMBER, Answers, Round, RunRounds, machines
 from shoal.training.run_token import run_id_of
 from shoal.transports.clock import Clock, DeadlineTimer
 
@@ -296,8 +296,8 @@ class HostedRun:
             self._rendezvous, self._story = None, []
             self._timer.cancel()
             current = self._rounds.round
-            text = f"{current.reason}: the script begins anew on {len(current.nodes)} "
-            text += "machine" if len(current.nodes) == 1 else "machines"
+            count = machines(len(current.nodes))
+            text = f"{current.reason}: the script begins anew on {count}"
             self._deliver(self._at_events, self.events.remark(text, self._clock.wall()))
         for node, message in answers:
             found = [name for name, its in self._nodes.items() if node in (None, its)]

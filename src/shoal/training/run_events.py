@@ -63,6 +63,14 @@ class RunEvent:
         return {**self.fields, **head}
 
     @property
+    def is_bar(self) -> bool:
+        """Whether it is a progress bar, which is not kept: another one replaces it."""
+        match self.fields.get("lines"):
+            case [str(line)]:
+                return line.endswith("\r")
+        return False
+
+    @property
     def size(self) -> int:
         """Its size in characters, about."""
         lines = self.fields.get("lines", ())
@@ -180,8 +188,9 @@ class RunEvents:
     ) -> list[tuple[str, Message]]:
         self._last = max(self._last + 1, int(at * 1000))
         event = RunEvent(self._last, at, kind, fields)
-        self._events.append(event)
-        self._size += event.size
+        if not event.is_bar:
+            self._events.append(event)
+            self._size += event.size
         while len(self._events) > EVENTS_MAX or self._size > EVENTS_SIZE:
             self._size -= self._events.popleft().size
         if kind in STORY:

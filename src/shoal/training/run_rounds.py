@@ -52,6 +52,11 @@ class Round(NamedTuple):
         return cls(number, found, str(message.get("reason", "")))
 
 
+def machines(count: int) -> str:
+    """Return a number of machines in words."""
+    return f"{count} {'machine' if count == 1 else 'machines'}"
+
+
 Answers: TypeAlias = list[tuple[int | None, Message]]
 """Messages, each with the node that gets it; None: all members."""
 

@@ -183,6 +183,30 @@ report_hash(2, bytes(32))
     assert lines_of(events, 0) == ["step=1 loss=2.5"]
 
 
+async def test_progress_bar_is_reported_while_it_moves(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    print(end=" 10%|#\\r", file=sys.stderr)
+    time.sleep(0.05)
+print("100%|##########", file=sys.stderr)
+"""
+    seen = tmp_path / "seen"
+    async with open_run(pool), watcher_of(pool) as watcher:
+        running = asyncio.create_task(
+            run(plan(arguments=[str(seen)]), archive(tmp_path, script))
+        )
+        moving = await next_of(watcher, "lines")
+        seen.touch()
+        await running
+        events = await watched(watcher, 1)
+
+    assert moving["lines"] == [" 10%|#\r"]
+    assert lines_of(events, 0)[-1] == "100%|##########"
+
+
 async def test_failed_script_is_quoted_and_ends_its_other_processes(
     pool: Pool, tmp_path: Path
 ) -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from shoal.training.launch.script_lines import hash_in, report, report_hash, values_in
+from shoal.training.launch.script_lines import (
+    OutputLines,
+    hash_in,
+    report,
+    report_hash,
+    values_in,
+)
+from shoal.training.run_events import LINE_MAX
 
 
 @pytest.mark.parametrize(
@@ -62,3 +69,32 @@ def test_report_outside_a_run_prints_nothing(
 @pytest.mark.parametrize("text", ["{", "[1]", '{"loss": NaN, "step": "x"}', "1" * 5000])
 def test_damaged_report_has_no_numbers(text: str) -> None:
     assert values_in(f"\x1eshoal-report {text}")[0] == {}
+
+
+def test_lines_and_progress_bars_are_told_apart_wherever_they_are_cut() -> None:
+    printed = b"one\r\n 1%|\r 2%|\r\xc3\xa4\n\n\rlast"
+
+    for cut in range(len(printed)):
+        lines = OutputLines()
+        found = lines.feed(printed[:cut]) + lines.feed(printed[cut:]) + lines.end()
+        bars = [each for each in found if each.endswith("\r")]
+        assert [each for each in found if each not in bars] == ["one", "ä", "", "last"]
+        assert [each for each in bars if "%|" in each][-1] == " 2%|\r"
+
+
+def test_bar_is_shown_before_the_next_one_comes() -> None:
+    """tqdm prints the carriage return first."""
+    lines = OutputLines()
+
+    assert lines.feed(b"\r 1%|") == [" 1%|\r"]
+    assert lines.feed(b"\r 2%|")[-1] == " 2%|\r"
+    assert lines.feed(b"\n") == [" 2%|"]
+
+
+def test_line_without_an_end_is_cut() -> None:
+    lines = OutputLines()
+
+    assert [len(each) for each in lines.feed(b"x" * (2 * LINE_MAX + 1))] == [
+        LINE_MAX
+    ] * 2
+    assert lines.end() == ["x"]

@@ -5,6 +5,7 @@ process; the script's processes belong to that one's process group, so that a ca
 call ends all of them.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from os import environ, getpid
 from pathlib import Path
 from socket import gethostname
 from typing import IO, TypedDict
@@ -37,8 +37,12 @@ from shoal.training.launch.script_environment import (
     worker_variables,
 )
 from shoal.training.launch.script_files import collect_output, unpack_script
-from shoal.training.launch.script_lines import hash_in, values_in
-from shoal.training.run_events import LINE_MAX
+from shoal.training.launch.script_lines import (
+    BAR_END,
+    OutputLines,
+    hash_in,
+    values_in,
+)
 from shoal.training.run_link import EVENTS, RunLink
 from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.training.run_token import run_id_of
@@ -46,6 +50,7 @@ from shoal.training.run_token import run_id_of
 ROUND_TIMEOUT = 300.0  # seconds until the coordinator must have answered
 STOP_TIMEOUT = 10.0  # seconds that a process has to end after SIGTERM
 STDERR_LINES = 20  # of a failed process, in the error
+READ_SIZE = 1 << 16  # bytes
 ERROR_MAX = 4000  # characters of the error
 
 _RANK = re.compile(r"^\[rank\d+\]: ")  # as PyTorch begins each line
@@ -115,13 +120,13 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
 
 def _own_coordinator() -> Coordinator:
     """Return the coordinator that this worker joined.  Raises ConfigError."""
-    url = environ.get(COORDINATOR_URL, "")
+    url = os.environ.get(COORDINATOR_URL, "")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
             "this worker cannot run members of a training run: it has to join its "
             "coordinator by an address that begins with http:// or https://"
         )
-    return Coordinator(url, environ.get(COORDINATOR_FINGERPRINT, ""))
+    return Coordinator(url, os.environ.get(COORDINATOR_FINGERPRINT, ""))
 
 
 def _run_round(
@@ -295,7 +300,7 @@ class RankProcess:
         self._reports = reports
         starter = str(Path(script_start.__file__))
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", starter, str(getpid()), *command],
+            [sys.executable, "-I", "-S", starter, str(os.getpid()), *command],
             cwd=folder,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -338,16 +343,25 @@ class RankProcess:
             self._process.wait()
 
     def _read(self, stream: IO[bytes], keep: bool) -> None:
+        lines = OutputLines()
         with stream:
-            while data := stream.readline(LINE_MAX):
-                line = data.decode(errors="replace").rstrip("\r\n")
-                if (found := hash_in(line)) is not None:
-                    self._reports.hash(self.rank, *found)
-                    continue
-                values, shown = values_in(line)
-                if values:
-                    self._reports.values(self.rank, values)
-                if keep:
-                    self.last_errors.append(line)
-                if shown:
-                    self._reports.line(self.rank, line)
+            while data := os.read(stream.fileno(), READ_SIZE):
+                for line in lines.feed(data):
+                    self._on_line(line, keep)
+        for line in lines.end():
+            self._on_line(line, keep)
+
+    def _on_line(self, line: str, keep: bool) -> None:
+        if line.endswith(BAR_END):
+            self._reports.bar(self.rank, line)
+            return
+        if (found := hash_in(line)) is not None:
+            self._reports.hash(self.rank, *found)
+            return
+        values, shown = values_in(line)
+        if values:
+            self._reports.values(self.rank, values)
+        if keep:
+            self.last_errors.append(line)
+        if shown:
+            self._reports.line(self.rank, line)

@@ -46,6 +46,7 @@ class MemberReports:
         self._lock = threading.Lock()
         self._lines: dict[int, deque[str]] = {}
         self._left_out: dict[int, int] = {}
+        self._bars: dict[int, str] = {}
         self._values: dict[int, Mapping[str, float]] = {}
         self._hashes: dict[int, tuple[int, str]] = {}
         self._own_notes: dict[str, str] = {}
@@ -78,11 +79,17 @@ class MemberReports:
     def line(self, rank: int, line: str) -> None:
         """Report a line of a rank's output."""
         with self._lock:
+            self._bars.pop(rank, None)  # the line comes after it
             lines = self._lines.setdefault(rank, deque())
             lines.append(line[: run_events.LINE_MAX])
             if len(lines) > UNSENT_LINES_MAX:
                 lines.popleft()
                 self._left_out[rank] = self._left_out.get(rank, 0) + 1
+
+    def bar(self, rank: int, bar: str) -> None:
+        """Report a progress bar, which replaces the one before; the newest is sent."""
+        with self._lock:
+            self._bars[rank] = bar
 
     def values(self, rank: int, values: Mapping[str, float]) -> None:
         """Report numbers of a rank; the newest of each name is sent."""
@@ -178,6 +185,9 @@ class MemberReports:
                 messages.append(
                     {"event": run_events.OUTPUT, "rank": rank, "lines": taken}
                 )
+        for rank, bar in self._bars.items():
+            messages.append({"event": run_events.OUTPUT, "rank": rank, "lines": [bar]})
+        self._bars.clear()
         for rank, values in self._values.items():
             messages.append(
                 {"event": run_events.PROGRESS, "rank": rank, "values": values}

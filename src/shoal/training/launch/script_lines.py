@@ -15,6 +15,8 @@ REPORT = "\x1eshoal-report "
 HASH = "\x1eshoal-hash "
 """The beginning of a line with a step and the hash of the parameters after it."""
 
+BAR_END = "\r"
+_LINE_END = re.compile(rb"(\r?\n|\r(?=[^\r\n]))")
 _MEASURE = re.compile(r"\b(?:step|loss)=")
 _STEP_AND_HASH = re.compile(HASH + r"(\d{1,15}) ([0-9a-f]{64})", re.ASCII)
 _PAIR = re.compile(
@@ -48,6 +50,40 @@ def hash_in(line: str) -> tuple[int, str] | None:
     """Return the step and the hash that a line reports, if it does."""
     found = _STEP_AND_HASH.fullmatch(line)
     return None if found is None else (int(found[1]), found[2])
+
+
+class OutputLines:
+    """Splits what a script prints into lines, and bars, which end with ``\\r``.
+
+    A bar is the text before or after a carriage return; it may be returned again.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._moves = False  # whether the rest replaces a text before it
+
+    def feed(self, data: bytes) -> list[str]:
+        """Add bytes; return the complete lines, and how far the bars are."""
+        parts = _LINE_END.split(self._rest + data)
+        found, self._rest = [*zip(parts[:-1:2], parts[1::2], strict=True)], parts[-1]
+        while len(self._rest) > LINE_MAX:
+            found.append((self._rest[:LINE_MAX], b"\n"))
+            self._rest = self._rest[LINE_MAX:]
+        if found:
+            self._moves = found[-1][1] == b"\r"
+        if self._moves or self._rest.endswith(b"\r"):
+            found.append((self._rest.rstrip(b"\r"), b"\r"))
+        return [_decoded(text, end) for text, end in found if text or end != b"\r"]
+
+    def end(self) -> list[str]:
+        """Return what is left at the end."""
+        rest = self._rest.rstrip(b"\r")
+        return [_decoded(rest, b"\n")] if rest else []
+
+
+def _decoded(line: bytes, end: bytes) -> str:
+    text = line[:LINE_MAX].decode(errors="replace")
+    return text + BAR_END if end == b"\r" else text
 
 
 def values_in(line: str) -> tuple[Mapping[str, float], bool]:

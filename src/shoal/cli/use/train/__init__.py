@@ -1,10 +1,10 @@
 """``shoal train``: run a script on several machines, as torchrun does on one."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from shoal.cli.coordinator_api import CoordinatorApi, pass_api
 from shoal.cli.use.train.run_display import (
@@ -17,51 +17,24 @@ from shoal.cli.use.train.run_display import (
 )
 from shoal.client.training_run import (
     BACKENDS,
+    PROCESSES_MAX,
     QUEUE_SECONDS,
     RunFailed,
     TrainingRun,
     launch,
 )
 from shoal.domain.errors import ConfigError, ShoalError
+from shoal.domain.job import GANG_MAX
+from shoal.training.run_rounds import machines
 
 
-class ScriptCommand(click.Command):
-    """A command whose options may also stand among the arguments of a script.
-
-    Its last parameter is ``arguments``: all that follows the script.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = False  # --help after the script is the script's
-        rest = super().parse_args(ctx, args)
-        if not ctx.resilient_parsing:
-            self._parse_arguments(ctx)
-        return rest
-
-    def _parse_arguments(self, ctx: click.Context) -> None:
-        """Read the options among the arguments, up to ``--``; leave the others."""
-        options = [each for each in self.params if isinstance(each, click.Option)]
-        among = click.Command(
-            self.name,
-            params=[*options],
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        ).make_context(ctx.info_name, [*ctx.params["arguments"]], ctx.parent)
-        for each in options:
-            assert each.name is not None, "options have names"
-            if each.multiple:
-                ctx.params[each.name] += among.params[each.name]
-            elif among.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
-                ctx.params[each.name] = among.params[each.name]
-        ctx.params["arguments"] = (*among.args,)
-
-
-@click.command("train", cls=ScriptCommand)
+# What follows the script is its own, as with torchrun.
+@click.command("train", context_settings={"allow_interspersed_args": False})
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 @click.option(
     "--nodes",
-    type=int,
+    type=click.IntRange(1, GANG_MAX),
     default=1,
     show_default=True,
     metavar="N",
@@ -69,13 +42,13 @@ class ScriptCommand(click.Command):
 )
 @click.option(
     "--min-nodes",
-    type=int,
+    type=click.IntRange(1),
     metavar="M",
     help="Number of machines below which the run ends.  Default: all.",
 )
 @click.option(
     "--nproc-per-node",
-    type=int,
+    type=click.IntRange(1, PROCESSES_MAX),
     default=1,
     show_default=True,
     metavar="K",
@@ -90,7 +63,7 @@ class ScriptCommand(click.Command):
 )
 @click.option(
     "--slots",
-    type=int,
+    type=click.IntRange(0),
     default=0,
     metavar="N",
     help="Slots of each worker that the script takes.  Default: whole machines.",
@@ -107,7 +80,7 @@ class ScriptCommand(click.Command):
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder for the files that rank 0 leaves in $SHOAL_OUTPUT.",
+    help="Folder for the files that the script leaves in $SHOAL_OUTPUT.",
 )
 @click.option(
     "--env",
@@ -153,11 +126,14 @@ def command(
 ) -> int:
     """Run a script on several machines at once, as torchrun does on one.
 
-    SCRIPT is the Python file to run.  Options may stand before or after it; whatever
-    else follows it, and all that follows `--`, are its arguments.
+    SCRIPT is the Python file to run; what follows it are its arguments.
     """
     if detach and output is not None:
         raise ConfigError("--output: the files of a detached run are not fetched")
+    if min_nodes is not None and min_nodes > nodes:
+        raise ConfigError(f"--min-nodes {min_nodes}: expected at most --nodes, {nodes}")
+    if output is not None:
+        _try_folder(output)
     run = launch(
         script,
         arguments,
@@ -190,7 +166,7 @@ def command(
 def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
     """Show a run until its end; Ctrl-C cancels it."""
     try:
-        text = f"{run.id}: waiting for {len(run.jobs)} machines"
+        text = f"{run.id}: waiting for {machines(len(run.jobs))}"
         shown.show({"event": SUBMITTED, "run": run.id, "text": text})
         for event in run.events():
             if event is not None:
@@ -203,7 +179,7 @@ def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
             shown.show({"event": FAILED, "run": run.id, "text": str(error)})
             raise
         count = sum(each is not None for each in results)
-        text = f"done: {count} of {len(results)} machines"
+        text = f"done: {count} of {machines(len(results))}"
         shown.show({"event": DONE, "run": run.id, "text": text})
     except KeyboardInterrupt:
         _cancel(run, shown)
@@ -226,6 +202,16 @@ def _cancel(run: TrainingRun, shown: RunDisplay) -> None:
         )
     else:
         shown.show({"event": CANCELLED, "run": run.id, "text": "cancelled"})
+
+
+def _try_folder(folder: Path) -> None:
+    """Create a folder, and a file in it for a moment.  Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: {error.strerror}") from error
 
 
 def _parse_variable(argument: str) -> tuple[str, str]:

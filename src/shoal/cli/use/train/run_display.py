@@ -35,9 +35,10 @@ class RankStatus:
 
 
 class RunStatus:
-    """The present state of all ranks, from their events."""
+    """The present state of all ranks, from their events, and their progress bars."""
 
     def __init__(self, nodes: int, processes: int) -> None:
+        self.bars: dict[str, str] = {}
         self.ranks = {rank: RankStatus() for rank in range(nodes * processes)}
         self._processes = processes
 
@@ -91,7 +92,9 @@ def event_lines(event: Message) -> Iterator[str]:
     lines = event.get("lines")
     if isinstance(lines, (list, tuple)):
         for line in lines:
-            yield f"[{who}] {printable(str(line))}"
+            text = str(line)
+            bar = "\r" if text.endswith("\r") else ""
+            yield f"[{who}] {printable(text.removesuffix(bar))}{bar}"
     elif kind in (run_events.REMARK, SUBMITTED, DONE, CANCELLED):
         yield f"[{who}] {printable(str(event['text']))}"
     elif kind in (run_events.STARTED, run_events.ENDED):
@@ -118,22 +121,25 @@ class LineDisplay:
 
     def show(self, event: Message) -> None:
         for line in event_lines(event):
-            print(line, flush=True)
+            print(line, end="" if line.endswith("\r") else "\n", flush=True)
 
 
 class TableDisplay:
     """Prints lines above a table of the ranks that stays at the bottom."""
 
-    def __init__(self, status: RunStatus, live: Any, table: Any) -> None:
+    def __init__(self, status: RunStatus, live: Any) -> None:
         self._status = status
         self._live = live
-        self._table = table
 
     def show(self, event: Message) -> None:
         self._status.update(event)
         for line in event_lines(event):
-            self._live.console.print(line, markup=False, highlight=False)
-        self._live.update(self._table(self._status))
+            if line.endswith("\r"):
+                self._status.bars[line.partition("]")[0]] = line.rstrip()
+            else:
+                self._status.bars.pop(line.partition("]")[0], None)
+                self._live.console.print(line, markup=False, highlight=False)
+        self._live.update(_view(self._status))
 
 
 @contextmanager
@@ -148,8 +154,8 @@ def display(nodes: int, processes: int, *, as_json: bool) -> Iterator[RunDisplay
         from rich.live import Live
 
         status = RunStatus(nodes, processes)
-        with Live(rank_table(status), refresh_per_second=4) as live:
-            yield TableDisplay(status, live, rank_table)
+        with Live(_view(status), refresh_per_second=4) as live:
+            yield TableDisplay(status, live)
 
 
 def rank_table(status: RunStatus) -> Any:
@@ -160,3 +166,11 @@ def rank_table(status: RunStatus) -> Any:
     for row in status.rows():
         table.add_row(*row)
     return table
+
+
+def _view(status: RunStatus) -> Any:
+    """Return the table of the ranks, below their progress bars."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*map(Text, status.bars.values()), rank_table(status))
