@@ -121,7 +121,11 @@ def test_script_begins_on_all_machines_and_returns_its_files(
     }
     assert losses == {0: 0, 1: 1, 2: 2, 3: 3}
     assert (out / "model").read_text() == "trained"
-    story = explained(pool, events[0]["run"])
+    run = events[0]["run"]
+    fetched = shoal(pool, "train", "fetch", run, "--output", str(tmp_path / "again"))
+    assert fetched.stdout == f"{tmp_path / 'again' / 'model'}\n", fetched.stderr
+    assert (tmp_path / "again" / "model").read_text() == "trained"
+    story = explained(pool, run)
     assert "machine 0: done by attempt 1" in story
     assert "rank 2 ended: with status 0" in story
 
@@ -266,6 +270,21 @@ def test_others_begin_at_once_without_a_rank_that_fails_before_all_have_begun(
     assert "ended: rank 1 of fails.py on" in done.stdout
     assert "ValueError: zap" in done.stdout
     assert (tmp_path / "out" / "size").read_text() == "1"
+
+
+def test_output_that_cannot_be_written_stays_with_the_coordinator(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = tmp_path / "model.py"
+    script.write_text(MEETING)
+    out = tmp_path / "out"
+    (out / "model").mkdir(parents=True)
+
+    done = shoal(pool, "train", "--output", str(out), str(script), "x")
+
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert error.startswith(f"shoal train: --output {out}: Is a directory: `shoal tr")
 
 
 def test_run_without_output_fails_and_says_which_rank_was_lost(

@@ -23,7 +23,7 @@ from shoal.client.call_channel import CallChannel
 from shoal.client.coordinator import CoordinatorAddress, open_session
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost
-from shoal.client.json_request import JsonRequest
+from shoal.client.json_request import JsonRequest, ResultRequest
 from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
@@ -165,8 +165,8 @@ class ThreadedCalls:
         """List the functions of all workers.  Raises as ``fetch_tasks`` does."""
         return self._run(lambda: fetch_tasks(self._session, self._address))
 
-    def request(self, request: JsonRequest[T]) -> T:
-        """Send a request.  Raises as ``JsonRequest.send`` does."""
+    def request(self, request: "JsonRequest[T] | ResultRequest[T]") -> T:
+        """Send a request.  Raises as its ``send`` does."""
         return self._run(lambda: request.send(self._session, self._address))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

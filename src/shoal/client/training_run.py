@@ -3,20 +3,21 @@
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from shoal.client.coordinator import CoordinatorAddress, find_coordinator
 from shoal.client.encoding import encode_arguments, remote_function
-from shoal.client.json_request import JsonRequest
+from shoal.client.json_request import JsonRequest, ResultRequest
 from shoal.client.options import Options
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
 from shoal.domain.errors import InvalidRequest, NotFound, ShoalError
-from shoal.domain.job import Gang
+from shoal.domain.job import GANG_MAX, Gang
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
@@ -106,9 +107,7 @@ def launch(
     token = secrets.token_hex(TOKEN_SIZE)
     least = nodes if min_nodes is None else min_nodes
     gangs = [Gang(run_id_of(token), node, nodes, least, slots) for node in range(nodes)]
-    folder = None if data_dir is None else Path(data_dir)
-    authorities = None if cacert is None else Path(cacert)
-    address = find_coordinator(url, api_key, data_dir=folder, cacert=authorities)
+    address = _find_address(url, api_key, data_dir, cacert)
     carrier, numbers = ThreadedCalls(address), CallNumbers()
     function = remote_function(run_member, trust=False)
     members: list[CallFuture] = []
@@ -142,6 +141,43 @@ def launch(
         run.close()
         raise
     return run
+
+
+def fetch_output(
+    run_id: str,
+    folder: PathLike,
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    data_dir: PathLike | None = None,
+    cacert: PathLike | None = None,
+) -> Sequence[str]:
+    """Write the files of a run that has ended; return their names.
+
+    The coordinator keeps them as long as the run's jobs.  ``url`` and the rest are as
+    for ``launch``.
+
+    Raises NotFound, RunFailed if there are no files, ShoalError, OSError.
+    """
+    address = _find_address(url, api_key, data_dir, cacert)
+    carrier = ThreadedCalls(address)
+    read: Callable[[bytes], Any] = remote_function(run_member, trust=False).read
+    results: list[MemberResult | None] = []
+    try:
+        with suppress(NotFound):  # of a machine beyond the last
+            for node in range(GANG_MAX):
+                path = f"/v1/runs/{quote(run_id, safe='')}/results/{node}"
+                try:
+                    results.append(carrier.request(ResultRequest(path, read)))
+                except NotFound:
+                    if not node:
+                        raise RunFailed(f"your key has no run {run_id}") from None
+                    raise
+                except InvalidRequest:  # it has none
+                    results.append(None)
+        return _write_files(results, folder, "")
+    finally:
+        carrier.abandon()
 
 
 class TrainingRun:
@@ -241,15 +277,8 @@ class TrainingRun:
 
         Raises RunFailed, also if there are no files, InvalidRequest, OSError.
         """
-        results = self.result()
-        files = next((each["files"] for each in results if each and each["files"]), {})
-        if not files:
-            lost = [f"machine {i}" for i, each in enumerate(results) if each is None]
-            returned = f"; {' and '.join(lost)} returned nothing" if lost else ""
-            story = "".join(f": {each}" for each in self._story[-1:])
-            raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{story}")
-        write_output(files, Path(folder))
-        return [*files]
+        story = "".join(f": {each}" for each in self._story[-1:])
+        return _write_files(self.result(), folder, story)
 
     def cancel(self) -> None:
         """End the script on all machines; the coordinator has confirmed it then.
@@ -279,6 +308,33 @@ class TrainingRun:
             if refused := [each for each in waiting if each.done()]:
                 refused[0].result()
             time.sleep(ACCEPTED_EVERY)
+
+
+def _find_address(
+    url: str | None,
+    api_key: str | None,
+    data_dir: PathLike | None,
+    cacert: PathLike | None,
+) -> CoordinatorAddress:
+    folder = None if data_dir is None else Path(data_dir)
+    authorities = None if cacert is None else Path(cacert)
+    return find_coordinator(url, api_key, data_dir=folder, cacert=authorities)
+
+
+def _write_files(
+    results: Sequence[MemberResult | None], folder: PathLike, story: str
+) -> Sequence[str]:
+    """Write the files of the first that left some; raises RunFailed if there are none.
+
+    ``story``: how machines were lost.
+    """
+    files = next((each["files"] for each in results if each and each["files"]), {})
+    if not files:
+        lost = [f"machine {i}" for i, each in enumerate(results) if each is None]
+        returned = f"; {' and '.join(lost)} returned nothing" if lost else ""
+        raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{story}")
+    write_output(files, Path(folder))
+    return [*files]
 
 
 def _result_of(future: "Future[Any]") -> MemberResult | BaseException:

@@ -244,7 +244,13 @@ async def fetch_blob(
 ) -> web.StreamResponse:
     # The digest is a capability: only clients that were given it, or have the value,
     # know it.
-    data = await gateway.hub.blobs.read(_digest_in(request))
+    return await send_value(request, await gateway.hub.blobs.read(_digest_in(request)))
+
+
+async def send_value(
+    request: web.Request, data: bytes | memoryview
+) -> web.StreamResponse:
+    """Send a value, which may be large, as fast as the client reads it."""
     response = web.StreamResponse()
     response.content_type = BYTES_TYPE
     response.content_length = len(data)

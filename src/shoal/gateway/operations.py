@@ -9,6 +9,7 @@ from shoal.domain.worker import Suspension
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
 from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
+from shoal.gateway.admin import runs as admin_runs
 from shoal.gateway.anthropic import endpoints as anthropic
 from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
@@ -241,8 +242,14 @@ CALLS = (
     ),
 )
 
-# The token of a run is the credential.
+# Of a run, whose token is the credential of what is read and reported meanwhile.
 RUNS = (
+    Operation(
+        *("GET", runs.RESULT_PATH, "Fetch what a machine of a run has returned"),
+        read(admin_runs.fetch_result),
+        media=BYTES_TYPE,
+        allow_head=False,
+    ),
     Operation(
         *("GET", runs.RANKS_PATH, "Form the groups of a run, over a WebSocket"),
         runs.join_ranks,

@@ -31,6 +31,7 @@ RUNS_PATH = "/v1/runs/"
 RANKS_PATH = RUNS_PATH + "{run}/ranks"
 EVENTS_PATH = RUNS_PATH + "{run}/events"
 RELAY_PATH = RUNS_PATH + "{run}/relay"
+RESULT_PATH = RUNS_PATH + "{run}/results/{id}"
 MEMBER_MAX = 64  # characters of a member's name
 MESSAGES_PER_SECOND = 200  # of one connection; beyond, it is read more slowly
 PING_EVERY = 20.0  # seconds

@@ -65,10 +65,10 @@ class RunEvent:
     @property
     def is_bar(self) -> bool:
         """Whether it is a progress bar, which is not kept: another one replaces it."""
-        match self.fields.get("lines"):
-            case [str(line)]:
-                return line.endswith("\r")
-        return False
+        lines = self.fields.get("lines")
+        return (
+            isinstance(lines, list) and len(lines) == 1 and str(lines[0])[-1:] == "\r"
+        )
 
     @property
     def size(self) -> int:

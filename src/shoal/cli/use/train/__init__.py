@@ -21,11 +21,42 @@ from shoal.client.training_run import (
     QUEUE_SECONDS,
     RunFailed,
     TrainingRun,
+    fetch_output,
     launch,
 )
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.job import GANG_MAX
 from shoal.training.run_rounds import machines
+
+FETCH = "fetch"
+
+
+@click.command(FETCH)
+@click.argument("run")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("."),
+    show_default="the current folder",
+    metavar="DIR",
+    help="Folder for the files.",
+)
+@pass_api
+def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
+    """Fetch the files that the script of a run has left in $SHOAL_OUTPUT."""
+    try:
+        for name in fetch_output(
+            run,
+            output,
+            url=api.url,
+            api_key=api.api_key,
+            data_dir=api.data_dir,
+            cacert=api.cacert,
+        ):
+            click.echo(output / name)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}") from error
+    return 0
 
 
 # What follows the script is its own, as with torchrun.
@@ -126,10 +157,19 @@ def command(
 ) -> int:
     """Run a script on several machines at once, as torchrun does on one.
 
-    SCRIPT is the Python file to run; what follows it are its arguments.
+    SCRIPT is the Python file to run; what follows it are its arguments.  `shoal train
+    fetch RUN` fetches the files of a run that has ended.
     """
+    if script == FETCH and not Path(script).exists():
+        status: int = fetch.main(
+            [*arguments], f"shoal train {FETCH}", standalone_mode=False
+        )
+        return status
     if detach and output is not None:
-        raise ConfigError("--output: the files of a detached run are not fetched")
+        raise ConfigError(
+            "--output: the files of a detached run are not fetched by themselves: "
+            f"`shoal train {FETCH} RUN` does it"
+        )
     if min_nodes is not None and min_nodes > nodes:
         raise ConfigError(f"--min-nodes {min_nodes}: expected at most --nodes, {nodes}")
     if output is not None:
@@ -173,7 +213,7 @@ def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
                 shown.show(event)
         try:
             if output is not None:
-                run.save_output(output)
+                _save(run, output)
             results = run.result()
         except RunFailed as error:
             shown.show({"event": FAILED, "run": run.id, "text": str(error)})
@@ -185,6 +225,16 @@ def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
         _cancel(run, shown)
         raise
     return 0
+
+
+def _save(run: TrainingRun, output: Path) -> None:
+    try:
+        run.save_output(output)
+    except OSError as error:
+        raise ConfigError(
+            f"--output {output}: {error.strerror}: `shoal train {FETCH} {run.id}` "
+            "fetches the files again"
+        ) from error
 
 
 def _cancel(run: TrainingRun, shown: RunDisplay) -> None:
