@@ -1,5 +1,6 @@
 """``shoal.launch``: a script on several machines at once, as ``torchrun`` starts it."""
 
+import hashlib
 import os
 import secrets
 import time
@@ -16,7 +17,7 @@ from shoal.client.json_request import JsonRequest, ResultRequest
 from shoal.client.options import Options
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
-from shoal.domain.errors import InvalidRequest, NotFound, ShoalError
+from shoal.domain.errors import InvalidRequest, NotFound, PeerError, ShoalError
 from shoal.domain.job import GANG_MAX, Gang
 from shoal.training.launch.member import (
     MemberPlan,
@@ -175,7 +176,7 @@ def fetch_output(
                     raise
                 except InvalidRequest:  # it has none
                     results.append(None)
-        return _write_files(results, folder, "")
+        return _write_files(carrier, results, folder, "")
     finally:
         carrier.abandon()
 
@@ -278,7 +279,7 @@ class TrainingRun:
         Raises RunFailed, also if there are no files, InvalidRequest, OSError.
         """
         story = "".join(f": {each}" for each in self._story[-1:])
-        return _write_files(self.result(), folder, story)
+        return _write_files(self._carrier, self.result(), folder, story)
 
     def cancel(self) -> None:
         """End the script on all machines; the coordinator has confirmed it then.
@@ -322,7 +323,10 @@ def _find_address(
 
 
 def _write_files(
-    results: Sequence[MemberResult | None], folder: PathLike, story: str
+    carrier: ThreadedCalls,
+    results: Sequence[MemberResult | None],
+    folder: PathLike,
+    story: str,
 ) -> Sequence[str]:
     """Write the files of the first that left some; raises RunFailed if there are none.
 
@@ -333,7 +337,14 @@ def _write_files(
         lost = [f"machine {i}" for i, each in enumerate(results) if each is None]
         returned = f"; {' and '.join(lost)} returned nothing" if lost else ""
         raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{story}")
-    write_output(files, Path(folder))
+
+    def fetch(digest: str) -> bytes:
+        data = carrier.request(ResultRequest(f"/v1/blobs/{digest}", bytes))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise PeerError(f"the part {digest} of a file is damaged")
+        return data
+
+    write_output(files, Path(folder), fetch)
     return [*files]
 
 

@@ -233,7 +233,7 @@ async def check_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     """Check whether a value is stored; this also delays its eviction."""
-    digest = _digest_in(request)
+    digest = digest_in(request)
     if gateway.hub.blobs.missing([digest]):
         raise blob_not_found(digest)
     return web.Response(content_type=BYTES_TYPE)
@@ -244,7 +244,7 @@ async def fetch_blob(
 ) -> web.StreamResponse:
     # The digest is a capability: only clients that were given it, or have the value,
     # know it.
-    return await send_value(request, await gateway.hub.blobs.read(_digest_in(request)))
+    return await send_value(request, await gateway.hub.blobs.read(digest_in(request)))
 
 
 async def send_value(
@@ -272,13 +272,13 @@ async def send_value(
 async def store_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    digest = _digest_in(request)
+    digest = digest_in(request)
     data = await gateway.bodies.read(request, BLOB_MAX)
     await gateway.hub.blobs.keep(data, digest)
     return web.Response(status=204)
 
 
-def _digest_in(request: web.Request) -> bytes:
+def digest_in(request: web.Request) -> bytes:
     text = request.match_info["digest"]
     if _DIGEST.fullmatch(text) is None:
         raise InvalidRequest(

@@ -10,7 +10,13 @@ from itertools import count
 from aiohttp import web
 
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import InvalidRequest, NotFound, PeerError, Unavailable
+from shoal.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    PeerError,
+    TooLarge,
+    Unavailable,
+)
 from shoal.domain.facts import (
     Fact,
     JobCompleted,
@@ -25,6 +31,7 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.rank_relay import BytePace, RankRelay
 from shoal.pool.lifecycle import END_STATES, JobState
+from shoal.store.blobs import SIZE_MAX
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
 from shoal.training.run_link import REPLACED, RUN_ENDED
@@ -34,6 +41,7 @@ from shoal.transports.clock import Clock, DeadlineTimer
 
 CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
+PIECES_MAX = SIZE_MAX // 2  # bytes of files of one run, beyond those in results
 ENDED_MAX = 64  # ended runs whose story is kept
 POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
 SERVICE_RESTART = 1012  # WebSocket close code (IANA's registry of them)
@@ -89,6 +97,7 @@ class HostedRun:
         self.workers: dict[int, WorkerId] = {}  # the last one of each member
         self.ends: set[JobState] = set()  # of members
         self.ranks_per_member = 1
+        self._stored = 0  # bytes of pieces of its files
         self.started_at: float | None = None  # Unix seconds
         self.ended_at: float | None = None
         self.events = RunEvents()
@@ -138,6 +147,12 @@ class HostedRun:
         """Return the last worker of a rank of the present round."""
         place, nodes = rank // self.ranks_per_member, self._rounds.round.nodes
         return self.workers.get(nodes[place]) if place < len(nodes) else None
+
+    def count_piece(self, size: int) -> None:
+        """Count a part of a file that is to be stored.  Raises TooLarge."""
+        self._stored += size
+        if self._stored > PIECES_MAX:
+            raise TooLarge(f"a run may leave {PIECES_MAX >> 30} GiB: store the rest")
 
     # Of the members' ranks.
 

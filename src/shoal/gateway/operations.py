@@ -245,6 +245,12 @@ CALLS = (
 # Of a run, whose token is the credential of what is read and reported meanwhile.
 RUNS = (
     Operation(
+        *("PUT", runs.PIECE_PATH, "Store a part of a file of a run"),
+        runs.store_piece,
+        media=BYTES_TYPE,
+        status=204,
+    ),
+    Operation(
         *("GET", runs.RESULT_PATH, "Fetch what a machine of a run has returned"),
         read(admin_runs.fetch_result),
         media=BYTES_TYPE,

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
+from shoal.gateway.calls import digest_in
 from shoal.gateway.context import Gateway
 from shoal.gateway.hosted_runs import (
     CONNECTIONS_MAX,
@@ -24,6 +25,7 @@ from shoal.gateway.hosted_runs import (
 )
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.rank_relay import RankRelay
+from shoal.training.launch.script_files import PIECE_MAX
 from shoal.training.run_events import MESSAGE_MAX
 from shoal.transports import http_server
 
@@ -31,6 +33,7 @@ RUNS_PATH = "/v1/runs/"
 RANKS_PATH = RUNS_PATH + "{run}/ranks"
 EVENTS_PATH = RUNS_PATH + "{run}/events"
 RELAY_PATH = RUNS_PATH + "{run}/relay"
+PIECE_PATH = RUNS_PATH + "{run}/pieces/{digest}"
 RESULT_PATH = RUNS_PATH + "{run}/results/{id}"
 MEMBER_MAX = 64  # characters of a member's name
 MESSAGES_PER_SECOND = 200  # of one connection; beyond, it is read more slowly
@@ -78,6 +81,15 @@ async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespo
     socket = (await _open_socket(gateway, request, run)).socket
     await RELAY_WISHES[wishes[0]](run.relay, request.query[wishes[0]], socket)
     return socket
+
+
+async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
+    """Store a part of a file that a member returns."""
+    run = _admitted(request)
+    data = await gateway.bodies.read(request, PIECE_MAX)
+    run.count_piece(len(data))
+    await gateway.hub.blobs.keep(data, digest_in(request))
+    return web.Response(status=204)
 
 
 RELAY_WISHES = {

@@ -6,6 +6,7 @@ is not sent yet waits, and training goes on meanwhile.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import queue
@@ -41,6 +42,7 @@ RANKS, EVENTS = "ranks", "events"
 RUN_ENDED: Final = 4001  # WebSocket close code: the run has ended
 REPLACED: Final = 4002  # WebSocket close code: a newer connection of the same member
 FINAL_STATUSES = (401, 403, 404)  # HTTP: the run has ended, or never was
+SERVER_ERRORS = 500  # HTTP: those from here on may go away
 UNSENT_MAX = 1000  # messages that wait for the connection
 UNREAD_MAX = 10_000  # messages that wait for `receive`; then the connection is not read
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -74,6 +76,34 @@ def run_session(token: str, tls: ssl.SSLContext | None) -> ClientSession:
 
 class RunOver(Unavailable):
     """The run has ended, or the coordinator does not know it."""
+
+
+def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -> str:
+    """Store a part of a file at a run's coordinator; return its SHA-256 in hex.
+
+    Waits while the coordinator is unreachable.  Raises RunOver, and Unavailable if it
+    refuses.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    path = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/pieces/{digest}"
+
+    async def store() -> None:
+        async with run_session(token, tls) as session:
+            for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
+                try:
+                    async with session.put(path, data=data) as response:
+                        if response.status in FINAL_STATUSES:
+                            raise RunOver(f"no such open run: {path}")
+                        if response.ok:
+                            return
+                        if response.status < SERVER_ERRORS:
+                            raise Unavailable(await response.text())
+                except (ClientError, OSError) as error:
+                    log.debug("url=%s error=%s", path, describe_http_error(error))
+                await asyncio.sleep(delay)
+
+    asyncio.run(store())
+    return digest
 
 
 class RunLink:

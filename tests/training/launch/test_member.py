@@ -11,7 +11,7 @@ import pytest
 from gateway.serving import WAIT_MAX, Pool, serving
 from gateway.test_runs import RUN, TOKEN, beside, link, next_of, open_run
 from shoal.domain.errors import ConfigError
-from shoal.training.launch import member_reports
+from shoal.training.launch import member_reports, script_files
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
@@ -158,6 +158,24 @@ async def test_what_a_script_leaves_is_returned(pool: Pool, tmp_path: Path) -> N
         result = await run(plan(), files)
 
     assert result["files"] == {"model": b"trained"}
+
+
+async def test_large_files_are_stored_in_pieces_at_the_coordinator(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_files, "TOGETHER_MAX", 4)
+    monkeypatch.setattr(script_files, "PIECE_MAX", 5)
+    files = archive(
+        tmp_path,
+        "import os; open(os.environ['SHOAL_OUTPUT'] + '/model', 'w').write('trained')",
+    )
+    async with open_run(pool):
+        result = await run(plan(), files)
+
+    pieces = result["files"]["model"]
+    assert isinstance(pieces, list)
+    stored = [pool.hub.blobs.read(bytes.fromhex(each)) for each in pieces]
+    assert [bytes(await each) for each in stored] == [b"train", b"ed"]
 
 
 async def test_numbers_that_a_script_prints_are_reported(

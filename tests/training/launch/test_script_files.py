@@ -107,16 +107,30 @@ def test_archive_that_leads_elsewhere_is_refused(
     assert names_in(tmp_path) == set()
 
 
-def test_output_is_returned_and_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [script_files.TOGETHER_MAX, 4])
+def test_output_is_returned_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """What is beyond a limit goes in pieces."""
+    monkeypatch.setattr(script_files, "TOGETHER_MAX", together)
+    monkeypatch.setattr(script_files, "PIECE_MAX", 2)
     left, target = tmp_path / "left", tmp_path / "target"
     (left / "deep").mkdir(parents=True)
-    (left / "deep" / "model.gguf").write_bytes(b"GGUF")
+    (left / "a").write_bytes(b"GGUF")
+    (left / "deep" / "model.gguf").write_bytes(b"GGUF!")
+    pieces: dict[str, bytes] = {}
 
-    files = collect_output(left)
-    write_output(files, target)
+    def store(piece: bytes) -> str:
+        pieces[piece.hex()] = piece
+        return piece.hex()
 
-    assert files == {"deep/model.gguf": b"GGUF"}
-    assert (target / "deep" / "model.gguf").read_bytes() == b"GGUF"
+    files = collect_output(left, store)
+    write_output(files, target, pieces.__getitem__)
+
+    assert [*pieces.values()] == ([b"GG", b"UF", b"!"] if together == 4 else [])
+    assert [*files] == ["a", "deep/model.gguf"]
+    assert (target / "a").read_bytes() == b"GGUF"
+    assert (target / "deep" / "model.gguf").read_bytes() == b"GGUF!"
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a\\..\\x"])
@@ -124,14 +138,15 @@ def test_returned_name_that_leads_elsewhere_is_refused(
     name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest):
-        write_output({name: b""}, tmp_path / "target")
+        write_output({name: b""}, tmp_path / "target", str.encode)
 
 
-def test_output_that_cannot_be_sent_is_refused(
+def test_too_many_files_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script_files, "ARCHIVE_MAX", (1 << 20) + 3)
-    (tmp_path / "x").write_bytes(b"four")
+    monkeypatch.setattr(script_files, "FILES_MAX", 1)
+    for name in "ab":
+        (tmp_path / name).touch()
 
     with pytest.raises(InvalidRequest, match="output folder"):
-        collect_output(tmp_path)
+        collect_output(tmp_path, str)

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import IO, TypedDict
@@ -36,14 +37,18 @@ from shoal.training.launch.script_environment import (
     torchrun_variables,
     worker_variables,
 )
-from shoal.training.launch.script_files import collect_output, unpack_script
+from shoal.training.launch.script_files import (
+    Contents,
+    collect_output,
+    unpack_script,
+)
 from shoal.training.launch.script_lines import (
     BAR_END,
     OutputLines,
     hash_in,
     values_in,
 )
-from shoal.training.run_link import EVENTS, RunLink
+from shoal.training.run_link import EVENTS, RunLink, store_piece, tls_for
 from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.training.run_token import run_id_of
 
@@ -81,7 +86,7 @@ class MemberResult(TypedDict):
     """What a member returns: where it ran, and the files that the script left."""
 
     machine: str
-    files: dict[str, bytes]
+    files: dict[str, Contents]
 
 
 @sent_as(MEMBER_CALL)
@@ -93,10 +98,11 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
     """
     coordinator = _own_coordinator()
     reports = MemberReports(plan["node"])
+    tls = tls_for(coordinator.fingerprint)
     link = RunLink(
         coordinator.url,
         plan["token"],
-        coordinator.fingerprint,
+        tls=tls,
         purpose=EVENTS,
         greeting=reports.greeting,
     )
@@ -112,7 +118,8 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
                 raise Unavailable(f"no answer from {coordinator.url}")
             while not _run_round(plan, coordinator, folder, reports):
                 pass  # a machine is lost: the script begins anew on the others
-            return {"machine": gethostname(), "files": collect_output(output)}
+            store = partial(store_piece, coordinator.url, plan["token"], tls)
+            return {"machine": gethostname(), "files": collect_output(output, store)}
     finally:
         reports.close()
         link.close()

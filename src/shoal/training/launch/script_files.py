@@ -2,16 +2,22 @@
 
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 from shoal.domain.errors import ConfigError, InvalidRequest
 
 FILES_MAX = 10_000
 SIZE_MAX = 1 << 30  # bytes of all files
 ARCHIVE_MAX = 256 << 20  # bytes of them together, compressed: one blob
+TOGETHER_MAX = 64 << 20  # bytes of output that are returned together
+PIECE_MAX = 32 << 20  # bytes of a piece of what is beyond
 COMPRESSION = 1  # of zlib's levels: code shrinks fourfold, and most data not at all
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # equal files make equal archives
+
+Contents: TypeAlias = bytes | list[str]
+"""Those of a file: its bytes, or the SHA-256 of its pieces, which are stored apart."""
 
 
 def pack_script(script: Path, beside: Sequence[Path]) -> bytes:
@@ -87,35 +93,48 @@ def unpack_script(archive: bytes, folder: Path) -> None:
         raise InvalidRequest(f"the files of the script: {error}") from error
 
 
-def collect_output(folder: Path) -> dict[str, bytes]:
+def collect_output(folder: Path, store: Callable[[bytes], str]) -> dict[str, Contents]:
     """Return the files that a script left in its output folder, by name.
 
-    Raises InvalidRequest if they are too large to be sent.
+    ``store`` stores a piece, and returns its SHA-256: files beyond ``TOGETHER_MAX``.
+
+    Raises InvalidRequest if there are too many.
     """
-    found: dict[str, bytes] = {}
+    found: dict[str, Contents] = {}
     size = 0
-    for file in sorted(folder.rglob("*")):
-        if not file.is_file():
-            continue
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
         size += file.stat().st_size
-        if size > ARCHIVE_MAX - (1 << 20) or len(found) >= FILES_MAX:
+        if len(found) >= FILES_MAX:
             raise InvalidRequest(
-                f"the script left more than {ARCHIVE_MAX >> 20} MiB or {FILES_MAX} "
-                "files in its output folder: store them where you can read them"
+                f"the script left more than {FILES_MAX} files in its output folder: "
+                "pack them together"
             )
-        found[file.relative_to(folder).as_posix()] = file.read_bytes()
+        name = file.relative_to(folder).as_posix()
+        if size <= TOGETHER_MAX:
+            found[name] = file.read_bytes()
+            continue
+        with file.open("rb") as opened:
+            pieces = iter(lambda: opened.read(PIECE_MAX), b"")
+            found[name] = [store(each) for each in pieces]
     return found
 
 
-def write_output(files: dict[str, bytes], folder: Path) -> None:
+def write_output(
+    files: Mapping[str, Contents], folder: Path, fetch: Callable[[str], bytes]
+) -> None:
     """Write the files that a run returned; names that lead out of it are refused.
 
-    Raises InvalidRequest, OSError.
+    ``fetch`` returns a piece, by its SHA-256.  Raises InvalidRequest, OSError.
     """
-    for name, data in files.items():
+    for name, contents in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
             raise InvalidRequest(f"the run returned a file named {name!r}")
         target = folder.joinpath(*path.parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        with target.open("wb") as opened:
+            if isinstance(contents, bytes):
+                opened.write(contents)
+                continue
+            for each in contents:
+                opened.write(fetch(each))
