@@ -9,6 +9,7 @@ each of its processes collects all tests anew, and what it sends for each test t
 sixth of the processor time of the whole suite.
 """
 
+import gc
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ import tempfile
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple
 import pytest
 
 LINUX = sys.platform.startswith("linux")
+PRELOADED = ("openai", "torch")  # imported once, if all forks would
+PRELOADED_FROM = 2000  # tests
 
 # What a fork sends; a place is one in ``session.items``.
 
@@ -77,6 +81,10 @@ class Forks:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or session.config.option.collectonly:
             return None  # pytest does that
+        if len(session.items) >= PRELOADED_FROM:
+            for name in PRELOADED:
+                import_module(name)
+            gc.freeze()
         places = range(len(session.items))
         by_file = groupby(places, lambda place: session.items[place].path)
         self._files.extend([*file] for _, file in by_file)

@@ -39,6 +39,7 @@ def run(folder: Path, environment: Mapping[str, str], *arguments: str) -> Proces
         return started("shown", arguments, str(folder), environment, errors)
 
 
+@pytest.mark.long
 def test_program_runs_as_in_a_process_of_its_own(folder: Path) -> None:
     with closing(ForkServer()) as same:  # only for its rule
         early = dict(os.environ) | {"PYTHONUTF8": "1"}

@@ -67,6 +67,7 @@ def alone() -> "torch.Tensor":
     return parameters_of(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_step_in_which_a_rank_is_lost_is_repeated_without_it(
     killed: int, alone: "torch.Tensor"
