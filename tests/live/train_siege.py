@@ -47,8 +47,9 @@ WORKERS = ("one", "two", "three")
 VICTIMS = ("rank", "rank", "worker", "coordinator")
 STOPS = (0.0, 0.0, 3.0, 20.0)  # seconds; 0: it is killed
 AWAY = 1.0  # seconds until what was killed is started again
-OVERTIME = 60.0  # seconds that a run may take beyond its job, starts and stops
+IDLE_MAX = 60.0  # seconds that a run may take after its last rank
 START = 20.0  # seconds in which a script begins on a busy machine
+PATIENCE = 300.0  # seconds after which a run hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +64,21 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended."""
+    """How a run ended; ``idle`` are the seconds after its last rank."""
 
     status: int
     has_model: bool
     seconds: float
+    idle: float
     cause: str
 
-    def fault(self, limit: float) -> str:
-        """Return what is wrong with it; empty: nothing."""
-        if self.seconds > limit:
-            return f"took {self.seconds:.0f} s of {limit:.0f}"
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; empty: nothing."""
+        if self.seconds > PATIENCE:
+            return f"hung for {self.seconds:.0f} s"
+        if self.idle > IDLE_MAX:
+            return f"ended {self.idle:.0f} s after its last rank"
         if self.status == 0 and not self.has_model:
             return "succeeded without a model"
         if self.status and not self.cause.startswith("shoal train: "):
@@ -109,37 +114,39 @@ class TrainSiege:
             for _ in range(draw.choice((1, 1, 2)))
         ]
 
-    def run(self, number: int, faults: list[Fault]) -> tuple[Ending, float]:
-        """Train under faults; return how it ended, and the limit of its seconds."""
+    def run(self, number: int, faults: list[Fault]) -> Ending:
+        """Train under faults; return how it ended."""
         eventually(lambda: len(self._pool.workers()) == len(WORKERS), "all workers")
         marks, out = self._folder / f"marks{number}", self._folder / f"out{number}"
         marks.mkdir()
         flags = ("--nodes", "3", "--min-nodes", "2", "--output", str(out))
         job = (str(self._script), str(marks), str(self._seconds))
-        began = time.monotonic()
-        limit = self._seconds + START + OVERTIME
-        with subprocess.Popen(
-            [sys.executable, "-m", "shoal", "train", *flags, *job],
-            env={**os.environ, "SHOAL_URL": self._pool.url, "SHOAL_API_KEY": KEY},
-            stdout=(self._folder / f"output{number}").open("w"),
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as training:
+        began = alive = time.monotonic()
+        with (
+            (self._folder / f"output{number}").open("w") as output,
+            subprocess.Popen(
+                [sys.executable, "-m", "shoal", "train", *flags, *job],
+                env={**os.environ, "SHOAL_URL": self._pool.url, "SHOAL_API_KEY": KEY},
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as training,
+        ):
             for fault in sorted(faults, key=lambda each: each.begun):
                 pattern = "begun-*" if fault.begun else "[0-9]*"
                 self._wait(marks, pattern, training)
                 time.sleep(fault.delay)
-                limit += 2 * (fault.delay + fault.stop + self._seconds)
                 self._strike(fault, marks)
-            try:
-                _, errors = training.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
+            while training.poll() is None and time.monotonic() < began + PATIENCE:
+                alive = time.monotonic() if _running(marks) else alive
+                time.sleep(0.1)
+            ended = time.monotonic()
+            if training.poll() is None:
                 training.send_signal(signal.SIGINT)
-                _, errors = training.communicate(timeout=OVERTIME)
+            _, errors = training.communicate()
         cause = (errors.strip().splitlines() or [""])[-1]
         model = (out / "model.pt").exists()
-        seconds = time.monotonic() - began
-        return Ending(training.returncode, model, seconds, cause), limit
+        return Ending(training.returncode, model, ended - began, ended - alive, cause)
 
     def _wait(
         self, marks: Path, pattern: str, training: "subprocess.Popen[str]"
@@ -153,9 +160,8 @@ class TrainSiege:
 
     def _strike(self, fault: Fault, marks: Path) -> None:
         if fault.victim == "rank":
-            pids = [int(each.read_text() or 0) for each in marks.glob("[0-9]*")]
             with suppress(ProcessLookupError):
-                _signal(self._random.choice([*filter(None, pids)] or [0]), fault.stop)
+                _signal(self._random.choice(_running(marks) or [0]), fault.stop)
         elif fault.victim == "worker":
             name = self._random.choice(WORKERS)
             _signal(self._workers[name].process.pid, fault.stop)
@@ -175,6 +181,16 @@ class TrainSiege:
 
     def _join(self, name: str) -> Program:
         return self._pool.join(name, "--trust-code", "--slots", "1")
+
+
+def _running(marks: Path) -> list[int]:
+    """Return the ranks that run, by their processes."""
+    pids = []
+    for each in sorted(marks.glob("[0-9]*")):
+        with suppress(ValueError, ProcessLookupError):
+            os.kill(pid := int(each.read_text()), 0)
+            pids.append(pid)
+    return pids
 
 
 def _signal(pid: int, stop: float) -> None:
@@ -213,9 +229,8 @@ def main() -> int:
     with besieged(folder, args.seed, args.seconds) as siege:
         for number in range(args.runs):
             faults = siege.faults()
-            ending, limit = siege.run(number, faults)
-            wrong = ending.fault(limit)
-            faulty += bool(wrong)
+            ending = siege.run(number, faults)
+            faulty += bool(ending.fault)
             ends["a model" if ending.status == 0 else "its cause"] += 1
             struck = ", ".join(
                 f"{'stop ' if each.stop else 'kill '}{each.victim} "
@@ -223,8 +238,9 @@ def main() -> int:
                 for each in faults
             )
             print(
-                f"{number:3} {ending.seconds:5.0f} s  status {ending.status}  "
-                f"{struck}  {ending.cause}  {wrong and 'WRONG: ' + wrong}",
+                f"{number:3} {ending.seconds:5.0f} s, {ending.idle:.1f} s after its "
+                f"last rank, status {ending.status}; {struck}; {ending.cause} "
+                f"{ending.fault and 'WRONG: ' + ending.fault}",
                 flush=True,
             )
     print(f"{args.runs} runs: {dict(ends)}, {faulty} wrong; in {folder}")
