@@ -20,10 +20,8 @@ from shoal.training.collectives import (
     broadcast,
     chunk_bounds,
     gather,
-    receive,
     reduce_scatter,
     scatter,
-    send,
 )
 from shoal.training.reductions import ReduceOp, reduction
 from training.in_memory import Array, run
@@ -228,20 +226,6 @@ def test_no_rank_passes_a_barrier_before_all_have_come(
     run(operations, chooser(order))
 
     assert sorted(passed) == list(range(size))
-
-
-def test_one_rank_sends_to_another() -> None:
-    arrived = bytearray(40)
-
-    def first() -> Operation:
-        yield from send(1, memoryview(b"0123456789" * 4))
-
-    def second() -> Operation:
-        yield from receive(0, memoryview(arrived))
-
-    run([first(), second()])
-
-    assert arrived == b"0123456789" * 4
 
 
 def test_a_sum_is_passed_on_while_the_rest_of_the_chunk_is_on_its_way() -> None:

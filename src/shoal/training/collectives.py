@@ -148,7 +148,7 @@ def broadcast(place: Place, array: memoryview, root: int) -> Operation:
     """Copy the root's array to all ranks, along the ring."""
     first = place.rank == root
     last = place.right == root
-    for segment in _segments(array):
+    for segment in segments(array):
         checksum = None if first else (yield ReceiveSegment(place.left, segment))
         if not last:
             yield SendSegment(place.right, segment, checksum)
@@ -209,16 +209,6 @@ def barrier(place: Place) -> Operation:
         distance *= 2
 
 
-def send(to: int, array: memoryview) -> Operation:
-    """Send an array to one rank, which receives it."""
-    yield from _send(to, array)
-
-
-def receive(source: int, array: memoryview) -> Operation:
-    """Receive an array from one rank."""
-    yield from _receive(source, array)
-
-
 def _ring_reduce(
     place: Place,
     own: memoryview,
@@ -272,7 +262,7 @@ def _ring_pass(
     size = place.size
     for step in range(size - 1):
         begin, end = parts[(first - step - 1) % size]
-        for segment in _segments(result[begin:end], unit):
+        for segment in segments(result[begin:end], unit):
             checksum = yield ReceiveSegment(place.left, segment)
             if step < size - 2:
                 yield SendSegment(place.right, segment, checksum)
@@ -290,16 +280,17 @@ def _segment_size(unit: int) -> int:
     return SEGMENT_SIZE // unit * unit
 
 
-def _segments(array: memoryview, unit: int = 1) -> Sequence[memoryview]:
+def segments(array: memoryview, unit: int = 1) -> Sequence[memoryview]:
+    """Return the parts in which an array of numbers of so many bytes travels."""
     length = _segment_size(unit)
     return [array[at : at + length] for at in range(0, len(array), length)]
 
 
 def _send(to: int, array: memoryview, unit: int = 1) -> Operation:
-    for segment in _segments(array, unit):
+    for segment in segments(array, unit):
         yield SendSegment(to, segment)
 
 
 def _receive(source: int, array: memoryview) -> Operation:
-    for segment in _segments(array):
+    for segment in segments(array):
         yield ReceiveSegment(source, segment)

@@ -1,12 +1,14 @@
 """A group of ranks in one generation: runs collectives, one at a time.
 
-A group is used by one thread.  It ends with its first failure, in all ranks: a rank
-that fails ends its connections, so that the next one fails, and so on around.
+One thread runs collectives; any may send and receive beside it.  A group ends with its
+first failure, in all ranks: a rank that fails ends its connections, so that the next
+one fails, and so on around.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, PeerError
@@ -21,6 +23,8 @@ from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
 from shoal.training.compression.choice import AutoCompression
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
+from shoal.training.point_to_point.exchange import Exchange
+from shoal.training.point_to_point.mailbox import Transfer
 from shoal.training.rank_port import GroupLinks
 from shoal.training.reductions import ReduceOp, reduction
 from shoal.transports.rank_socket import Disconnected
@@ -54,7 +58,9 @@ class RankGroup:
         self._at = GroupStep(membership.generation, 0)
         self._auto = AutoCompression()
         self._waits_for: int | None = None  # the rank that an operation waits for
+        self._timeout = timeout
         self._watchdog = Watchdog(timeout, self._expire)
+        self.exchange = Exchange(links)
 
     @property
     def generation(self) -> int:
@@ -210,16 +216,24 @@ class RankGroup:
         """Return when all ranks have called it."""
         self.run(Kind.BARRIER, collectives.barrier(self.place))
 
-    def send(self, array: "Array", to: int) -> None:
-        """Send an array to a rank, which receives it."""
+    def send(self, array: "Array", to: int, tag: int = 0) -> None:
+        """Send an array to a rank, which receives it by its tag."""
         self._check_rank(to)
-        self.run(Kind.POINT_TO_POINT, collectives.send(to, bytes_of(array)))
+        self._transfer(self.exchange.send, to, tag, array)
 
-    def receive(self, array: "Array", source: int) -> "Array":
-        """Receive an array from a rank into this one, and return it."""
-        self._check_rank(source)
-        self.run(Kind.POINT_TO_POINT, collectives.receive(source, bytes_of(array)))
+    def receive(
+        self, array: "Array", source: int | None = None, tag: int = 0
+    ) -> "Array":
+        """Receive an array from a rank, or any, into this one, and return it."""
+        if source is not None:
+            self._check_rank(source)
+        self._transfer(self.exchange.receive, source, tag, array)
         return array
+
+    def expire(self, rank: int | None) -> None:
+        """End the group: an operation has waited for a rank beyond the limit."""
+        name = "every rank" if rank is None else self._links.membership.name(rank)
+        self._links.abort(_late(name, self._timeout), rank)
 
     def run(self, kind: Kind, operation: Operation) -> None:
         """Carry out a collective; all it sends has been sent when this returns."""
@@ -267,6 +281,8 @@ class RankGroup:
                 to = action.to
                 if (started := outgoing.get(to)) is None:
                     started = outgoing[to] = links.outgoing(to)
+                    # A rank that fails before could not let the other one know.
+                    started.wait()
                     started.begin(kind)
                 started.send(action.data, action.checksum, at)
             try:
@@ -277,11 +293,26 @@ class RankGroup:
             self._waits_for = rank
             link.flush()
 
+    def _transfer(
+        self,
+        begin: Callable[[Transfer], None],
+        peer: int | None,
+        tag: int,
+        array: "Array",
+    ) -> None:
+        """Send or receive an array, and wait for it."""
+        ended: SimpleQueue[Exception | None] = SimpleQueue()
+        begin(Transfer(peer, tag, bytes_of(array), ended.put))
+        try:
+            error = ended.get(timeout=self._timeout)
+        except Empty:
+            self.expire(peer)
+            error = ended.get()
+        if error is not None:
+            raise error
+
     def _expire(self, timeout: float) -> None:
-        self._links.abort(
-            f"{self._suspect()} is late: an operation took longer than {timeout:g} s",
-            self._waits_for,
-        )
+        self._links.abort(_late(self._suspect(), timeout), self._waits_for)
 
     def _suspect(self) -> str:
         """Return what the operation waits for."""
@@ -292,6 +323,10 @@ class RankGroup:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.place.size:
             raise InvalidRequest(f"rank {rank} of a group of {self.place.size}")
+
+
+def _late(name: str, timeout: float) -> str:
+    return f"{name} is late: an operation took longer than {timeout:g} s"
 
 
 class Watchdog:

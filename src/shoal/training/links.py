@@ -37,9 +37,12 @@ class GroupStep(NamedTuple):
 
 
 _Queued: TypeAlias = (
-    tuple[SegmentLabel, memoryview, int | None] | threading.Event | None
+    tuple[SegmentLabel, memoryview, int | None]
+    | threading.Event
+    | Callable[[], None]
+    | None
 )
-"""A segment, with its checksum if known; an event to set; None: end."""
+"""A segment, with its checksum if known; an event to set; what to call; None: end."""
 
 
 class _Labels:
@@ -70,13 +73,19 @@ class _Labels:
 class OutgoingLink:
     """Sends segments to one rank, in order, from a thread of its own.
 
-    ``on_failure`` is called from that thread, with the reason, when sending fails.
+    ``connect`` is called from that thread, and so is ``on_failure``, with the reason,
+    if it raises Disconnected, or sending does.
     """
 
     def __init__(
-        self, connection: RankSocket, wire: RankWire, on_failure: Callable[[str], None]
+        self,
+        connect: Callable[[], RankSocket],
+        wire: RankWire,
+        on_failure: Callable[[str], None],
     ) -> None:
-        self._connection = connection
+        self._connect = connect
+        self._connection: RankSocket | None = None
+        self._opened = threading.Event()
         self._wire = wire
         self._on_failure = on_failure
         self._labels = _Labels()
@@ -84,6 +93,10 @@ class OutgoingLink:
         self._queued = 0  # changed by the group's thread only
         self._thread = threading.Thread(target=self._send_all, daemon=True)
         self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until it is connected, or cannot be."""
+        self._opened.wait()
 
     def begin(self, kind: Kind) -> None:
         """Begin the next operation."""
@@ -102,35 +115,55 @@ class OutgoingLink:
             self._queue.put(sent)
             sent.wait()
 
-    def abort(self) -> None:
-        """End the connection; any thread may call it."""
-        self._connection.abort()
+    def call(self, after: Callable[[], None]) -> None:
+        """Call a function once everything before it has been sent, from the thread."""
+        self._queue.put(after)
 
     def close(self) -> None:
-        """Send what is queued, then close; not after ``abort``."""
+        """Send what is queued, then close, if it is connected."""
         self._queue.put(None)
-        self._thread.join()
-        self._connection.close()
+        if self._connection is not None:
+            self._thread.join()
 
     def _send_all(self) -> None:
-        failed = False
+        try:
+            self._connection = connection = self._connect()
+        except Disconnected as error:
+            self._fail(error)
+            return
+        self._opened.set()
+        try:
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, threading.Event):
+                    item.set()
+                elif isinstance(item, tuple):
+                    self._send_one(connection, *item)
+                else:
+                    item()
+        except Disconnected as error:
+            self._fail(error)
+        finally:
+            connection.close()
+
+    def _fail(self, error: Disconnected) -> None:
+        """Send nothing more."""
+        self._on_failure(str(error))
+        self._opened.set()
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-            elif not failed:
-                try:
-                    self._send_one(*item)
-                except Disconnected as error:
-                    failed = True
-                    self._on_failure(str(error))
 
     def _send_one(
-        self, label: SegmentLabel, data: memoryview, checksum: int | None
+        self,
+        connection: RankSocket,
+        label: SegmentLabel,
+        data: memoryview,
+        checksum: int | None,
     ) -> None:
         wire = self._wire
         if checksum is None:
             checksum = wire.checksum(data)
-        self._connection.send(wire.encode_segment(label, len(data), checksum), data)
+        connection.send(wire.encode_segment(label, len(data), checksum), data)
 
 
 class IncomingLink:

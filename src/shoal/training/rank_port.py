@@ -1,9 +1,9 @@
 """A process's port for other ranks, and its connections to the ranks of each group.
 
 A connection begins with a handshake, in which both ends prove the secret of their
-group.  The dialling rank's id is ``GROUP/GENERATION/RANK``; that of the port is drawn
-anew for each process and known to its group, so that an old address leads to nobody
-else.
+group.  The dialling rank's id is ``GROUP/GENERATION/RANK``, and what the connection is
+for; that of the port is drawn anew for each process and known to its group, so that an
+old address leads to nobody else.
 """
 
 import base64
@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
@@ -55,6 +56,13 @@ class GroupEnded(Unavailable):
         super().__init__(reason)
         self.suspect = suspect
         self.out_of_step = out_of_step
+
+
+class Lane(Enum):
+    """What a connection between two ranks is for, as the end of the dialling id."""
+
+    COLLECTIVES = ""
+    POINT_TO_POINT = "/point-to-point"
 
 
 class RankAddress(NamedTuple):
@@ -215,17 +223,20 @@ class RankPort:
 
     def _add(self, client: str, connection: RankSocket) -> None:
         """Take over the connection of a client.  Raises NotAdmitted."""
-        links, rank = self._find(client)
-        links.add(rank, connection)
+        links, rank, lane = self._find(client)
+        links.add(rank, lane, connection)
 
     def _secret_of(self, client: str) -> str:
         """Return the secret that a client has to prove.  Raises NotAdmitted."""
         return self._find(client)[0].membership.secret
 
-    def _find(self, client: str) -> tuple["GroupLinks", int]:
-        """Return the group of a client, and its rank.  Raises NotAdmitted."""
-        group, _, generation_and_rank = client.partition("/")
-        generation, _, rank = generation_and_rank.partition("/")
+    def _find(self, client: str) -> tuple["GroupLinks", int, Lane]:
+        """Return the group of a client, its rank and lane.  Raises NotAdmitted."""
+        lane = Lane.COLLECTIVES
+        if client.endswith(Lane.POINT_TO_POINT.value):
+            lane = Lane.POINT_TO_POINT
+        group, _, rest = client.removesuffix(lane.value).partition("/")
+        generation, _, rank = rest.partition("/")
         if not (generation.isdecimal() and rank.isdecimal()):
             raise NotAdmitted("this port is for the ranks of training runs only")
         key = group, int(generation)
@@ -233,17 +244,17 @@ class RankPort:
             if self._expected.get(group, key[1] + 1) <= key[1]:
                 self._changed.wait_for(lambda: key in self._groups, OPEN_TIMEOUT)
             links = self._groups.get(key)
-        if links is None:
+        if links is None or links.has_ended:
             raise NotAdmitted(f"generation {generation} of this group is not open here")
         if int(rank) >= links.membership.size:
             raise NotAdmitted(f"this group has {links.membership.size} ranks")
-        return links, int(rank)
+        return links, int(rank), lane
 
 
 class GroupLinks:
     """The connections of one rank in one generation of a group, made when needed.
 
-    ``connect`` must be called before the first use.
+    ``set_addresses`` must be called before the first use.
     """
 
     def __init__(
@@ -259,10 +270,18 @@ class GroupLinks:
         self._dial_timeout = dial_timeout
         self._addresses: Mapping[int, RankAddress] = {}
         self._changed = threading.Condition()
-        self._outgoing: dict[int, OutgoingLink] = {}
-        self._incoming: dict[int, IncomingLink] = {}
-        self._attempt: RankSocket | None = None  # a connection in its handshake
+        self._outgoing: dict[tuple[int, Lane], OutgoingLink] = {}
+        self._incoming: dict[tuple[int, Lane], IncomingLink] = {}
+        self._dialled: dict[tuple[int, Lane], RankSocket] = {}  # some still agree
+        self._read: Callable[[int, IncomingLink], None] | None = None
+        self._on_lost: Callable[[int, str], None] = lambda rank, reason: None
+        self._on_end: Callable[[], None] = lambda: None
         self._ended: tuple[str, int | None, bool] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can be sent or received."""
+        return self._ended is not None
 
     def check(self) -> None:
         """Raise GroupEnded if the group has ended."""
@@ -274,32 +293,58 @@ class GroupLinks:
         """Set where the other ranks listen."""
         self._addresses = addresses
 
-    def outgoing(self, rank: int) -> OutgoingLink:
-        """Return the connection to a rank; the first time, dial it.
+    def attend(
+        self,
+        read: Callable[[int, IncomingLink], None],
+        on_lost: Callable[[int, str], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Set what serves the lane POINT_TO_POINT.
 
-        Raises GroupEnded.
+        ``read`` gets each connection from a rank, in a thread, and closes it;
+        ``on_lost`` a rank to which there is no connection, and why not.  ``on_end`` is
+        called when the group has ended.
         """
-        link = self._outgoing.get(rank)
-        return self._dial(rank) if link is None else link
+        with self._changed:
+            self._read, self._on_lost, self._on_end = read, on_lost, on_end
+            waiting = [*self._incoming.items()]
+        for (rank, lane), link in waiting:
+            self._begin_to_read(rank, lane, link)
+
+    def outgoing(self, rank: int, lane: Lane = Lane.COLLECTIVES) -> OutgoingLink:
+        """Return the connection to a rank; the first time, it is dialled meanwhile."""
+        with self._changed:
+            link = self._outgoing.get((rank, lane))
+            if link is None:
+                link = self._outgoing[rank, lane] = OutgoingLink(
+                    partial(self._dial, rank, lane),
+                    self._port.wire,
+                    partial(self._on_failure, rank, lane),
+                )
+            return link
 
     def incoming(self, rank: int) -> IncomingLink:
         """Return the connection from a rank; the first time, wait for it.
 
         Raises GroupEnded.
         """
-        link = self._incoming.get(rank)
+        link = self._incoming.get((rank, Lane.COLLECTIVES))
         return self._wait_for(rank) if link is None else link
 
-    def add(self, rank: int, connection: RankSocket) -> None:
+    def add(self, rank: int, lane: Lane, connection: RankSocket) -> None:
         """Take over a connection from a rank.
 
         Raises NotAdmitted if there is one: a rank dials once.
         """
+        link = IncomingLink(connection, self._port.wire)
         with self._changed:
-            if rank in self._incoming or self._ended is not None:
+            if (rank, lane) in self._incoming or self._ended is not None:
                 raise NotAdmitted(f"rank {rank} is connected already")
-            self._incoming[rank] = IncomingLink(connection, self._port.wire)
+            self._incoming[rank, lane] = link
             self._changed.notify_all()
+            reads = self._read is not None
+        if reads:
+            self._begin_to_read(rank, lane, link)
 
     def abort(
         self, reason: str, suspect: int | None = None, *, out_of_step: bool = False
@@ -310,72 +355,81 @@ class GroupLinks:
         """
         with self._changed:
             self._ended = self._ended or (reason, suspect, out_of_step)
-            for link in self._links():
+            for link in self._incoming.values():
                 link.abort()
-            if self._attempt is not None:
-                self._attempt.abort()
+            for dialled in self._dialled.values():
+                dialled.abort()
             self._changed.notify_all()
+        self._on_end()
 
     def close(self) -> None:
         """Close all connections, after what is queued was sent, and the group."""
         self._port.close_group(self.membership)
         with self._changed:
             self._ended = self._ended or ("the group was closed", None, False)
-            links = self._links()
-            self._outgoing, self._incoming = {}, {}
-        for link in links:
-            link.close()
+            outgoing, self._outgoing = self._outgoing, {}
+            incoming, self._incoming = self._incoming, {}
+        for sender in outgoing.values():
+            sender.close()
+        for (_, lane), link in incoming.items():
+            if lane is Lane.COLLECTIVES or self._read is None:
+                link.close()
+            else:
+                link.abort()
+        self._on_end()
 
-    def _links(self) -> Sequence[OutgoingLink | IncomingLink]:
-        return [*self._outgoing.values(), *self._incoming.values()]
+    def _begin_to_read(self, rank: int, lane: Lane, link: IncomingLink) -> None:
+        if lane is Lane.POINT_TO_POINT:
+            assert self._read is not None
+            arguments = rank, link
+            threading.Thread(target=self._read, args=arguments, daemon=True).start()
 
-    def _dial(self, rank: int) -> OutgoingLink:
+    def _dial(self, rank: int, lane: Lane) -> RankSocket:
+        """Connect to a rank.  Raises Disconnected, also if the group ends meanwhile."""
         address = self._addresses[rank]
-        name, wire = self.membership.name(rank), self._port.wire
-        identity = RankIdentity(self.membership.id, self.membership.secret, os.urandom)
+        own_id = self.membership.id + lane.value
         try:
             connection = connect_to(
-                *(wire, identity, address.id, self._port.ways_to(address)),
+                self._port.wire,
+                RankIdentity(own_id, self.membership.secret, os.urandom),
+                address.id,
+                [partial(self._try, way) for way in self._port.ways_to(address)],
                 deadline=time.monotonic() + (self._dial_timeout or self._timeout),
                 repeats=self._dial_timeout is None,
-                on_attempt=self._on_attempt,
+                on_attempt=partial(self._on_attempt, rank, lane),
             )
-            self._port.on_connected(connection, address.id)
-        except (Disconnected, RankRefused) as error:
-            raise self._end(f"{name} is unreachable: {error}", rank) from error
-        finally:
-            self._attempt = None
-        link = OutgoingLink(
-            connection, wire, lambda reason: self.abort(f"{name}: {reason}", rank)
-        )
-        with self._changed:
-            self._outgoing[rank] = link
-            if self._ended is not None:
-                link.abort()
-        return link
+        except (Disconnected, RankRefused, GroupEnded) as error:
+            raise Disconnected(f"unreachable: {error}") from error
+        self._port.on_connected(connection, address.id)
+        return connection
 
-    def _on_attempt(self, connection: RankSocket) -> None:
+    def _try(self, way: Way, timeout: float) -> RankSocket:
+        self.check()
+        return way(timeout)
+
+    def _on_attempt(self, rank: int, lane: Lane, connection: RankSocket) -> None:
         with self._changed:
-            self._attempt = connection
+            self._dialled[rank, lane] = connection
             if self._ended is not None:
                 connection.close()
                 raise Disconnected("the group has ended")
 
+    def _on_failure(self, rank: int, lane: Lane, reason: str) -> None:
+        """Nothing can be sent to a rank any more."""
+        if lane is Lane.POINT_TO_POINT:
+            self._on_lost(rank, reason)
+        else:
+            self.abort(f"{self.membership.name(rank)}: {reason}", rank)
+
     def _wait_for(self, rank: int) -> IncomingLink:
+        key = rank, Lane.COLLECTIVES
         with self._changed:
             self._changed.wait_for(
-                lambda: rank in self._incoming or self._ended is not None, self._timeout
+                lambda: key in self._incoming or self._ended is not None, self._timeout
             )
-            if rank in self._incoming:
-                return self._incoming[rank]
+            if key in self._incoming:
+                return self._incoming[key]
         name = self.membership.name(rank)
-        raise self._end(f"{name} did not connect within {self._timeout:g} s", rank)
-
-    def _end(self, reason: str, suspect: int) -> GroupEnded:
-        """Abort, and return the error with the first reason given."""
-        self.abort(reason, suspect)
-        try:
-            self.check()
-        except GroupEnded as ended:
-            return ended
+        self.abort(f"{name} did not connect within {self._timeout:g} s", rank)
+        self.check()
         raise AssertionError("an aborted group has ended")

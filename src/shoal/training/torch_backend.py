@@ -35,9 +35,10 @@ def create(
     Under ``shoal train`` the first group is that of all ranks, which may lose some;
     others end with their first failure.
     """
+    seconds = timeout.total_seconds()
     if RUN_URL in os.environ and not _joined:
         _joined.append(os.environ[RUN_URL])
-        seconds = timeout.total_seconds()
         group = join_run(seconds, meeting=seconds)
-        return ShoalProcessGroup(ElasticRunner(group, size), rank, size)
-    return ShoalProcessGroup(FixedRunner(meet(store, rank, size, timeout)), rank, size)
+        return ShoalProcessGroup(ElasticRunner(group, size), rank, size, seconds)
+    runner = FixedRunner(meet(store, rank, size, timeout))
+    return ShoalProcessGroup(runner, rank, size, seconds)

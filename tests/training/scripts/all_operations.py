@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from shoal.domain.errors import InvalidRequest
 
@@ -61,6 +62,8 @@ def main() -> None:
         heard = torch.zeros(1)
         dist.recv(heard, 0)
         assert heard.item() == 5
+    exchange_beside_collectives(rank, size)
+    then_reduce_again(rank)
     objects: list[object] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "é" * rank})
     assert objects == [{"rank": r, "text": "é" * r} for r in range(size)]
@@ -81,6 +84,53 @@ def main() -> None:
     # In one piece, for the ranks share the output.
     os.write(sys.stdout.fileno(), f"rank {rank} has done all\n".encode())
     dist.destroy_process_group()
+
+
+def exchange_beside_collectives(rank: int, size: int) -> None:
+    """Receive before anything is sent, in another order, from any rank."""
+    left, right = (rank - 1) % size, (rank + 1) % size
+    heard = [torch.zeros(length) for length in (3, 2_000_000, 3)]
+    waits = [dist.irecv(each, left, tag=tag) for tag, each in enumerate(heard)]
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    assert one.item() == size
+    for tag in (2, 1, 0):
+        waits.append(dist.isend(torch.full_like(heard[tag], tag), right, tag=tag))
+    for wait in waits:
+        wait.wait()
+    assert [each[-1].item() for each in heard] == [0, 1, 2]
+    slices = torch.zeros(4, 2)
+    both = [
+        dist.P2POp(dist.irecv, slices[:, 1], left),
+        dist.P2POp(dist.isend, torch.full((4,), float(rank)), right),
+    ]
+    for wait in dist.batch_isend_irecv(both):
+        wait.wait()
+    assert slices.tolist() == [[0.0, left]] * 4
+    if rank == 0:
+        sources = [dist.recv(torch.empty(1)) for _ in range(1, size)]
+        assert sorted(sources) == [*range(1, size)]
+    else:
+        dist.send(torch.ones(1), 0)
+
+
+def then_reduce_again(rank: int) -> None:
+    """Wait for a collective in the callback of another, as the hook PowerSGD does."""
+
+    def again(ended: Future[list[torch.Tensor]]) -> float:
+        tensor = ended.value()[0]
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=True).get_future().wait()
+        return float(tensor.item())
+
+    works = [
+        dist.all_reduce(torch.tensor([each + rank]), async_op=True)
+        for each in range(dist.get_world_size())
+    ]
+    for each, work in enumerate(works[:1]):
+        total = sum(each + other for other in range(dist.get_world_size()))
+        assert work.get_future().then(again).wait() == total
+    for work in works:
+        work.wait()
 
 
 if __name__ == "__main__":

@@ -144,6 +144,11 @@ class OperationSequence:
         """How many new ranks wait to be admitted."""
         return self._member.waiting
 
+    @property
+    def present(self) -> RankGroup:
+        """The group of the present generation; waits for it.  Raises GroupEnded."""
+        return self._await_generation()[1]
+
     def rank_of(self, gang_rank: int) -> int | None:
         """Return a rank's number in the present generation; None: it is lost."""
         for rank, each in enumerate(self.formation.ranks):

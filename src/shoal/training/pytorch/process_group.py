@@ -1,7 +1,8 @@
 """The collectives of a rank, as ``torch.distributed`` calls them.
 
-One thread per group runs the operations in the order of the calls, so that the buckets
-of ``DistributedDataParallel`` are reduced while backward still runs.
+One thread per group runs the collectives in the order of the calls, so that the
+buckets of ``DistributedDataParallel`` are reduced while backward still runs.  Sends and
+receives are independent of them.
 """
 
 import atexit
@@ -21,9 +22,10 @@ from torch import Tensor
 from shoal.training import collectives
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Kind
+from shoal.training.point_to_point.mailbox import Transfer
 from shoal.training.pytorch.runners import OperationRunner
 from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
-from shoal.training.pytorch.work import CollectiveWork
+from shoal.training.pytorch.work import CallbackThreads, CollectiveWork
 from shoal.training.reductions import ReduceOp
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -35,14 +37,20 @@ DATA_PARALLEL = "torch.nn.parallel.distributed"
 class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     """The collectives of a rank, as ``torch.distributed`` calls them.
 
-    ``rank`` and ``size`` are those of the script, and remain.  Operations raise what
+    ``rank`` and ``size`` are those of the script, and remain.  ``limit`` is that of one
+    operation, in seconds.  Operations raise what
     the runner's do: GroupEnded after the end of the group.
     """
 
-    def __init__(self, runner: OperationRunner, rank: int, size: int) -> None:
+    def __init__(
+        self, runner: OperationRunner, rank: int, size: int, limit: float
+    ) -> None:
         super().__init__(rank, size)
         self._runner = runner
         self._rank = rank
+        self._limit = limit
+        self._name = self._description = ""
+        self._callbacks = CallbackThreads()
         self._queue: SimpleQueue[tuple[Callable[[], object], CollectiveWork] | None] = (
             SimpleQueue()
         )
@@ -55,6 +63,18 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         return NAME
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802  # as above, all four
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         return self._submit(tensors, lambda: self._reduce_all(tensors, op_of(opts)))
@@ -214,20 +234,13 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return self.alltoall(list(outputs), list(inputs))
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
-        def call() -> None:
-            for tensor in tensors:
-                with Memory(tensor) as memory:
-                    self._runner.send(memory, to)
-
-        return self._submit(tensors, call)
+        return self._transfer(self._runner.send, tensors, to, tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
-        def call() -> None:
-            for tensor in tensors:
-                with Memory(tensor) as memory:
-                    self._runner.receive(memory, source)
+        return self._transfer(self._runner.receive, tensors, source, tag)
 
-        return self._submit(tensors, call)
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
+        return self._transfer(self._runner.receive, tensors, None, tag)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         return self._submit([], self._runner.barrier)
@@ -251,6 +264,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             atexit.unregister(self._end_thread)
             self._queue.put(None)
             self._thread.join()
+            self._callbacks.close()
             if sys.exc_info()[0] is None:
                 self._runner.close()
             else:
@@ -262,16 +276,39 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             self._runner.abort()
         self._queue.put(None)
         self._thread.join()
+        self._callbacks.close()
 
     def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
         for tensor in tensors:
             with Memory(tensor) as memory:
                 self._runner.reduce(memory, op, tensor.dtype)
 
+    def _transfer(
+        self,
+        begin: Callable[[Transfer], None],
+        tensors: list[Tensor],
+        peer: int | None,
+        tag: int,
+    ) -> CollectiveWork:
+        (tensor,) = tensors  # as gloo's
+        memory = Memory(tensor)
+
+        def end(error: Exception | None) -> None:
+            memory.__exit__()
+            work.source = transfer.peer
+            work.finish(error)
+
+        transfer = Transfer(peer, tag, memory.__enter__(), end)
+        work = CollectiveWork(
+            tensors, self._callbacks, self._limit, lambda: self._runner.expire(peer)
+        )
+        begin(transfer)
+        return work
+
     def _submit(
         self, outputs: list[Tensor], call: Callable[[], object]
     ) -> CollectiveWork:
-        self._latest = work = CollectiveWork(outputs)
+        self._latest = work = CollectiveWork(outputs, self._callbacks)
         self._queue.put((call, work))
         return work
 

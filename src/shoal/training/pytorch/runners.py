@@ -18,6 +18,7 @@ from shoal.training.collectives import Kind, Operation, Place
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import RankGroup
+from shoal.training.point_to_point.mailbox import Transfer
 from shoal.training.pytorch.tensors import tensor_reduction
 from shoal.training.reductions import ReduceOp
 
@@ -52,12 +53,16 @@ class OperationRunner(Protocol):
         """Wait for all ranks."""
         ...
 
-    def send(self, memory: memoryview, to: int) -> None:
-        """Send memory to a rank."""
+    def send(self, transfer: Transfer) -> None:
+        """Begin to send memory to a rank, from any thread."""
         ...
 
-    def receive(self, memory: memoryview, source: int) -> None:
-        """Receive memory from a rank."""
+    def receive(self, transfer: Transfer) -> None:
+        """Begin to receive memory from a rank, from any thread."""
+        ...
+
+    def expire(self, rank: int | None) -> None:
+        """A transfer has waited for a rank beyond the limit."""
         ...
 
     def abort(self) -> None:
@@ -94,11 +99,14 @@ class FixedRunner:
     def barrier(self) -> None:
         self._group.barrier()
 
-    def send(self, memory: memoryview, to: int) -> None:
-        self.run(Kind.POINT_TO_POINT, lambda place: collectives.send(to, memory))
+    def send(self, transfer: Transfer) -> None:
+        self._group.exchange.send(transfer)
 
-    def receive(self, memory: memoryview, source: int) -> None:
-        self.run(Kind.POINT_TO_POINT, lambda place: collectives.receive(source, memory))
+    def receive(self, transfer: Transfer) -> None:
+        self._group.exchange.receive(transfer)
+
+    def expire(self, rank: int | None) -> None:
+        self._group.expire(rank)
 
     def abort(self) -> None:
         self._group.abort("this rank has aborted the group")
@@ -161,25 +169,38 @@ class ElasticRunner:
     def barrier(self) -> None:
         self._group.barrier()
 
-    def send(self, memory: memoryview, to: int) -> None:
-        def call(group: RankGroup) -> None:
-            self._check("send", group)
-            group.run(Kind.POINT_TO_POINT, collectives.send(to, memory))
+    def send(self, transfer: Transfer) -> None:
+        group = self._group_of_all("send", transfer)
+        group.exchange.send(transfer)
 
-        self._sequence.run_once(call)
+    def receive(self, transfer: Transfer) -> None:
+        group = self._group_of_all("receive", transfer)
+        group.exchange.receive(transfer)
 
-    def receive(self, memory: memoryview, source: int) -> None:
-        def call(group: RankGroup) -> None:
-            self._check("receive", group)
-            group.run(Kind.POINT_TO_POINT, collectives.receive(source, memory))
-
-        self._sequence.run_once(call)
+    def expire(self, rank: int | None) -> None:
+        self._sequence.present.expire(rank)
 
     def abort(self) -> None:
         self._group.abort()
 
     def close(self) -> None:
         self._group.close()
+
+    def _group_of_all(self, name: str, transfer: Transfer) -> RankGroup:
+        """Return the present group, for a transfer that ends the run if it fails.
+
+        The other rank may have completed it, so that it cannot be repeated.
+        """
+        group, on_end = self._sequence.present, transfer.on_end
+        self._check(name, group)
+
+        def end(error: Exception | None) -> None:
+            if error is not None:
+                self._sequence.stop(f"{error}: a {name} cannot be repeated")
+            on_end(error)
+
+        transfer.on_end = end
+        return group
 
     def _check(self, name: str, group: RankGroup) -> None:
         """Raise RankMissing if ranks are lost."""

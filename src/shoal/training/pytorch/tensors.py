@@ -1,5 +1,6 @@
 """Tensors on the CPU as memory, and how they are combined."""
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,11 +45,15 @@ class Memory:
         self._contiguous = self._tensor.contiguous()
 
     def __enter__(self) -> memoryview:
-        if not self._contiguous.numel():
-            return memoryview(bytearray())
-        flat = self._contiguous.reshape(-1).view(torch.uint8)
-        memory: memoryview = flat.numpy().data
-        return memory
+        """Return the bytes; they keep the tensor.
+
+        An array of NumPy would forbid PyTorch for ever to resize it, as FSDP does.
+        """
+        memory = (ctypes.c_char * self._contiguous.nbytes).from_address(
+            self._contiguous.data_ptr()
+        )
+        memory.tensor = self._contiguous
+        return memoryview(memory).cast("B")
 
     def __exit__(self, *_: object) -> None:
         if self._contiguous.data_ptr() != self._tensor.data_ptr():

@@ -1,0 +1,1 @@
+"""Arrays from one rank to another, by tag, beside the collectives."""

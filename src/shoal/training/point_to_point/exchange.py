@@ -1,0 +1,176 @@
+"""Sends and receives of one rank over sockets.
+
+Any thread begins them, and none waits here.  One thread a connection reads what
+arrives, where it belongs; each outgoing connection has a thread of its own, too.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+
+from shoal.domain.errors import PeerError
+from shoal.training.collectives import Kind, segments
+from shoal.training.links import GroupStep, IncomingLink
+from shoal.training.point_to_point.mailbox import (
+    Envelope,
+    Mailbox,
+    Note,
+    Parcel,
+    Transfer,
+)
+from shoal.training.rank_port import GroupEnded, GroupLinks, Lane
+from shoal.transports.rank_socket import Disconnected
+
+ENVELOPE = struct.Struct("<BQqQ")
+
+
+class Exchange:
+    """The sends and receives of one rank in one generation of a group.
+
+    A transfer ends when the group ends.  The group ends if a transfer waits for a rank
+    that is lost; that others have disconnected is no failure.
+    """
+
+    def __init__(self, links: GroupLinks) -> None:
+        self._links = links
+        membership = links.membership
+        self._others = {*range(membership.size)} - {membership.rank}
+        self._at = GroupStep(membership.generation)
+        self._mailbox = Mailbox()
+        self._lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+        links.attend(self._read, self._on_lost, self._on_end)
+
+    def send(self, transfer: Transfer) -> None:
+        """Begin to send an array.  Raises GroupEnded."""
+        self._act(self._mailbox.send, transfer)
+
+    def receive(self, transfer: Transfer) -> None:
+        """Begin to receive an array.  Raises GroupEnded."""
+        self._act(self._mailbox.receive, transfer)
+
+    def _act(
+        self, begin: Callable[[Transfer], Sequence[Parcel]], transfer: Transfer
+    ) -> None:
+        peer = transfer.peer
+        with self._lock:
+            self._links.check()
+            # The connections of both directions show whether the other is still there.
+            for each in self._others if peer is None else [peer]:
+                self._links.outgoing(each, Lane.POINT_TO_POINT)
+        self._handle(lambda: begin(transfer), peer)
+        self._end_if_stuck()
+
+    def _handle(
+        self, handle: Callable[[], Sequence[Parcel]], suspect: int | None
+    ) -> None:
+        """Let the mailbox handle something, and do what follows."""
+        try:
+            with self._lock:
+                self._links.check()
+                for parcel in handle():
+                    self._send(parcel)
+                ended, self._mailbox.ended = self._mailbox.ended, []
+        except PeerError as error:
+            name = "" if suspect is None else self._links.membership.name(suspect)
+            self._links.abort(f"{name}: {error}", suspect, out_of_step=True)
+            self._links.check()
+        else:
+            for each in ended:
+                each.on_end(None)
+
+    def _send(self, parcel: Parcel) -> None:
+        to, envelope, transfer = parcel
+        link = self._links.outgoing(to, Lane.POINT_TO_POINT)
+        link.begin(Kind.POINT_TO_POINT)
+        link.send(memoryview(ENVELOPE.pack(*envelope)), None, self._at)
+        if transfer is not None:
+            for segment in segments(transfer.memory):
+                link.send(segment, None, self._at)
+            link.call(lambda: self._on_sent(transfer))
+
+    def _on_sent(self, transfer: Transfer) -> None:
+        with self._lock:
+            self._mailbox.sent(transfer)
+            ended, self._mailbox.ended = self._mailbox.ended, []
+        for each in ended:
+            each.on_end(None)
+
+    def _read(self, source: int, link: IncomingLink) -> None:
+        """Read what a rank sends, until the connection ends."""
+        try:
+            self._links.outgoing(source, Lane.POINT_TO_POINT)
+            while True:
+                self._receive(source, link)
+        except GroupEnded:
+            pass
+        except Disconnected as error:
+            self._on_lost(source, str(error))
+        except PeerError as error:
+            self._links.abort(f"{self._links.membership.name(source)}: {error}", source)
+        finally:
+            link.close()
+
+    def _receive(self, source: int, link: IncomingLink) -> None:
+        head = memoryview(bytearray(ENVELOPE.size))
+        link.begin(Kind.POINT_TO_POINT)
+        link.receive_into(head, self._at)
+        envelope = _decode(head)
+        memory: memoryview | None = None
+
+        def begin() -> Sequence[Parcel]:
+            nonlocal memory
+            parcels = self._mailbox.begin(source, envelope)
+            memory = self._mailbox.memory_for(source, envelope)
+            return parcels
+
+        def end() -> Sequence[Parcel]:
+            self._mailbox.end(source, envelope)
+            return ()
+
+        self._handle(begin, source)
+        if memory is not None:
+            for segment in segments(memory):
+                link.receive_into(segment, self._at)
+            self._handle(end, source)
+
+    def _on_lost(self, rank: int, reason: str) -> None:
+        """A connection from or to a rank has ended."""
+        with self._lock:
+            self._lost.setdefault(rank, reason)
+        self._end_if_stuck()
+
+    def _end_if_stuck(self) -> None:
+        """End the group if something waits for ranks that are lost."""
+        with self._lock:
+            stuck = next(
+                (
+                    rank
+                    for each in self._mailbox.waiting()
+                    for rank in self._lost
+                    if each.peer == rank
+                    or (each.peer is None and self._lost.keys() >= self._others)
+                ),
+                None,
+            )
+        if stuck is not None:
+            name = self._links.membership.name(stuck)
+            self._links.abort(f"{name}: {self._lost[stuck]}", stuck)
+
+    def _on_end(self) -> None:
+        """The group has ended: so do all transfers."""
+        with self._lock:
+            waiting, self._mailbox = [*self._mailbox.waiting()], Mailbox()
+        for each in waiting:
+            try:
+                self._links.check()
+            except GroupEnded as ended:
+                each.on_end(ended)
+
+
+def _decode(head: memoryview) -> Envelope:
+    note, number, tag, size = ENVELOPE.unpack(head)
+    try:
+        return Envelope(Note(note), number, tag, size)
+    except ValueError as error:
+        raise PeerError(f"a message of kind {note}") from error
