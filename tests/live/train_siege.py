@@ -137,6 +137,7 @@ class TrainSiege:
                 self._wait(marks, pattern, training)
                 time.sleep(fault.delay)
                 self._strike(fault, marks)
+                alive = time.monotonic()
             while training.poll() is None and time.monotonic() < began + PATIENCE:
                 alive = time.monotonic() if _running(marks) else alive
                 time.sleep(0.1)
