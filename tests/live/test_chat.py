@@ -16,7 +16,7 @@ from models.tiny_answers import ANSWERS
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
 
 STORY = "Tell me a story."
-CTRL_C, CTRL_D = "\x03", "\x04"
+CTRL_C, CTRL_D, ESCAPE, UP = "\x03", "\x04", "\x1b", "\x1b[A"
 
 Chat = Callable[..., "pexpect.spawn[str]"]
 
@@ -70,8 +70,14 @@ def test_conversation_at_a_terminal(pool: Pool, tmp_path: Path, chat: Chat) -> N
     assert "+ping" in history.read_text()
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_conversation(
-    programs: Programs, slow_model: GatedModel, chat: Chat
+# What is typed ahead begins the next question.
+@pytest.mark.parametrize(
+    ("keys", "next_keys"),
+    [(CTRL_C, "ping\r"), (f"pi{UP}{ESCAPE}", "ng\r")],
+    ids=["Ctrl-C", "Escape"],
+)
+def test_a_key_ends_the_answer_and_not_the_conversation(
+    programs: Programs, slow_model: GatedModel, chat: Chat, keys: str, next_keys: str
 ) -> None:
     pool = programs.serve()
     pool.joined("slow", *slow_model.flags)
@@ -81,11 +87,11 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
 
     terminal.send(f"{STORY}\r")
     terminal.expect_exact(begun)
-    terminal.send(CTRL_C)
+    terminal.send(keys)
     terminal.expect_exact("stopped")
     check_cancelled(pool)
     slow_model.go_on.set()
-    terminal.send("ping\r")
+    terminal.send(next_keys)
     terminal.expect_exact("pong")
     terminal.send("/exit\r")
     terminal.expect(pexpect.EOF)

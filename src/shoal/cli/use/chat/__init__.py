@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from shoal.cli.use.chat.answer import ChatStream, first_chat_model
 from shoal.cli.use.chat.conversation import Conversation, run_command
 from shoal.cli.use.chat.display import AnswerDisplay
 from shoal.domain.errors import ConfigError, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.cli.use.chat.question_prompt import QuestionPrompt
 
 
 @click.command("chat")
@@ -45,7 +48,7 @@ def command(
 
     With a PROMPT, or text on standard input, it answers once.  The word `-` in the
     PROMPT is replaced by standard input.  Otherwise a conversation begins: /help lists
-    its commands, Ctrl-C ends an answer, and Ctrl-D the conversation.
+    its commands, Ctrl-C or Escape ends an answer, and Ctrl-D the conversation.
     """
     given = {name: value for name, value in options.items() if value is not None}
     conversation = Conversation(model or first_chat_model(api), system, given)
@@ -103,7 +106,7 @@ def chat(
             if question.startswith("/"):
                 display.note(run_command(question, conversation, api))
             else:
-                _ask(api, conversation, display, question)
+                _ask(api, conversation, display, questions, question)
         except ShoalError as error:
             display.end_line()
             print(f"shoal chat: {printable(str(error))}", file=sys.stderr)
@@ -113,6 +116,7 @@ def _ask(
     api: CoordinatorApi,
     conversation: Conversation,
     display: AnswerDisplay,
+    questions: "QuestionPrompt",
     question: str,
 ) -> None:
     """Print the answer to a question; without one, the question is dropped."""
@@ -120,7 +124,8 @@ def _ask(
     messages.append(_message("user", question))
     stream = _request(api, conversation)
     try:
-        display.show(stream, conversation.model)
+        with questions.interrupted_by_escape():
+            display.show(stream, conversation.model)
     except KeyboardInterrupt:
         display.note("stopped")
     except ShoalError:
