@@ -22,9 +22,9 @@ from shoal.domain.job import GANG_MAX, Gang
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
-    headline,
     run_member,
 )
+from shoal.training.launch.rank_process import headline
 from shoal.training.launch.script_environment import SHOAL
 from shoal.training.launch.script_files import pack_script, write_output
 from shoal.training.run_events import REMARK, WATCH, Message

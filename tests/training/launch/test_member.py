@@ -15,9 +15,9 @@ from shoal.training.launch import member_reports, script_files
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
-    ScriptFailed,
     run_member,
 )
+from shoal.training.launch.rank_process import ScriptFailed
 from shoal.training.launch.script_environment import (
     COORDINATOR_FINGERPRINT,
     COORDINATOR_URL,

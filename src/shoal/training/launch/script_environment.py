@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from shoal.domain.addresses import is_loopback
+from shoal.tasks.call_access import COORDINATOR_FINGERPRINT as COORDINATOR_FINGERPRINT
+from shoal.tasks.call_access import COORDINATOR_URL as COORDINATOR_URL
 from shoal.training.run_token import run_id_of
-
-COORDINATOR_URL = "SHOAL_COORDINATOR_URL"
-COORDINATOR_FINGERPRINT = "SHOAL_COORDINATOR_FINGERPRINT"
-"""Variables of a worker's processes: the coordinator that it joined, and its key."""
 
 RUN, RUN_TOKEN = "SHOAL_RUN", "SHOAL_RUN_TOKEN"
 RUN_URL, RUN_FINGERPRINT = "SHOAL_RUN_URL", "SHOAL_RUN_FINGERPRINT"
