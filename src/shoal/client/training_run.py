@@ -96,17 +96,21 @@ def launch(
         InvalidRequest: an argument is invalid.
         ShoalError: the coordinator does not accept the run, or is unreachable.
     """
-    if not 1 <= processes <= PROCESSES_MAX:
-        raise InvalidRequest(
-            f"processes={processes}: expected 1 to {PROCESSES_MAX}", "processes"
-        )
+    least = nodes if min_nodes is None else min_nodes
+    for parameter, value, most in (
+        ("nodes", nodes, GANG_MAX),
+        ("min_nodes", least, nodes),
+        ("processes", processes, PROCESSES_MAX),
+    ):
+        if not 1 <= value <= most:
+            text = f"{parameter}={value}: expected 1 to {most}"
+            raise InvalidRequest(text, parameter)
     if backend not in BACKENDS:
         expected = ", ".join(BACKENDS)
         raise InvalidRequest(f"backend={backend}: expected one of {expected}")
     path = Path(script)
     archive = pack_script(path, [Path(each) for each in files])
     token = secrets.token_hex(TOKEN_SIZE)
-    least = nodes if min_nodes is None else min_nodes
     gangs = [Gang(run_id_of(token), node, nodes, least, slots) for node in range(nodes)]
     address = _find_address(url, api_key, data_dir, cacert)
     carrier, numbers = ThreadedCalls(address), CallNumbers()
