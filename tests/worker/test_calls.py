@@ -1,6 +1,7 @@
 """A worker's calls and call streams, with real processes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -288,6 +289,20 @@ async def test_end_of_a_member_waits_for_its_command(gate: Gate) -> None:
         done = await its.sent.next(Completed)
 
     assert done.job_id == "again"
+
+
+async def test_result_of_a_member_is_sent_again_when_it_was_lost() -> None:
+    """Its coordinator closes the connection before it has read the result."""
+    once = replace(code_call(time.monotonic_ns), name=MEMBER_CALL)
+    async with stage(trust_code=True) as its:
+        its.run(once)
+        lost = await its.sent.next(Completed)
+        await reconnect(its)
+        its.run(once, "again", LeaseNumber(2))
+        done = await its.sent.next(Completed)
+
+    assert (done.job_id, done.lease) == ("again", 2)
+    assert done.value == lost.value
 
 
 async def test_worker_runs_one_member_of_a_run(gate: Gate) -> None:

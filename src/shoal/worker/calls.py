@@ -2,11 +2,13 @@
 
 A member of a training run continues when its connection breaks: the group trains on
 without the coordinator.  When that gives the same call to this worker again, the
-running one takes its place.
+running one takes its place, or its result, which may have been lost on its way.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,8 @@ from shoal.worker.jobs import EngineSlots, failure_event
 
 OUTAGE_MAX = 3600.0  # seconds that a member runs on without its coordinator
 ATTACH_TIMEOUT = 60.0  # seconds for a coordinator to give a member to its worker again
+KEPT_TIME = 600.0  # seconds for which the result of a member is kept
+KEPT_MAX = 8  # such results
 CALLS_MAX = 4096  # of a coordinator, including those that wait for a slot
 
 
@@ -120,6 +124,7 @@ class RunningCalls:
         self._calls: dict[JobId, _RunningCall] = {}
         self._detached: list[_RunningCall] = []  # members without a connection
         self._timer: Timer | None = None  # until they are cancelled
+        self._kept: deque[tuple[Work, CallEnd]] = deque(maxlen=KEPT_MAX)
         self._streams: dict[JobId, CallStreamSlot] = {}
         self._returnable: dict[JobId, LeaseNumber] = {}  # streams
 
@@ -152,6 +157,10 @@ class RunningCalls:
             return self._open(command, command.work, returnable=returnable)
         if self._detached and _is_member(command.work):
             return self._attach(command)
+        for work, end in self._kept:
+            if work == command.work:
+                self._tasks.create_task(self._repeat(end(job_id, lease)))
+                return None
         running = _RunningCall(command, returnable=returnable)
         self._calls[job_id] = running
         running.task = self._tasks.create_task(self._run(running))
@@ -286,7 +295,21 @@ class RunningCalls:
                 end = await self._answer(running)
         await running.attached.wait()
         command = running.command
+        if _is_member(command.work):
+            kept = (command.work, end)
+            self._kept.append(kept)
+            self._clock.call_at(
+                self._clock.now() + KEPT_TIME, lambda: self._forget(kept)
+            )
         await self._send(end(command.job_id, command.lease))
+
+    async def _repeat(self, event: Event) -> None:
+        await self._send(event)
+        self._on_ended()
+
+    def _forget(self, kept: tuple[Work, CallEnd]) -> None:
+        with suppress(ValueError):  # others came since
+            self._kept.remove(kept)
 
     async def _answer(self, running: "_RunningCall") -> "CallEnd":
         """Make a call; return its end, for the lease that it has then."""
