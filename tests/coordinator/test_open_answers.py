@@ -28,7 +28,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job, JobTerms, TimeLimits
+from shoal.domain.job import Job, JobTerms, TimeLimits, Webhook
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat
@@ -149,6 +149,14 @@ def test_request_whose_tools_were_left_out_is_the_same_with_them() -> None:
     with pytest.raises(KeyReused):
         check_same_request(asked, relieved)
     check_same_request(asked, replace(relieved, terms=JobTerms(left_out=("tools",))))
+
+
+def test_request_with_another_webhook_is_another() -> None:
+    asked = Job(JobId("a"), Chat("m", ()), idempotency_key="k")
+    hook = Webhook("https://example.org/hook", "0123456789abcdef")
+
+    with pytest.raises(KeyReused):
+        check_same_request(asked, replace(asked, terms=JobTerms(webhook=hook)))
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])

@@ -22,11 +22,13 @@ class Receiver:
     url: str = ""
     statuses: list[int | None] = field(default_factory=lambda: [200])
     requests: list[tuple[Mapping[str, str], bytes]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # as they were sent
     open: int = 0
     open_most: int = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         self.requests.append((dict(request.headers), await request.read()))
+        self.paths.append(request.raw_path)
         self.open += 1
         self.open_most = max(self.open_most, self.open)
         try:

@@ -8,7 +8,7 @@ from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job, Policy, Privacy
+from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
@@ -166,8 +166,9 @@ def _same_work(job: Job, known: Job) -> bool:
     return one == other
 
 
-def _request_terms(job: Job) -> tuple[str, Privacy, Policy, bool]:
+def _request_terms(job: Job) -> tuple[object, ...]:
     terms = job.terms
     # Of what an API returns with the answer, it matters whether it was stored: an
     # answer that says so must be found again.  The rest, such as the time, may differ.
-    return terms.user, terms.privacy, terms.policy, bool(terms.api_fields)
+    stored = bool(terms.api_fields)
+    return terms.user, terms.privacy, terms.policy, terms.webhook, stored

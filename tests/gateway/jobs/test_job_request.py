@@ -215,6 +215,8 @@ def test_error_names_the_problem(body: str | bytes, said: str) -> None:
         (HOOK | {"secret": "whsec_!!!!!!!!!!!!"}, "webhook.secret: after whsec_"),
         (HOOK | {"url": "ftp://x.org"}, "webhook.url: expected an address"),
         (HOOK | {"url": "x.org/hook"}, "webhook.url: expected an address"),
+        (HOOK | {"url": "https://x.org/a b"}, "webhook.url: expected an address"),
+        (HOOK | {"url": "https:///hook"}, "webhook.url: expected an address"),
         (HOOK | {"url": "https://"}, "webhook.url: expected an address"),
         (HOOK | {"url": "https://[::1"}, "webhook.url: expected an address"),
         (HOOK | {"url": "https://x:99999/"}, "webhook.url: expected an address"),

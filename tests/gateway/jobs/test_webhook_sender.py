@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually, serving
@@ -124,6 +125,16 @@ async def test_end_of_a_job_is_delivered(tmp_path: Path) -> None:
     assert message["data"]["id"] == "j"
     assert message["data"]["status"] == "completed"
     assert message["data"]["result"] == {"model": "m1", "text": "Hello"}
+
+
+async def test_url_is_called_as_it_was_given(tmp_path: Path) -> None:
+    """Its owner may have signed it."""
+    path = "/a%2Fb%28c%29/~x?sig=%7Eab%2b%2f==&t=a+b"
+    async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, f"{URL(receiver.url).origin()}{path}")
+        await wait_delivered(pool)
+
+    assert receiver.paths == [path]
 
 
 async def test_message_matches_the_fetched_job(tmp_path: Path) -> None:

@@ -212,9 +212,11 @@ def _webhook(wanted: NewWebhook | None) -> Webhook | None:
         valid = url.scheme in ("http", "https") and url.hostname and url.port != 0
     except ValueError:  # the port, or the brackets of an IPv6 address
         valid = False
-    if not valid or not wanted.url.isascii() or not wanted.url.isprintable():
+    if not valid or not all("!" <= each <= "~" for each in wanted.url):
         raise InvalidRequest(
-            "webhook.url: expected an address such as https://host/path", "webhook.url"
+            "webhook.url: expected an address such as https://host/path, with its "
+            "special characters escaped",
+            "webhook.url",
         )
     if "@" in url.netloc:
         raise InvalidRequest(

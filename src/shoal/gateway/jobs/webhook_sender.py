@@ -17,6 +17,7 @@ from aiohttp import (
     InvalidURL,
     TCPConnector,
 )
+from yarl import URL
 
 import shoal
 from shoal.coordinator.hub import Hub
@@ -209,7 +210,11 @@ class WebhookSender:
             async with (
                 asyncio.timeout(self._answer_timeout),
                 session.post(
-                    call.webhook.url, data=body, headers=headers, allow_redirects=False
+                    # As it was given: its owner may have signed it.
+                    URL(call.webhook.url, encoded=True),
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
                 ) as response,
             ):
                 return _failure_of(response.status)
