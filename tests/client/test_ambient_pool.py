@@ -16,7 +16,7 @@ from shoal.tasks.slot_lending import set_lending_handler
 def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Make this process one that runs tasks; return what it reports of its slot."""
     reports: list[bool] = []
-    monkeypatch.setattr(ambient_pool, "_pools", [])
+    monkeypatch.setattr(ambient_pool, "_pools", {})
     set_lending_handler(reports.append)
     yield reports
     set_lending_handler(None)
@@ -54,7 +54,7 @@ def test_worker_without_a_key_says_what_to_do(
     monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("SHOAL_API_KEY", raising=False)
 
-    with pytest.raises(ConfigError, match="start that with SHOAL_URL and SHOAL_API"):
+    with pytest.raises(ConfigError, match="worker with SHOAL_URL and SHOAL_API"):
         shoal.current_pool()
 
 

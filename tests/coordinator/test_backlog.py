@@ -46,6 +46,9 @@ class IgnoredReports:
     def on_end(self, job: EndedJob) -> None:
         pass
 
+    def runs(self, number: int) -> bool:
+        return False
+
 
 class BacklogRun:
     """A hub with a worker that holds its only call, and a backlog."""

@@ -216,6 +216,7 @@ async def serving(
         queue_max,
         blobs=BlobTransfer(files),
         approve_nodes=approve_nodes,
+        call_secret=b"drawn at the start",
     )
     calls = hub.carried = DurableCalls(hub, store, clock)
     if restarted:

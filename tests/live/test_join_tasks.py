@@ -26,7 +26,7 @@ from live.programs import (
 from live.test_moving import serving
 from models.tiny_answers import ANSWERS
 from originals.dispatch import OriginalCoordinator
-from tasks.demo_tasks import Point, add, crash, fail, nests, pid
+from tasks.demo_tasks import Point, add, crash, fail, nests, pid, queries
 
 LONG = "join-me-please"
 FLAGS = ("--join-token", LONG)
@@ -85,19 +85,34 @@ def test_functions_are_called_in_both_ways(
 
 
 def test_calls_of_a_task_run_in_the_slot_that_it_lends(
-    programs: Programs, coordinator: Pool, monkeypatch: pytest.MonkeyPatch
+    coordinator: Pool, client: shoal.Pool
 ) -> None:
-    monkeypatch.setenv("SHOAL_URL", coordinator.url)
-    monkeypatch.setenv("SHOAL_API_KEY", KEY)
-    worker = programs.run(
-        "join", coordinator.url, "--token", LONG, "--json", "--slots", "1", *DEMO
-    )
-    worker.event("joined")
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).event("joined")
 
-    with shoal.Pool(coordinator.url, KEY) as client:
-        assert client.submit(nests, 2).result(PATIENCE) == 7
-        in_memory = client.with_options(durable=False)
-        assert [*in_memory.map(nests, [1] * 3, timeout=PATIENCE)] == [3] * 3
+    assert client.submit(nests, 2).result(PATIENCE) == 7
+    in_memory = client.with_options(durable=False)
+    assert [*in_memory.map(nests, [1] * 3, timeout=PATIENCE)] == [3] * 3
+
+
+def test_task_uses_the_models_of_the_pool_as_its_caller(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).event("joined")
+    model = ("--model", f"tiny={TINY}")
+    coordinator.join("models", *model, token=LONG).event("joined")
+    with coordinator.client() as admin:
+        made: Any = admin.post(
+            f"{coordinator.url}/admin/keys", body={"name": "alice"}, cast_to=object
+        )
+    with shoal.Pool(coordinator.url, made["key"]) as alice:
+        on_progress = alice.with_options(on_progress=lambda share, remark: None)
+        for pool in (alice, on_progress, alice.with_options(durable=False)):
+            answer, credential = pool.submit(queries, "tiny", "hi").result(PATIENCE)
+            assert answer
+            with pytest.raises(shoal.ShoalError, match="rejects the API key"):
+                shoal.Pool(coordinator.url, credential).submit(add, 1).result(PATIENCE)
+    jobs = coordinator.admin("jobs?owner=alice")["data"]
+    assert [each["model"] for each in jobs].count("tiny") == 3
 
 
 def test_crash_fails_the_call_and_not_the_worker(

@@ -80,6 +80,9 @@ class RecordedReports:
     def on_end(self, job: EndedJob) -> None:
         self.end = job.end
 
+    def runs(self, number: int) -> bool:
+        return False
+
 
 class RecordingStreamOwner:
     """Opens a call stream without pushing calls."""
@@ -92,6 +95,9 @@ class RecordingStreamOwner:
 
     def on_end(self, stream: OpenCallStream, error: ShoalError) -> None:
         pass
+
+    def runs(self, stream: OpenCallStream, number: int) -> bool:
+        return False
 
 
 Script = Callable[[Coordinator, PeerCoordinator, ScriptedConnection], Awaitable[None]]

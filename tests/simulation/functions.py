@@ -65,7 +65,9 @@ class SimCaller:
     async def start(self) -> None:
         pass
 
-    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
+    async def call(
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
+    ) -> bytes:
         self._take_slot(call.name)
         try:
             return await self.work(call.args)
@@ -77,6 +79,7 @@ class SimCaller:
         lane: CallStream,
         fetch: FetchBlob,
         returned: Callable[[list[CallResult]], None],
+        grant: str = "",
     ) -> "SimLane":
         self._take_slot(lane.name)
         return SimLane(self, returned)

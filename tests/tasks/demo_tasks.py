@@ -151,6 +151,18 @@ def nests(depth: int) -> int:
     return 1 + sum(pool.map(nests, [depth - 1] * 2))
 
 
+@task(name="queries", openai=True)
+def queries(model: str, question: str) -> tuple[str, str]:
+    """Ask a model of the pool; return the answer, and the credential."""
+    from openai import OpenAI
+
+    with OpenAI() as client:
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": question}]
+        )
+    return answer.choices[0].message.content or "", os.environ["OPENAI_API_KEY"]
+
+
 @task(name="either")
 def either(path: str, go: str = "") -> None:
     """Make a file, or wait between two FIFOs."""

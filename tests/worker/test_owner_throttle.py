@@ -166,7 +166,7 @@ class HeldCalls:
         self.end = asyncio.Event()
 
     async def call(
-        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
         self.began.append(call.name)
         await self.end.wait()
@@ -180,6 +180,7 @@ class HeldCalls:
         stream: CallStream,
         fetch: FetchBlob,
         on_returned: Callable[[list[CallResult]], None],
+        grant: str = "",
     ) -> CallStreamSlot:
         raise Unavailable("no streams")
 

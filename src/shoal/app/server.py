@@ -355,6 +355,7 @@ def _hub(
         blobs=blobs,
         approve_nodes=config.approve_nodes,
         traced=traced,
+        call_secret=new_secret().encode(),
     )
 
 

@@ -172,6 +172,10 @@ class CallGroup:
         self._paused = True
         self._release_slots(cancel=False)
 
+    def runs(self, stream: OpenCallStream, number: int) -> bool:
+        load = self._loads.get(stream)
+        return load is not None and number in load.in_flight
+
     # Events of the streams.
 
     def on_open(self, stream: OpenCallStream) -> None:

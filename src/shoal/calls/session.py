@@ -91,6 +91,9 @@ class JobReporter:
     def on_end(self, job: EndedJob) -> None:
         self._client.job_ended(self._number, job)
 
+    def runs(self, number: int) -> bool:
+        return False  # it is no call stream
+
 
 OPEN_MAX = 1 << 16  # open calls of one client, running or waiting
 OPEN_SIZE_MAX = 64 << 20  # bytes of their arguments; the last one may exceed it
@@ -134,6 +137,10 @@ class CallAccess(Protocol):
 
     def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
         """Run a job, within the key's limits, for the length of the block."""
+        ...
+
+    def on_submitted(self, job_id: JobId) -> None:
+        """A durable call was submitted."""
         ...
 
 
@@ -308,6 +315,7 @@ class CallSession:
 
     def _add_job(self, number: int, job: Job) -> None:
         self._jobs[number] = job.id
+        self._access.on_submitted(job.id)
         if job.idempotency_key:
             self._outliving.add(number)
 

@@ -34,6 +34,10 @@ class StreamListener(Protocol):
         """Receive the results of calls."""
         ...
 
+    def runs(self, stream: "OpenCallStream", number: int) -> bool:
+        """Return whether a call is with the stream's worker."""
+        ...
+
     def on_end(self, stream: "OpenCallStream", error: ShoalError) -> None:
         """Handle the end of the stream, except by ``close``.
 
@@ -130,6 +134,9 @@ class OpenCallStream:
     def on_results(self, results: list[CallResult]) -> None:
         if self._listener is not None:
             self._listener.on_results(self, results)
+
+    def runs(self, number: int) -> bool:
+        return self._listener is not None and self._listener.runs(self, number)
 
     def on_end(self, job: EndedJob) -> None:
         listener, self._listener = self._listener, None

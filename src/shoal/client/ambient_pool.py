@@ -4,30 +4,31 @@ import threading
 from typing import TYPE_CHECKING
 
 from shoal.domain.errors import ConfigError
+from shoal.tasks.call_access import call_access
 from shoal.tasks.slot_lending import runs_tasks
 
 if TYPE_CHECKING:
     from shoal.client.pool import Pool
 
 _lock = threading.Lock()
-_pools: "list[Pool]" = []  # one at most
+_pools: "dict[tuple[str, str] | None, Pool]" = {}  # one at most, by its access
 
 
 def current_pool() -> "Pool":
     """Return the pool of the worker that runs this task, to call other functions.
 
     While the task waits for its results, by ``result()``, ``map``, ``as_completed`` or
-    ``shutdown``, the worker lends its slot to other calls.  All tasks of the process
-    share the pool.  Its calls are in memory, have a high priority, and end with the
-    process; ``with_options`` changes the first two.
+    ``shutdown``, the worker lends its slot to other calls.  The pool's calls are those
+    of the caller of this task, and end with it.  They are in memory and have a high
+    priority, which ``with_options`` changes.
 
-    The pool is that of the environment variables of the worker, ``SHOAL_URL`` and
-    ``SHOAL_API_KEY``, or that of the coordinator on the same machine: its calls are
-    those of this key.
+    Where the coordinator gives tasks no access, the pool is that of the environment
+    variables of the worker, ``SHOAL_URL`` and ``SHOAL_API_KEY``, or that of the
+    coordinator on the same machine.
 
     Raises:
         RuntimeError: no task runs in this process.
-        ConfigError: the worker has no API key.
+        ConfigError: the worker has no API key, and its coordinator gives no access.
     """
     if not runs_tasks():
         raise RuntimeError(
@@ -37,13 +38,16 @@ def current_pool() -> "Pool":
     from shoal.client.pool import Pool
 
     with _lock:
-        if not _pools:
+        access = call_access()
+        if access not in _pools:
             try:
                 pool = Pool(durable=False)
             except ConfigError as error:
                 raise ConfigError(
-                    f"the calls of a task need a key at its worker: start that with "
-                    f"SHOAL_URL and SHOAL_API_KEY: {error}"
+                    "this worker's coordinator gives its calls no access; start the "
+                    f"worker with SHOAL_URL and SHOAL_API_KEY: {error}"
                 ) from error
-            _pools.append(pool.with_options(priority="high"))
-        return _pools[0]
+            while _pools:  # those of calls that have ended
+                _pools.popitem()[1].shutdown(wait=False, cancel_futures=True)
+            _pools[access] = pool.with_options(priority="high")
+        return _pools[access]

@@ -33,6 +33,7 @@ from shoal.domain.errors import (
     Unauthorized,
     Unavailable,
 )
+from shoal.tasks.call_access import call_access
 from shoal.transports.http_client import describe_http_error
 from shoal.transports.tls import (
     check_url,
@@ -65,11 +66,13 @@ def find_coordinator(
 ) -> CoordinatorAddress:
     """Return the coordinator to call.
 
-    Defaults come from SHOAL_URL, SHOAL_API_KEY and SHOAL_CACERT, and then from the
-    data folder of the coordinator of this machine.
+    Defaults come from the running call of a task, then from SHOAL_URL, SHOAL_API_KEY
+    and SHOAL_CACERT, and then from the data folder of the coordinator of this machine.
 
     Raises ConfigError naming what is missing or invalid.
     """
+    if not (url or api_key or data_dir) and (access := call_access()) is not None:
+        url, api_key = access
     folder = Path(data_dir) if data_dir else data_folder()
     chosen_url = url or os.environ.get("SHOAL_URL")
     chosen_key = api_key or os.environ.get("SHOAL_API_KEY")

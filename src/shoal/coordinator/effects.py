@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.coordinator.answer import UnusableOutput
 from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.connections import WorkerConnections
 from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.job_errors import error_of
@@ -69,6 +70,7 @@ class Effects:
         connections: WorkerConnections,
         deadlines: Deadlines,
         blobs: BlobTransfer,
+        grants: CallGrants,
         post: Callable[[HubInput], None],
         *,
         traced: bool = False,
@@ -78,6 +80,7 @@ class Effects:
         self._connections = connections
         self._deadlines = deadlines
         self._blobs = blobs
+        self._grants = grants
         self._post = post
         self._traced = traced
 
@@ -188,6 +191,7 @@ class Effects:
             waited=job.waited(job.leased_at),
             remaining=job.remaining(job.leased_at),
             trace=job.job.terms.trace and self._trace(job.job, fact.lease),
+            grant=self._grants.issue(fact.job_id, fact.lease, job.job.work),
         )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):
@@ -216,6 +220,7 @@ class Effects:
             waited=job.waited(since),
             remaining=job.remaining(since),
             trace=job.job.terms.trace and self._trace(job.job, fact.lease),
+            grant=self._grants.issue(fact.job_id, fact.lease, job.job.work),
         )
         self._connections.connection_of(fact.worker_id).send(run)
 

@@ -13,6 +13,7 @@ from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.bookkeeping import Bookkeeper
+from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.carried_jobs import CarriedJobs, NoCarriedJobs
 from shoal.coordinator.connections import (
     PeerRoute,
@@ -92,6 +93,7 @@ class Hub:
         blobs: the values that calls refer to.
         approve_nodes: as in ``ServeConfig``.
         traced: as in ``Effects``.
+        call_secret: as in ``CallGrants``.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Hub:
         *,
         approve_nodes: bool = False,
         traced: bool = False,
+        call_secret: bytes = b"",
     ) -> None:
         self.pool = PoolState(approvals=Approvals(required=approve_nodes))
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
@@ -133,6 +136,7 @@ class Hub:
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._answers = OpenAnswers(store, self.blobs)
+        self.grants = CallGrants(call_secret, self.pool, self._answers)
         self._connections = WorkerConnections()
         self._worker_events = WorkerEvents(
             self.pool,
@@ -149,6 +153,7 @@ class Hub:
             self._connections,
             self._deadlines,
             self.blobs,
+            self.grants,
             self.post,
             traced=traced,
         )

@@ -56,3 +56,7 @@ class JobListener(Protocol):
     def on_end(self, job: EndedJob) -> None:
         """The job has ended: done, failed, or refused at once."""
         ...
+
+    def runs(self, number: int) -> bool:
+        """Return whether a call of a call stream is with its worker."""
+        ...

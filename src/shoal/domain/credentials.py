@@ -6,6 +6,7 @@ hash protects only guessable secrets.
 
 import base64
 import hashlib
+import hmac
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -147,6 +148,43 @@ def digest_of(secret: str) -> bytes:
     """Return the SHA-256 of a key, token or cookie, 32 bytes."""
     # Bytes of a header that are not UTF-8 arrive as surrogates.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+CALL_PREFIX = "sk-shoal-call-"
+
+
+def lease_grant(secret: bytes, job_id: str, lease: int) -> str:
+    """Return what the credentials of a lease's calls are derived from."""
+    named = f"{CALL_PREFIX}{job_id}.{lease}"
+    return f"{named}.{_mac(secret, named)}"
+
+
+def call_credential(grant: str, number: int) -> str:
+    """Return the credential of a call; 0 is the number of a job that is one call."""
+    named, _, key = grant.rpartition(".")
+    named = f"{named}.{number}"
+    return f"{named}.{_mac(key.encode(), named)}"
+
+
+def read_call_credential(secret: bytes, credential: str) -> tuple[str, int, int] | None:
+    """Return the job, lease and call of a credential; None: it is a wrong one."""
+    found = _CALL_CREDENTIAL.fullmatch(credential)
+    if found is None:
+        return None
+    job_id, lease, number = found[1], int(found[2]), int(found[3])
+    right = call_credential(lease_grant(secret, job_id, lease), number)
+    matches = hmac.compare_digest(right, credential)
+    return (job_id, lease, number) if matches else None
+
+
+_CALL_CREDENTIAL = re.compile(
+    rf"{CALL_PREFIX}([!-~]{{1,256}})\.([0-9]{{1,18}})\.(-?[0-9]{{1,20}})\.[0-9a-f]{{64}}",
+    re.ASCII,
+)
+
+
+def _mac(key: bytes, text: str) -> str:
+    return hmac.digest(key, text.encode(), "sha256").hex()
 
 
 def was_unusable_before(credential: Key | JoinToken, at: float) -> bool:

@@ -6,7 +6,7 @@ job carries the number of its lease, so that late messages of an old lease are
 recognised.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
@@ -43,7 +43,7 @@ class RunJob:
     the job was submitted, ``remaining`` what is left of its total limit, both in
     seconds; None: not known.  ``returnable``: another worker takes it over if this one
     gives it back.  ``trace`` is the ``traceparent`` of the attempt; empty: it is not
-    traced.
+    traced.  ``grant`` gives its function's own calls a credential, see ``lease_grant``.
     """
 
     job_id: JobId
@@ -57,6 +57,7 @@ class RunJob:
     remaining: float | None = None
     returnable: bool = True
     trace: str = ""
+    grant: str = field(default="", repr=False)
 
     @property
     def beginning(self) -> list[AnswerPiece]:

@@ -17,8 +17,8 @@ from shoal.calls.messages import decode_items
 from shoal.calls.send_queue import SendQueue
 from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerStream
-from shoal.domain.credentials import permitted_priority
 from shoal.domain.errors import ClientError, InvalidRequest
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Priority
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
@@ -97,13 +97,16 @@ class _ClientAccess:
         self.access.ensure_active(self.caller)
 
     def permitted_priority(self, wanted: Priority | None) -> Priority:
-        return permitted_priority(self.caller.key, wanted)
+        return self.caller.permitted_priority(wanted)
 
     def count_call(self) -> None:
         self.access.count_call(self.caller)
 
     def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
         return self.access.submit(job, self.caller)
+
+    def on_submitted(self, job_id: JobId) -> None:
+        self.caller.on_submitted(job_id)
 
 
 async def _read(

@@ -56,6 +56,10 @@ use = partial(Authorized, Scope.USE)
 admin = partial(Authorized, Scope.ADMIN)
 read_open = partial(read, open_wire="dispatch")
 use_open = partial(use, open_wire="dispatch")
+# Running calls may do so, too.
+read_in_call, use_in_call = partial(read, by_calls=True), partial(use, by_calls=True)
+read_open_in_call = partial(read_open, by_calls=True)
+use_open_in_call = partial(use_open, by_calls=True)
 read_list = partial(read, lists=True)
 read_list_open = partial(read_open, lists=True)
 monitor = partial(Authorized, Scope.MONITOR)
@@ -68,51 +72,66 @@ PUBLIC_KEY = "(?!create$|claim$|list$)[^{}/]+"  # not the API's other paths
 
 OPENAI = (
     Operation(
-        *("GET", "/v1/models", "List the models", read(openai_models.list_models)),
+        *(
+            "GET",
+            "/v1/models",
+            "List the models",
+            read_in_call(openai_models.list_models),
+        ),
         answer=openai_models.ModelList,
     ),
     Operation(
-        *("GET", "/v1/models/{model}", "Show a model", read(openai_models.show_model)),
+        *(
+            "GET",
+            "/v1/models/{model}",
+            "Show a model",
+            read_in_call(openai_models.show_model),
+        ),
         answer=openai_models.ModelObject,
         pattern=ANYTHING,
     ),
     Operation(
         *("POST", "/v1/chat/completions", "Create a chat completion"),
-        use(openai.create_chat_completion),
+        use_in_call(openai.create_chat_completion),
         answer=ChatCompletion,
         body=CreateChatCompletion,
         streams=True,
     ),
     Operation(
         *("GET", "/v1/chat/completions/{id}", "Fetch a chat completion"),
-        read(partial(openai.show_result, type_=Chat)),
+        read_in_call(partial(openai.show_result, type_=Chat)),
         answer=ChatCompletion,
     ),
     Operation(
         *("POST", "/v1/completions", "Create a text completion"),
-        use(openai.create_completion),
+        use_in_call(openai.create_completion),
         answer=TextCompletion,
         body=CreateCompletion,
         streams=True,
     ),
     Operation(
         *("GET", "/v1/completions/{id}", "Fetch a text completion"),
-        read(partial(openai.show_result, type_=Completion)),
+        read_in_call(partial(openai.show_result, type_=Completion)),
         answer=TextCompletion,
     ),
     Operation(
-        *("POST", "/v1/embeddings", "Create embeddings", use(openai.create_embeddings)),
+        *(
+            "POST",
+            "/v1/embeddings",
+            "Create embeddings",
+            use_in_call(openai.create_embeddings),
+        ),
         answer=CreateEmbeddingResponse,
         body=CreateEmbedding,
     ),
     Operation(
-        *("POST", "/v1/rerank", "Rank documents", use(openai.create_rerank)),
+        *("POST", "/v1/rerank", "Rank documents", use_in_call(openai.create_rerank)),
         answer=CreateRerankResponse,
         body=CreateRerank,
     ),
     Operation(
         *("POST", "/v1/audio/transcriptions", "Transcribe speech"),
-        use(openai.create_transcription),
+        use_in_call(openai.create_transcription),
         answer=TranscriptionAnswer,
     ),
 )
@@ -120,7 +139,7 @@ OPENAI = (
 RESPONSES = (
     Operation(
         *("POST", "/v1/responses", "Create a response"),
-        use(responses.create_response),
+        use_in_call(responses.create_response),
         answer=ResponseObject,
         body=CreateResponse,
         parts=(ResponseInputItem,),
@@ -128,7 +147,7 @@ RESPONSES = (
     ),
     Operation(
         *("GET", "/v1/responses/{id}", "Show a response, or resume its stream"),
-        read(responses.show_response),
+        read_in_call(responses.show_response),
         answer=ResponseObject,
         query=responses.ResponseQuery,
         streams=True,
@@ -141,7 +160,7 @@ RESPONSES = (
     ),
     Operation(
         *("POST", "/v1/responses/{id}/cancel", "Cancel a response"),
-        use(responses.cancel_response),
+        use_in_call(responses.cancel_response),
         answer=ResponseObject,
     ),
     Operation(
@@ -201,14 +220,14 @@ BATCHES = (
 ANTHROPIC = (
     Operation(
         *("POST", "/v1/messages", "Create a message"),
-        use(anthropic.create_message),
+        use_in_call(anthropic.create_message),
         answer=AnsweredMessage,
         body=CreateMessage,
         streams=True,
     ),
     Operation(
         *("POST", "/v1/messages/count_tokens", "Count the tokens of a message"),
-        use(anthropic.count_message_tokens),
+        use_in_call(anthropic.count_message_tokens),
         answer=anthropic.MessageTokens,
         body=CountMessageTokens,
     ),
@@ -216,27 +235,27 @@ ANTHROPIC = (
 
 CALLS = (
     Operation(
-        *("GET", "/v1/tasks", "List the functions", read(calls.list_functions)),
+        *("GET", "/v1/tasks", "List the functions", read_in_call(calls.list_functions)),
         answer=calls.FunctionList,
     ),
     Operation(
         *("GET", calls.CALLS_PATH, "Call functions, over a WebSocket"),
-        use(calls.open_calls),
+        use_in_call(calls.open_calls),
         status=101,
         allow_head=False,
     ),
     Operation(
         *("HEAD", calls.BLOB_PATH, "Check whether a value is stored"),
-        use(calls.check_blob),
+        use_in_call(calls.check_blob),
         documented=False,
     ),
     Operation(
-        *("GET", calls.BLOB_PATH, "Fetch a value", read(calls.fetch_blob)),
+        *("GET", calls.BLOB_PATH, "Fetch a value", read_in_call(calls.fetch_blob)),
         media=BYTES_TYPE,
         allow_head=False,
     ),
     Operation(
-        *("PUT", calls.BLOB_PATH, "Store a value", use(calls.store_blob)),
+        *("PUT", calls.BLOB_PATH, "Store a value", use_in_call(calls.store_blob)),
         media=BYTES_TYPE,
         status=204,
     ),
@@ -293,7 +312,7 @@ JOBS = (
                 f"/v1/jobs/commit/{policy.value}",
                 f"Commit a {policy.value} job",
             ),
-            use_open(partial(submit_job.commit_job, policy=policy)),
+            use_open_in_call(partial(submit_job.commit_job, policy=policy)),
             answer=submit_job.CommittedJob,
             body=CommitJob,
             status=201,
@@ -312,17 +331,17 @@ JOBS = (
     ),
     Operation(
         *("GET", "/v1/jobs/{id}", "Show a job, or wait for its end"),
-        read_open(jobs.show_job),
+        read_open_in_call(jobs.show_job),
         answer=JobInfo,
         query=jobs.JobShowQuery,
     ),
     Operation(
-        *("DELETE", "/v1/jobs/{id}", "Cancel a job", use_open(jobs.cancel_job)),
+        *("DELETE", "/v1/jobs/{id}", "Cancel a job", use_open_in_call(jobs.cancel_job)),
         answer=JobInfo,
     ),
     Operation(
         *("GET", "/v1/jobs/{id}/events", "Stream a job's events"),
-        read_open(events.stream_events),
+        read_open_in_call(events.stream_events),
         media=SSE_TYPE,
         allow_head=False,
     ),

@@ -20,6 +20,7 @@ import msgspec
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.processes.child import claim_pipes
 from shoal.tasks import process_messages
+from shoal.tasks.call_access import RUNNING
 from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
 from shoal.tasks.invocation import FunctionInvoker, Invoke, load_tasks
 from shoal.tasks.limits import MAPPED_MAX
@@ -87,6 +88,7 @@ def serve(pipes: ChildPipes) -> None:
                 # A mark for each call would take longer than a quick call.
                 if flush_each or output.written:
                     output.mark_call()
+                RUNNING.number = number
                 pipes.send_return(number, invoke(args, kwargs))
                 if flush_each:
                     pipes.flush()
@@ -98,7 +100,7 @@ def serve(pipes: ChildPipes) -> None:
                 "unexpected message from the worker"
             )
             output.mark_call()
-            _, name, mode, flush_each = head
+            _, name, mode, flush_each, RUNNING.grant = head
             invoke = functions.invoker(name, process_messages.Mode(mode))
 
 
@@ -110,7 +112,8 @@ def _report_waiting(pipes: ChildPipes, waits: bool) -> None:
 def _run_call(
     pipes: ChildPipes, functions: FunctionInvoker, head: list[Any], tail: memoryview
 ) -> None:
-    _, number, name, mode, args_size, _ = head
+    _, number, name, mode, args_size, _, RUNNING.grant = head
+    RUNNING.number = 0
     invoke: Invoke = functions.invoker(name, process_messages.Mode(mode))
     set_progress_handler(
         lambda share, remark: pipes.send(

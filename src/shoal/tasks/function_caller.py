@@ -57,11 +57,11 @@ class FunctionCaller(Protocol):
         ...
 
     async def call(
-        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
         """Run a call; return its result in MessagePack.
 
-        Cancellation aborts the function.
+        ``grant`` is as in ``RunJob``.  Cancellation aborts the function.
 
         Raises NotFound for an unknown function, InvalidRequest if the arguments are
         unreadable or code is not trusted, JobError with the traceback if the function
@@ -75,6 +75,7 @@ class FunctionCaller(Protocol):
         stream: CallStream,
         fetch: FetchBlob,
         on_returned: Callable[[list[CallResult]], None],
+        grant: str = "",
     ) -> CallStreamSlot:
         """Open a slot for calls of one function; ``on_returned`` gets their results.
 

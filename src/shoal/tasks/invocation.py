@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
+from shoal.tasks.call_access import set_openai_variables
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.extension_types import is_extension
@@ -107,6 +108,8 @@ class FunctionInvoker:
             try:
                 if bind is not None:
                     positional, named = bind(positional, named)
+                if task.openai:
+                    set_openai_variables()
                 result = function(*positional, **named)
                 data = pack(result, "result", size_max=RESULT_MAX, form=form).data
                 if marks and not is_extension(data):
@@ -131,6 +134,8 @@ class FunctionInvoker:
             function, *positional = positional
             if isinstance(function, SentTask):
                 bound, named = function.bind(positional, named, exact=exact)
+                if function.openai:
+                    set_openai_variables()
                 result = self._blocking(function.function)(*bound, **named)
             else:
                 result = self._blocking(function)(*positional, **named)

@@ -55,6 +55,7 @@ class ProcessCallStream:
         is_process_wanted: says whether other calls wait for a process.
         send_blob: sends a blob to a process.
         on_close: called when the slot is free again.
+        grant: as in ``RunJob``.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ProcessCallStream:
         is_process_wanted: Callable[[], bool],
         send_blob: Callable[[CallProcess, bytes], None],
         on_close: Callable[[], None],
+        grant: str = "",
     ) -> None:
         self._stream = stream
         self._timeout = timeout
@@ -76,6 +78,7 @@ class ProcessCallStream:
         self._is_process_wanted = is_process_wanted
         self._send_blob = send_blob
         self._on_close = on_close
+        self._grant = grant
         self._process: CallProcess | None = None
         self._process_requested = False
         self._turn_ends = 0.0
@@ -235,9 +238,8 @@ class ProcessCallStream:
             self._release(busy=False)
             return
         mode = mode_of(self._stream)
-        process.send(
-            (process_messages.OPEN_STREAM, self._stream.name, mode, self._flush_each)
-        )
+        opening = self._stream.name, mode, self._flush_each, self._grant
+        process.send((process_messages.OPEN_STREAM, *opening))
         self._pump()
 
     def _release(self, *, busy: bool) -> None:

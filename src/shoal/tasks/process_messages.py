@@ -15,9 +15,9 @@ MESSAGE_MAX = 512 << 20  # bytes: what a call returns, or its arguments, and som
 
 # To the process.  The head is an array that begins with one of these.
 PREPARE = 0  # modules, whether to trust code: the first
-# number, name, mode, size of args, whether timed; the tail: args, kwargs
+# number, name, mode, size of args, whether timed, grant; the tail: args, kwargs
 CALL = 1
-OPEN_STREAM = 2  # name, mode, whether to send each return at once
+OPEN_STREAM = 2  # name, mode, whether to send each return at once, grant
 PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
 BLOB = 4  # digest, path; an empty path: there is none
 # From the process.

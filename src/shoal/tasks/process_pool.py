@@ -119,7 +119,7 @@ class ProcessPool:
         self.names = frozenset(self._timeouts)
 
     async def call(
-        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
         self._check_supported(call)
         timeout = self._timeout(call)
@@ -141,6 +141,7 @@ class ProcessPool:
                 mode_of(call),
                 len(call.args),
                 timeout is not None,
+                grant,
             ),
             call.args,
             call.kwargs,
@@ -162,6 +163,7 @@ class ProcessPool:
         stream: CallStream,
         fetch: FetchBlob,
         on_returned: Callable[[list[CallResult]], None],
+        grant: str = "",
     ) -> CallStreamSlot:
         self._check_supported(stream)
         if self._streams >= self._capacity * self._sharers:
@@ -176,6 +178,7 @@ class ProcessPool:
             lambda: bool(self._waiting),
             lambda process, digest: self._send_blob(process, digest, fetch),
             self._on_stream_closed,
+            grant,
         )
 
     async def close(self) -> None:

@@ -25,13 +25,14 @@ class RegisteredTask:
     """A function that is a task.
 
     ``schema`` is the class of its only parameter.  ``timeout`` is the default limit of
-    a call in seconds; None: that of the job.
+    a call in seconds; None: that of the job.  ``openai``: see ``task``.
     """
 
     name: str
     function: Callable[..., Any]
     schema: type | None = None
     timeout: float | None = None
+    openai: bool = False
 
 
 TASKS: dict[str, RegisteredTask] = {}
@@ -44,7 +45,11 @@ def task(function: Callable[P, R], /) -> Callable[P, R]: ...
 
 @overload
 def task(
-    *, name: str = "", schema: type | None = None, timeout: float | None = None
+    *,
+    name: str = "",
+    schema: type | None = None,
+    timeout: float | None = None,
+    openai: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
@@ -55,6 +60,7 @@ def task(
     name: str = "",
     schema: type | None = None,
     timeout: float | None = None,
+    openai: bool = False,
 ) -> Any:
     """Make a function a task, which can be called by name on workers with its module.
 
@@ -69,6 +75,8 @@ def task(
             a Struct.  The worker builds it from the dictionary or the keyword arguments
             of the call.
         timeout: seconds that a call may run if the caller sets no timeout.
+        openai: set OPENAI_BASE_URL and OPENAI_API_KEY for each call, so that OpenAI's
+            clients use the models of the pool, as the caller of the function.
 
     Returns:
         The function, or without one a decorator.
@@ -79,7 +87,8 @@ def task(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _add(RegisteredTask(_checked_name(function, name), function, schema, timeout))
+        checked = _checked_name(function, name)
+        _add(RegisteredTask(checked, function, schema, timeout, openai))
         return function
 
     if timeout is not None and not timeout > 0:

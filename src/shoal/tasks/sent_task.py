@@ -40,6 +40,7 @@ class SentTask:
         self.function: Callable[..., Any] = task.function
         self._name = task.name
         self._schema = task.schema
+        self.openai = task.openai
 
     def bind(
         self, args: list[Any], kwargs: dict[str, Any], *, exact: bool

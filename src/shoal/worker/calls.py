@@ -270,7 +270,9 @@ class RunningCalls:
 
         self.cancel(job_id)  # a repeated command replaces it
         try:
-            stream = self._caller.open_stream(work, self._fetch, on_returned)
+            stream = self._caller.open_stream(
+                work, self._fetch, on_returned, command.grant
+            )
         except (Unavailable, ClientError) as error:
             return failure_event(job_id, lease, error)
         self._streams[job_id] = stream
@@ -313,7 +315,7 @@ class RunningCalls:
 
     async def _answer(self, running: "_RunningCall") -> "CallEnd":
         """Make a call; return its end, for the lease that it has then."""
-        work = running.command.work
+        work, grant = running.command.work, running.command.grant
 
         def on_progress(share: float | None, text: str) -> None:
             command = running.command
@@ -323,10 +325,10 @@ class RunningCalls:
             if isinstance(work, Task):
                 args, kwargs = json_arguments(work.payload)
                 call = Call(work.name, args, kwargs)
-                value = await self._caller.call(call, self._fetch, on_progress)
+                value = await self._caller.call(call, self._fetch, on_progress, grant)
                 return partial(Completed, rest=(value_as_json(value),))
             assert isinstance(work, Call), "streams are opened by _open"
-            value = await self._caller.call(work, self._fetch, on_progress)
+            value = await self._caller.call(work, self._fetch, on_progress, grant)
             return partial(Completed, value=value)
         except (Unavailable, ClientError, JobError) as error:
             return partial(failure_event, error=error)

@@ -12,6 +12,7 @@ from protocols.calling import (
     OFFER,
     RUN,
     STREAM,
+    TASK,
     TOKEN,
     CallPair,
     connect,
@@ -45,7 +46,7 @@ from shoal.domain.vocabulary import (
     SendBlob,
     StreamedCall,
 )
-from shoal.domain.work import Feature, JobKind
+from shoal.domain.work import Feature, JobKind, Work
 from shoal.domain.worker import Hardware
 from shoal.ledger.keys import Signer
 from shoal.protocols.macfleet import PROTOCOL, Config
@@ -724,3 +725,13 @@ def test_a_failed_task_returns_its_error() -> None:
     assert b"ValueError: x" in bytes(beside.frames[-1].payload)
     assert b"a record" not in bytes(beside.frames[-1].payload)
     assert JobKind.CALL is run.work.kind
+
+
+@pytest.mark.parametrize("work", [CALL, TASK, STREAM], ids=lambda each: each.kind.value)
+def test_grant_goes_to_workers_that_proved_a_token_only(work: Work) -> None:
+    run = replace(RUN, work=work, grant="sk-shoal-call-1.2.3")
+    strangers = replace(MEMBER, token="")
+
+    assert start_job(connect(PROTOCOL), run).grant == run.grant
+    pair = connect(PROTOCOL, strangers, fleet_context(""))
+    assert start_job(pair, run).grant == ""

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
+from shoal.coordinator.call_grants import LeasedCall
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
@@ -16,6 +17,7 @@ from shoal.domain.credentials import (
     BrowserSession,
     Key,
     Scope,
+    permitted_priority,
     without_fingerprint,
 )
 from shoal.domain.errors import (
@@ -25,6 +27,7 @@ from shoal.domain.errors import (
     SessionEnded,
     Unauthorized,
 )
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Priority
 from shoal.gateway.http.authentication import (
     REVOKED,
@@ -64,12 +67,15 @@ async def key_cache(store: KeyStore) -> CredentialCache[Key]:
 class ApiCaller:
     """The sender of a request; ``headers`` are added to the response.
 
-    ``session`` is that of its browser, if that is what authorized it.
+    ``session`` is that of its browser, if that is what authorized it; ``call`` is the
+    running call, if that did, and ``submitted`` the jobs that the call has submitted.
     """
 
     key: Key
     headers: dict[str, str] = field(default_factory=dict)
     session: BrowserSession | None = None
+    call: LeasedCall | None = None
+    submitted: set[JobId] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -84,6 +90,26 @@ class ApiCaller:
     def has_scope(self, scope: Scope) -> bool:
         """Say whether its key covers a scope."""
         return self.key.scope.covers(scope)
+
+    def owns(self, owner: str, job_id: JobId) -> bool:
+        """Say whether a job is its own; a running call has those that it submitted."""
+        mine = self.call is None or job_id in self.submitted
+        return owner == self.name and mine
+
+    def on_submitted(self, job_id: JobId) -> None:
+        """Remember a job that a running call submits."""
+        if self.call is not None:
+            self.submitted.add(job_id)
+
+    def permitted_priority(self, wanted: Priority | None) -> Priority:
+        """Return the priority of a job, see ``permitted_priority``.
+
+        Calls of a task are of a high priority as far as its owner may give one.
+        """
+        highest = self.key.priority_max
+        if self.call is not None and wanted is not None:
+            wanted = min(wanted, highest, key=lambda each: each.value)
+        return permitted_priority(self.key, wanted)
 
 
 CALLER = web.RequestKey("caller", ApiCaller)
@@ -120,16 +146,23 @@ class Access:
         *,
         exact: bool = False,
         anonymous: Key | None = None,
+        by_calls: bool = False,
     ) -> ApiCaller:
         """Return the caller of a request, if its key covers the ``needed`` scope.
 
         ``anonymous`` is the key of requests without one; None: they are rejected.
+        ``by_calls``: the credential of a running call will do.
 
         Raises Unauthorized (for ``exact``, see ``Keyring.authenticate``), Forbidden, or
         TooManyFailures.
         """
         caller = await self._authenticate(request, anonymous, exact=exact)
         self._admit(request, caller)
+        if caller.call is not None and not by_calls:
+            raise Forbidden(
+                "the credential of a running call submits jobs, and reads and cancels "
+                "those; this takes an API key"
+            )
         if not caller.has_scope(needed):
             raise Forbidden(
                 f"the API key {caller.name} has the scope {caller.key.scope.value}; "
@@ -180,7 +213,11 @@ class Access:
         at = self._clock.wall()
         try:
             if carries_key(request.headers):
-                self.keyring.authenticate(authorization_in(request.headers), at)
+                authorization = authorization_in(request.headers)
+                if (call := self._call_in(authorization)) is not None:
+                    self._hub.grants.owner(call)
+                else:
+                    self.keyring.authenticate(authorization, at)
                 return True
             address = request.remote or ""
             if self._open_loopback and is_local(address, request.headers):
@@ -201,6 +238,7 @@ class Access:
         Raises KeyRevoked or SessionEnded at once.
         """
         self.ensure_active(caller)
+        caller.on_submitted(job.id)
         return self._quotas.run_job(job, caller.key, caller.headers, pay)
 
     def count_call(self, caller: ApiCaller) -> None:
@@ -224,9 +262,12 @@ class Access:
     def ensure_active(self, caller: ApiCaller) -> None:
         """Raise KeyRevoked if an authorized caller's key has been revoked since.
 
-        Raises SessionEnded if its browser has been signed out.
+        Raises SessionEnded if its browser has been signed out, KeyExpired if its call
+        has ended.
         """
         self.keyring.ensure_active(caller.key)
+        if caller.call is not None:
+            self._hub.grants.owner(caller.call)
         session = caller.session
         if session and not self.sessions.is_open(session, self._clock.wall()):
             raise _session_ended()
@@ -283,6 +324,11 @@ class Access:
         self, request: web.Request, anonymous: Key | None, *, exact: bool
     ) -> ApiCaller:
         authorization = authorization_in(request.headers)
+        if (call := self._call_in(authorization)) is not None:
+            owner = self.caller_of(self._hub.grants.owner(call))
+            key = replace(owner.key, scope=Scope.USE)
+            submitted = self._hub.grants.submitted_by(call)
+            return ApiCaller(key, call=call, submitted=submitted)
         if authorization is not None:
             return ApiCaller(await self._check_key(request, authorization, exact=exact))
         if (signed_in := self._signed_in(request)) is not None:
@@ -292,6 +338,11 @@ class Access:
         if anonymous is not None:
             return ApiCaller(anonymous)
         return ApiCaller(await self._check_key(request, None, exact=exact))
+
+    def _call_in(self, authorization: str | None) -> LeasedCall | None:
+        """Return the call whose credential a header carries, if it is right."""
+        _, _, sent = (authorization or "").partition(" ")
+        return self._hub.grants.read(without_fingerprint(sent.strip())[0])
 
     def _signed_in(self, request: web.Request) -> ApiCaller | None:
         """Return the caller of a browser's session, if the request has one.

@@ -27,13 +27,14 @@ class Authorized:
 
     ``open_wire`` names the protocol or API whose ``open`` setting admits requests
     without a key as well.  ``lists``: it reads a list, of which a key may read few at a
-    time.
+    time.  ``by_calls``: the credential of a running call will do.
     """
 
     scope: Scope
     handler: Handler
     open_wire: str = ""
     lists: bool = False
+    by_calls: bool = False
 
     async def __call__(
         self, gateway: Gateway, request: web.Request
@@ -51,7 +52,10 @@ class Authorized:
             gateway.pages.check_keyless(request.headers)
         try:
             return await gateway.access.authorize(
-                request, self.scope, anonymous=ANONYMOUS_KEY if is_open else None
+                request,
+                self.scope,
+                anonymous=ANONYMOUS_KEY if is_open else None,
+                by_calls=self.by_calls,
             )
         except Unauthorized as error:
             if not self.open_wire or carries_key(request.headers):

@@ -72,7 +72,7 @@ async def owned_summary(
 ) -> StoredJobSummary:
     """Return the summary of a job that the caller may see.  Raises NotFound."""
     found = await gateway.store.summary(job_id)
-    mine = found is not None and found.owner == caller.name
+    mine = found is not None and caller.owns(found.owner, job_id)
     if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise NotFound(NOT_FOUND)
     return found
@@ -81,7 +81,7 @@ async def owned_summary(
 async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
     """Return a job that the caller may see.  Raises NotFound."""
     stored = await gateway.store.job(job_id)
-    mine = stored is not None and stored.job.owner == caller.name
+    mine = stored is not None and caller.owns(stored.job.owner, job_id)
     if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise NotFound(NOT_FOUND)
     return stored

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from shoal.domain.credentials import permitted_priority
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
 from shoal.domain.work import Chat, Work, message_text
@@ -72,7 +71,7 @@ def build_job(
         work,
         _limits(gateway.limits, headers),
         owner,
-        permitted_priority(caller.key, _priority(headers.get(PRIORITY), tier)),
+        caller.permitted_priority(_priority(headers.get(PRIORITY), tier)),
         _session_digest(headers.get(SESSION) or session, work, owner),
         _idempotency_key(headers.get(IDEMPOTENCY_KEY)),
         agreed,

@@ -176,7 +176,7 @@ async def _ended_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
 
 async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
     stored = await gateway.store.job(job_id)
-    mine = stored is not None and stored.job.owner == caller.name
+    mine = stored is not None and caller.owns(stored.job.owner, job_id)
     if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
     return stored

@@ -76,7 +76,7 @@ async def find_response(
     if response_id.startswith(RESPONSE_ID_PREFIX):
         stored = await gateway.store.job(job_id_of(response_id))
     found = None if stored is None else _stored_response(gateway, stored)
-    mine = found is not None and found.owner == caller.name
+    mine = found is not None and caller.owns(found.owner, found.draft.job_id)
     if found is None or not (mine or (not own and caller.has_scope(Scope.MONITOR))):
         raise NotFound(
             f"there is no response {response_id[:80]!r}: it never was, was not stored, "

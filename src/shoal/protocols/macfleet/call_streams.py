@@ -36,6 +36,7 @@ from shoal.protocols.macfleet.local_node import FleetPeer
 from shoal.protocols.macfleet.outbound_jobs import (
     FleetTaskIds,
     failure,
+    grant_for,
     refusal,
     task_timeout,
 )
@@ -88,7 +89,8 @@ class ShoalCallStreams:
         self._by_stream_id[stream] = self._by_task_id[task_id] = call_stream
         needs = frozenset(each.value for each in work.needs)
         opening = control.OpenCallStreamMessage(
-            task_id, stream, work.name, work.timeout, needs, work.python, work.exact
+            *(task_id, stream, work.name, work.timeout, needs, work.python, work.exact),
+            grant=grant_for(self._peer, job),
         )
         return self._writer.write(FrameType.CONTROL, control.encode_control(opening))
 

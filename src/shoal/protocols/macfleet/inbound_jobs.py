@@ -98,13 +98,13 @@ class FleetInboundJobs:
             # A reply would end the first.
             return Notice(f"ignored task {request.task_id!a}: its id is in use")
         try:
-            work, remaining = _call_of(request, self._peer)
+            job = _job_of(request, self._peer)
         except PeerError as error:
             return self._encode_refusal(request.task_id, frame.stream, str(error))
-        if reason := self._refusal(work.needs):
+        if reason := self._refusal(job.work.needs):
             return self._encode_refusal(request.task_id, frame.stream, reason)
         self._open[request.task_id] = frame.stream
-        return RunJob(JobId(request.task_id), LEASE, work, remaining=remaining)
+        return job
 
     @property
     def due(self) -> float | None:
@@ -165,7 +165,7 @@ class FleetInboundJobs:
         self._task_ids[stream], self._open[task_id] = task_id, stream
         named = message.name, message.timeout, needs
         work = CallStream(*named, message.python, message.exact)
-        return RunJob(JobId(task_id), LEASE, work)
+        return RunJob(JobId(task_id), LEASE, work, grant=message.grant)
 
     def recall(self, message: control.RecallCallsMessage) -> Sequence[InboundOutput]:
         """Return the command that cancels calls."""
@@ -280,8 +280,8 @@ class FleetInboundJobs:
         return stream
 
 
-def _call_of(request: TaskRequest, peer: FleetPeer) -> tuple[Call, float | None]:
-    """Return the call in a task, and what remains of its total limit, if that is known.
+def _job_of(request: TaskRequest, peer: FleetPeer) -> RunJob:
+    """Return the call in a task as a job.
 
     An upstream peer's timeout is both how long the function may run and the limit of
     the whole task.  The extension of a task is ignored unless the peer is Shoal's.
@@ -300,7 +300,9 @@ def _call_of(request: TaskRequest, peer: FleetPeer) -> tuple[Call, float | None]
         required.exact,
     )
     is_total = not (peer.is_shoal and required.names_timeout)
-    return call, request.timeout if is_total else None
+    remaining = request.timeout if is_total else None
+    job_id = JobId(request.task_id)
+    return RunJob(job_id, LEASE, call, remaining=remaining, grant=required.grant)
 
 
 def task_id_in(payload: Payload) -> str | None:

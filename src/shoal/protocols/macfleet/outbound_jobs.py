@@ -116,7 +116,7 @@ class FleetOutboundJobs:
         task_id = self._task_ids.next()
         try:
             timeout = task_timeout(work, job.remaining)
-            parts = self._encode_task(task_id, work, timeout)
+            parts = self._encode_task(task_id, job, work, timeout)
         except (NotConvertible, TooLarge) as error:
             return Failed(*lease_id, str(error), Fault.REQUEST)
         except InvalidRequest as error:
@@ -172,15 +172,15 @@ class FleetOutboundJobs:
             return (Failed(*lease_id, str(error)),)
 
     def _encode_task(
-        self, task_id: str, work: Call | Task, timeout: float
+        self, task_id: str, job: RunJob, work: Call | Task, timeout: float
     ) -> PayloadParts:
-        is_shoal = self._peer.is_shoal
+        peer, is_shoal = self._peer, self._peer.is_shoal
         args, kwargs = (
             task_arguments(work) if isinstance(work, Task) else (work.args, work.kwargs)
         )
         return encode_task_parts(
             *(task_id, work.name, args, kwargs, timeout),
-            encode_requirements(work) if is_shoal else None,
+            encode_requirements(work, grant_for(peer, job)) if is_shoal else None,
             strict=not is_shoal,
         )
 
@@ -215,6 +215,11 @@ def refusal(peer: FleetPeer, needs: frozenset[Feature]) -> str:
     if Feature.CODE in needs and not peer.trusted:
         return NO_CODE
     return ""
+
+
+def grant_for(peer: FleetPeer, job: RunJob) -> str:
+    """Return the grant of a job, if the peer may have it."""
+    return job.grant if peer.is_shoal and peer.trusted else ""
 
 
 def failure(

@@ -180,7 +180,7 @@ class RayCaller:
         return await asyncio.shield(self._lost)
 
     async def call(
-        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
         if self._lost.done():
             raise Unavailable(self._lost.result())
@@ -192,6 +192,7 @@ class RayCaller:
         stream: CallStream,
         fetch: FetchBlob,
         on_returned: Callable[[list[CallResult]], None],
+        grant: str = "",
     ) -> CallStreamSlot:
         if self._lost.done():
             raise Unavailable(self._lost.result())

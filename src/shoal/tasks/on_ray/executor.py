@@ -205,7 +205,7 @@ class RayExecutor:
     # Calls.
 
     def _start_call(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
-        number, name, mode, size, timed = arguments
+        number, name, mode, size, timed, _ = arguments
         args, kwargs = bytes(tail[:size]), bytes(tail[size:])
         work = remote.RayCall(number, name, mode, timed, args, kwargs)
         reference = self._call.remote(self._tasks, slot, work)
@@ -244,7 +244,7 @@ class RayExecutor:
     # Call streams.
 
     def _open_stream(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
-        name, mode, flush_each = arguments
+        name, mode, flush_each, _ = arguments
         actor = self._stream_actor.options(num_cpus=1).remote(
             self._tasks, slot, name, mode
         )

@@ -101,7 +101,10 @@ class ProgressMessage(
 class OpenCallStreamMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="open lane"
 ):
-    """Open a call stream: reserve a slot for calls on a frame stream of their own."""
+    """Open a call stream: reserve a slot for calls on a frame stream of their own.
+
+    ``grant`` is as in ``RunJob``.
+    """
 
     task_id: Id
     stream: Count
@@ -110,6 +113,7 @@ class OpenCallStreamMessage(
     features: Names = frozenset()
     python: Name = ""
     exact: bool = False
+    grant: Name = ""
 
 
 class RecallCallsMessage(

@@ -25,6 +25,7 @@ Digests = Annotated[
     tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...],
     Meta(max_length=BLOBS_MAX),
 ]
+GRANT_MAX = 512  # characters
 EXCEPTION_MAX = 1 << 16  # bytes of the record of an exception
 Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)]
 
@@ -34,7 +35,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``python`` and ``exact`` are as in ``Call``.  ``names_timeout``: the timeout of the
     task is its caller's; else it is what remains of the job's total limit, and the
-    function's own timeout applies.
+    function's own timeout applies.  ``grant`` is as in ``RunJob``.
 
     A worker rejects a task that requires a feature unknown to it.
     """
@@ -44,6 +45,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     python: Annotated[str, Meta(max_length=64)] = ""
     names_timeout: bool = True
     exact: bool = False
+    grant: Annotated[str, Meta(max_length=GRANT_MAX)] = ""
 
 
 class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,14 +70,14 @@ _FEATURES = {each.value: each for each in Feature}
 _FAULTS = {each.value: each for each in Fault}
 
 
-def encode_requirements(work: Call | Task) -> bytes | None:
+def encode_requirements(work: Call | Task, grant: str = "") -> bytes | None:
     """Encode the requirements of a task; None if there are none."""
     if isinstance(work, Task):
-        return _TASK_REQUIREMENTS
+        return _encode(TaskRequirements(names_timeout=False, grant=grant))
     needs = tuple(sorted(each.value for each in work.needs))
     names_timeout = work.timeout is not None
     required = TaskRequirements(
-        needs, work.blobs, work.python, names_timeout, work.exact
+        needs, work.blobs, work.python, names_timeout, work.exact, grant
     )
     return None if required == _NO_REQUIREMENTS else _encode(required)
 
@@ -94,7 +96,6 @@ def decode_requirements(extension: Raw | None) -> TaskRequirements:
 
 
 _NO_REQUIREMENTS = TaskRequirements()
-_TASK_REQUIREMENTS = _encode(TaskRequirements(names_timeout=False))
 
 
 def features_of(names: Names | frozenset[str]) -> frozenset[Feature]:
