@@ -271,6 +271,12 @@ def test_others_begin_at_once_without_a_rank_that_fails_before_all_have_begun(
     assert "ValueError: zap" in done.stdout
     assert (tmp_path / "out" / "size").read_text() == "1"
 
+    failed = shoal(pool, "train", "--nodes", "2", str(script))
+    assert failed.returncode == 1
+    (cause,) = failed.stderr.splitlines()
+    assert cause.startswith("shoal train: rank 1 of fails.py on ")
+    assert cause.endswith("ended with status 1: ValueError: zap")
+
 
 def test_output_that_cannot_be_written_stays_with_the_coordinator(
     pool: Pool, tmp_path: Path

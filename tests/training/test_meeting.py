@@ -1,13 +1,17 @@
 """How ranks of a run meet that are on one machine, or on several."""
 
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from shoal.training import meeting
 from shoal.training.meeting import join_run
 from training.run_server import RunServer, serving
 
@@ -52,3 +56,35 @@ def test_ranks_elsewhere_reach_all_machines_encrypted(first: str) -> None:
 
     # Rank 0 has joined the coordinator over loopback; the other one has not.
     assert both([first or elsewhere, elsewhere]) == [2.0, 2.0]
+
+
+def test_lowest_rank_that_is_left_is_the_writer() -> None:
+    """A script that has asked goes on without rank 0, though files are wanted."""
+    script = Path(__file__).parent / "scripts" / "ask_for_writer.py"
+    with serving(3) as server, ExitStack() as stack:
+        ranks = []
+        for rank in range(3):
+            process = subprocess.Popen(
+                [sys.executable, str(script)],
+                env={**server.environment(rank), "SHOAL_RUN_OUTPUT": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            ranks.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        printed = [each.communicate(timeout=LIMIT)[0] for each in ranks]
+
+    assert [each.returncode for each in ranks] == [1, 0, 0]
+    assert printed == ["", "False False True\n", "False False False\n"]
+
+
+@pytest.mark.parametrize(("rank", "writes"), [("", True), ("0", True), ("1", False)])
+def test_process_without_a_run_is_the_writer_by_its_rank(
+    monkeypatch: pytest.MonkeyPatch, rank: str, writes: bool
+) -> None:
+    monkeypatch.setattr(meeting, "_groups", [])
+    monkeypatch.delenv("RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+
+    assert meeting.is_writer() is writes
