@@ -26,7 +26,16 @@ from live.programs import (
 from live.test_moving import serving
 from models.tiny_answers import ANSWERS
 from originals.dispatch import OriginalCoordinator
-from tasks.demo_tasks import Point, add, crash, fail, nests, pid, queries
+from tasks.demo_tasks import (
+    Point,
+    add,
+    crash,
+    fail,
+    leaves_child,
+    nests,
+    pid,
+    queries,
+)
 
 LONG = "join-me-please"
 FLAGS = ("--join-token", LONG)
@@ -152,15 +161,27 @@ def test_models_and_functions_are_two_memberships(
 
 
 def test_processes_end_with_a_worker_that_is_killed(
-    coordinator: Pool, client: shoal.Pool
+    coordinator: Pool, client: shoal.Pool, tmp_path: Path
 ) -> None:
     worker = coordinator.join("calls", *DEMO, "--slots", "1", token=LONG)
     worker.event("joined")
-    child = client.submit(pid).result(PATIENCE)
+    task, started = client.submit(pid).result(PATIENCE), tmp_path / "pid"
+    call = client.submit(leaves_child, str(started))
+    eventually(lambda: started.exists() and started.read_text(), "it has a child")
+    child = int(started.read_text())
+    assert _runs(child)
 
     worker.kill()
 
-    eventually(lambda: not psutil.pid_exists(child), "its process ends as well")
+    eventually(lambda: not (_runs(task) or _runs(child)), "both end as well")
+    call.cancel()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import mmap
 import os
+import select
 import signal
 import sys
 from functools import partial
@@ -36,6 +37,7 @@ def main() -> None:
     # Ctrl-C reaches the whole process group; when to end is the worker's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash prints a traceback
+    end_group_with_worker()
     pipes = open_pipes()
     try:
         exit_with_parent(int(sys.argv[1]))
@@ -52,6 +54,27 @@ def open_pipes() -> ChildPipes:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
     return pipes
+
+
+def end_group_with_worker() -> None:
+    """End what tasks start, too, once the worker is gone, however that ended.
+
+    A process of their group waits until the other end of the worker's pipe is closed.
+    The worker kills the group when this process ends.
+    """
+    if sys.platform == "win32":
+        return
+    # No child of this process: tasks may wait for any of theirs.
+    if between := os.fork():
+        os.waitpid(between, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    os.closerange(1, 3)  # the worker waits for the end of the output
+    closing = select.poll()
+    closing.register(0, 0)  # hanging up is always reported
+    closing.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def exit_with_parent(parent: int) -> None:
