@@ -27,7 +27,7 @@ RUN_OUTPUT = "SHOAL_RUN_OUTPUT"
 """Set if files are wanted, which scripts leave as rank 0 or as the writer."""
 DEFAULT_MASTER = ("127.0.0.1", "29500")
 
-_groups: list[ElasticGroup] = []  # of this process
+_groups: list[ElasticGroup] = []  # the one of this process, if it has one
 _asks_for_writer: list[bool] = []  # whether its script has called ``is_writer``
 
 
@@ -76,7 +76,7 @@ def join_run(
 
     run = environment["SHOAL_RUN"]
     group = ElasticGroup(connect, port, run, state, timeout, reachable, meeting)
-    _groups.append(group)
+    _groups[:] = [group]
     return group
 
 
