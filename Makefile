@@ -41,7 +41,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields settings bench mutate clean
+.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields operations settings bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -98,6 +98,10 @@ format: $(VENV)/.dev
 # docs/protocols/fields.md: who reads and writes each field of each wire's document.
 fields: $(VENV)/.dev
 	$(BIN)/python scripts/write_fields.py
+
+# docs/training.md: the operations of PyTorch's backend, tried beside gloo.
+operations: $(VENV)/.train
+	$(BIN)/python scripts/write_operations.py
 
 # docs/settings.md: every setting, from the classes that declare them.
 settings: $(VENV)/.dev

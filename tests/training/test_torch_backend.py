@@ -92,8 +92,8 @@ def test_an_unchanged_script_trains_as_with_gloo() -> None:
     assert len(losses(ours.stdout)) == RANKS
 
 
-def test_all_operations_of_the_backend() -> None:
-    check_done(run_ranks("all_operations.py"))
+def test_transfers_and_callbacks_are_beside_collectives() -> None:
+    check_done(run_ranks("beside_collectives.py"))
 
 
 def test_models_train_with_compressed_gradients_and_with_diloco() -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.domain.errors import InvalidRequest
 from shoal.training import collectives
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Kind
@@ -118,30 +119,28 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        def call() -> None:
-            for gathered, own in zip(outputs, inputs, strict=True):
-                ends, total = [], 0
-                for each in gathered:
-                    total += _size_of(each)
-                    ends.append(total)
-                whole = memoryview(bytearray(total))
-                end = ends[self._rank]
-                with Memory(own) as memory:
-                    whole[end - len(memory) : end] = memory
-                self._runner.run(
-                    Kind.ALL_GATHER,
-                    partial(collectives.all_gather, result=whole, ends=ends),
-                )
-                for each, end in zip(gathered, ends, strict=True):
-                    with Memory(each) as memory:
-                        memory[:] = whole[end - len(memory) : end]
-
-        return self._submit([each for some in outputs for each in some], call)
+        everyone = [each for some in outputs for each in some]
+        return self._submit(everyone, lambda: self._gather(outputs, inputs))
 
     def all_gather_single(
         self, output: Tensor, own: Tensor, opts: Any = None
     ) -> dist.Work:
-        return self.allgather([list(output.view(self.size(), *own.shape))], [own])
+        return self.all_gather_single_coalesced([output], [own])
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        parts = [
+            list(output.view(self.size(), own.numel()))
+            for output, own in zip(outputs, inputs, strict=True)
+        ]
+        return self.allgather(parts, inputs)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        # By rank and tensor, where ``allgather`` has them by tensor and rank.
+        return self.allgather([*map(list, zip(*outputs, strict=True))], inputs)
 
     def gather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -208,6 +207,11 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     ) -> dist.Work:
         return self.reduce_scatter([output], [[whole]], opts)
 
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        return self.reduce_scatter(outputs, [[each] for each in inputs], opts)
+
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -229,8 +233,8 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         opts: Any = None,
     ) -> dist.Work:
         size = self.size()
-        outputs = output.split(list(output_sizes) or output.shape[0] // size)
-        inputs = whole.split(list(input_sizes) or whole.shape[0] // size)
+        outputs = output.split(list(output_sizes) or [output.shape[0] // size] * size)
+        inputs = whole.split(list(input_sizes) or [whole.shape[0] // size] * size)
         return self.alltoall(list(outputs), list(inputs))
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
@@ -248,6 +252,8 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     # The names of PyTorch before 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
     def abort(self) -> None:
@@ -278,10 +284,51 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         self._thread.join()
         self._callbacks.close()
 
+    def _gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]
+    ) -> None:
+        """Copy each input of all ranks to its outputs, whose sizes may differ."""
+        for gathered, own in zip(outputs, inputs, strict=True):
+            ends, total = [], 0
+            for each in gathered:
+                total += _size_of(each)
+                ends.append(total)
+            whole = memoryview(bytearray(total))
+            end = ends[self._rank]
+            with Memory(own) as memory:
+                whole[end - len(memory) : end] = memory
+            self._runner.run(
+                Kind.ALL_GATHER,
+                partial(collectives.all_gather, result=whole, ends=ends),
+            )
+            for each, end in zip(gathered, ends, strict=True):
+                with Memory(each) as memory:
+                    memory[:] = whole[end - len(memory) : end]
+
     def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
         for tensor in tensors:
+            if tensor.layout is torch.sparse_coo:
+                self._add_sparse(tensor, op)
+                continue
             with Memory(tensor) as memory:
                 self._runner.reduce(memory, op, tensor.dtype)
+
+    def _add_sparse(self, tensor: Tensor, op: ReduceOp) -> None:
+        """Add up the numbers of all ranks that are not 0, each at its index."""
+        if op != "sum":
+            raise InvalidRequest(f"{op} of sparse tensors: they can be added only")
+        own = tensor.coalesce()
+        counts = [torch.empty(1, dtype=torch.int64) for _ in range(self.size())]
+        self._gather([counts], [torch.tensor([own._nnz()])])
+        sizes = [int(each) for each in counts]
+        indices = [own.indices().new_empty(own.sparse_dim(), each) for each in sizes]
+        shape = own.values().shape[1:]
+        values = [own.values().new_empty(each, *shape) for each in sizes]
+        self._gather([indices, values], [own.indices(), own.values()])
+        found = torch.sparse_coo_tensor(
+            torch.cat(indices, 1), torch.cat(values), tensor.shape
+        )
+        tensor.copy_(found.coalesce())
 
     def _transfer(
         self,
