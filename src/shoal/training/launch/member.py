@@ -250,6 +250,6 @@ def _wait_for_all(
     reports.wait(
         lambda: len(ended) == len(running) or bool(failed()) or reports.round != current
     )
-    if failed():
+    if failed() and reports.round == current:  # else it follows from what was lost
         raise ScriptFailed(describe_failure(failed()[0], script))
-    return len(ended) == len(running)
+    return len(ended) == len(running) and not failed()
