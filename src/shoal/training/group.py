@@ -23,8 +23,8 @@ from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
 from shoal.training.compression.choice import AutoCompression
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
-from shoal.training.point_to_point.exchange import Exchange
-from shoal.training.point_to_point.mailbox import Transfer
+from shoal.training.point_to_point.matcher import ArrayTransfer
+from shoal.training.point_to_point.transfers import PointToPoint
 from shoal.training.rank_port import GroupLinks
 from shoal.training.reductions import ReduceOp, reduction
 from shoal.transports.rank_socket import Disconnected
@@ -60,7 +60,7 @@ class RankGroup:
         self._waits_for: int | None = None  # the rank that an operation waits for
         self._timeout = timeout
         self._watchdog = Watchdog(timeout, self._expire)
-        self.exchange = Exchange(links)
+        self.point_to_point = PointToPoint(links)
 
     @property
     def generation(self) -> int:
@@ -219,7 +219,7 @@ class RankGroup:
     def send(self, array: "Array", to: int, tag: int = 0) -> None:
         """Send an array to a rank, which receives it by its tag."""
         self._check_rank(to)
-        self._transfer(self.exchange.send, to, tag, array)
+        self._transfer(self.point_to_point.send, to, tag, array)
 
     def receive(
         self, array: "Array", source: int | None = None, tag: int = 0
@@ -227,7 +227,7 @@ class RankGroup:
         """Receive an array from a rank, or any, into this one, and return it."""
         if source is not None:
             self._check_rank(source)
-        self._transfer(self.exchange.receive, source, tag, array)
+        self._transfer(self.point_to_point.receive, source, tag, array)
         return array
 
     def expire(self, rank: int | None) -> None:
@@ -295,14 +295,14 @@ class RankGroup:
 
     def _transfer(
         self,
-        begin: Callable[[Transfer], None],
+        begin: Callable[[ArrayTransfer], None],
         peer: int | None,
         tag: int,
         array: "Array",
     ) -> None:
         """Send or receive an array, and wait for it."""
         ended: SimpleQueue[Exception | None] = SimpleQueue()
-        begin(Transfer(peer, tag, bytes_of(array), ended.put))
+        begin(ArrayTransfer(peer, tag, bytes_of(array), ended.put))
         try:
             error = ended.get(timeout=self._timeout)
         except Empty:

@@ -58,7 +58,7 @@ class GroupEnded(Unavailable):
         self.out_of_step = out_of_step
 
 
-class Lane(Enum):
+class LinkUse(Enum):
     """What a connection between two ranks is for, as the end of the dialling id."""
 
     COLLECTIVES = ""
@@ -223,19 +223,19 @@ class RankPort:
 
     def _add(self, client: str, connection: RankSocket) -> None:
         """Take over the connection of a client.  Raises NotAdmitted."""
-        links, rank, lane = self._find(client)
-        links.add(rank, lane, connection)
+        links, rank, use = self._find(client)
+        links.add(rank, use, connection)
 
     def _secret_of(self, client: str) -> str:
         """Return the secret that a client has to prove.  Raises NotAdmitted."""
         return self._find(client)[0].membership.secret
 
-    def _find(self, client: str) -> tuple["GroupLinks", int, Lane]:
-        """Return the group of a client, its rank and lane.  Raises NotAdmitted."""
-        lane = Lane.COLLECTIVES
-        if client.endswith(Lane.POINT_TO_POINT.value):
-            lane = Lane.POINT_TO_POINT
-        group, _, rest = client.removesuffix(lane.value).partition("/")
+    def _find(self, client: str) -> tuple["GroupLinks", int, LinkUse]:
+        """Return the group of a client, its rank and use.  Raises NotAdmitted."""
+        use = LinkUse.COLLECTIVES
+        if client.endswith(LinkUse.POINT_TO_POINT.value):
+            use = LinkUse.POINT_TO_POINT
+        group, _, rest = client.removesuffix(use.value).partition("/")
         generation, _, rank = rest.partition("/")
         if not (generation.isdecimal() and rank.isdecimal()):
             raise NotAdmitted("this port is for the ranks of training runs only")
@@ -248,7 +248,7 @@ class RankPort:
             raise NotAdmitted(f"generation {generation} of this group is not open here")
         if int(rank) >= links.membership.size:
             raise NotAdmitted(f"this group has {links.membership.size} ranks")
-        return links, int(rank), lane
+        return links, int(rank), use
 
 
 class GroupLinks:
@@ -270,9 +270,9 @@ class GroupLinks:
         self._dial_timeout = dial_timeout
         self._addresses: Mapping[int, RankAddress] = {}
         self._changed = threading.Condition()
-        self._outgoing: dict[tuple[int, Lane], OutgoingLink] = {}
-        self._incoming: dict[tuple[int, Lane], IncomingLink] = {}
-        self._dialled: dict[tuple[int, Lane], RankSocket] = {}  # some still agree
+        self._outgoing: dict[tuple[int, LinkUse], OutgoingLink] = {}
+        self._incoming: dict[tuple[int, LinkUse], IncomingLink] = {}
+        self._dialled: dict[tuple[int, LinkUse], RankSocket] = {}  # some still agree
         self._read: Callable[[int, IncomingLink], None] | None = None
         self._on_lost: Callable[[int, str], None] = lambda rank, reason: None
         self._on_end: Callable[[], None] = lambda: None
@@ -299,7 +299,7 @@ class GroupLinks:
         on_lost: Callable[[int, str], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Set what serves the lane POINT_TO_POINT.
+        """Set what serves the links for POINT_TO_POINT.
 
         ``read`` gets each connection from a rank, in a thread, and closes it;
         ``on_lost`` a rank to which there is no connection, and why not.  ``on_end`` is
@@ -308,18 +308,18 @@ class GroupLinks:
         with self._changed:
             self._read, self._on_lost, self._on_end = read, on_lost, on_end
             waiting = [*self._incoming.items()]
-        for (rank, lane), link in waiting:
-            self._begin_to_read(rank, lane, link)
+        for (rank, use), link in waiting:
+            self._begin_to_read(rank, use, link)
 
-    def outgoing(self, rank: int, lane: Lane = Lane.COLLECTIVES) -> OutgoingLink:
+    def outgoing(self, rank: int, use: LinkUse = LinkUse.COLLECTIVES) -> OutgoingLink:
         """Return the connection to a rank; the first time, it is dialled meanwhile."""
         with self._changed:
-            link = self._outgoing.get((rank, lane))
+            link = self._outgoing.get((rank, use))
             if link is None:
-                link = self._outgoing[rank, lane] = OutgoingLink(
-                    partial(self._dial, rank, lane),
+                link = self._outgoing[rank, use] = OutgoingLink(
+                    partial(self._dial, rank, use),
                     self._port.wire,
-                    partial(self._on_failure, rank, lane),
+                    partial(self._on_failure, rank, use),
                 )
             return link
 
@@ -328,23 +328,23 @@ class GroupLinks:
 
         Raises GroupEnded.
         """
-        link = self._incoming.get((rank, Lane.COLLECTIVES))
+        link = self._incoming.get((rank, LinkUse.COLLECTIVES))
         return self._wait_for(rank) if link is None else link
 
-    def add(self, rank: int, lane: Lane, connection: RankSocket) -> None:
+    def add(self, rank: int, use: LinkUse, connection: RankSocket) -> None:
         """Take over a connection from a rank.
 
         Raises NotAdmitted if there is one: a rank dials once.
         """
         link = IncomingLink(connection, self._port.wire)
         with self._changed:
-            if (rank, lane) in self._incoming or self._ended is not None:
+            if (rank, use) in self._incoming or self._ended is not None:
                 raise NotAdmitted(f"rank {rank} is connected already")
-            self._incoming[rank, lane] = link
+            self._incoming[rank, use] = link
             self._changed.notify_all()
             reads = self._read is not None
         if reads:
-            self._begin_to_read(rank, lane, link)
+            self._begin_to_read(rank, use, link)
 
     def abort(
         self, reason: str, suspect: int | None = None, *, out_of_step: bool = False
@@ -371,23 +371,23 @@ class GroupLinks:
             incoming, self._incoming = self._incoming, {}
         for sender in outgoing.values():
             sender.close()
-        for (_, lane), link in incoming.items():
-            if lane is Lane.COLLECTIVES or self._read is None:
+        for (_, use), link in incoming.items():
+            if use is LinkUse.COLLECTIVES or self._read is None:
                 link.close()
             else:
                 link.abort()
         self._on_end()
 
-    def _begin_to_read(self, rank: int, lane: Lane, link: IncomingLink) -> None:
-        if lane is Lane.POINT_TO_POINT:
+    def _begin_to_read(self, rank: int, use: LinkUse, link: IncomingLink) -> None:
+        if use is LinkUse.POINT_TO_POINT:
             assert self._read is not None
             arguments = rank, link
             threading.Thread(target=self._read, args=arguments, daemon=True).start()
 
-    def _dial(self, rank: int, lane: Lane) -> RankSocket:
+    def _dial(self, rank: int, use: LinkUse) -> RankSocket:
         """Connect to a rank.  Raises Disconnected, also if the group ends meanwhile."""
         address = self._addresses[rank]
-        own_id = self.membership.id + lane.value
+        own_id = self.membership.id + use.value
         try:
             connection = connect_to(
                 self._port.wire,
@@ -396,7 +396,7 @@ class GroupLinks:
                 [partial(self._try, way) for way in self._port.ways_to(address)],
                 deadline=time.monotonic() + (self._dial_timeout or self._timeout),
                 repeats=self._dial_timeout is None,
-                on_attempt=partial(self._on_attempt, rank, lane),
+                on_attempt=partial(self._on_attempt, rank, use),
             )
         except (Disconnected, RankRefused, GroupEnded) as error:
             raise Disconnected(f"unreachable: {error}") from error
@@ -407,22 +407,22 @@ class GroupLinks:
         self.check()
         return way(timeout)
 
-    def _on_attempt(self, rank: int, lane: Lane, connection: RankSocket) -> None:
+    def _on_attempt(self, rank: int, use: LinkUse, connection: RankSocket) -> None:
         with self._changed:
-            self._dialled[rank, lane] = connection
+            self._dialled[rank, use] = connection
             if self._ended is not None:
                 connection.close()
                 raise Disconnected("the group has ended")
 
-    def _on_failure(self, rank: int, lane: Lane, reason: str) -> None:
+    def _on_failure(self, rank: int, use: LinkUse, reason: str) -> None:
         """Nothing can be sent to a rank any more."""
-        if lane is Lane.POINT_TO_POINT:
+        if use is LinkUse.POINT_TO_POINT:
             self._on_lost(rank, reason)
         else:
             self.abort(f"{self.membership.name(rank)}: {reason}", rank)
 
     def _wait_for(self, rank: int) -> IncomingLink:
-        key = rank, Lane.COLLECTIVES
+        key = rank, LinkUse.COLLECTIVES
         with self._changed:
             self._changed.wait_for(
                 lambda: key in self._incoming or self._ended is not None, self._timeout

@@ -15,7 +15,7 @@ SECRET_SIZE = 32  # random bytes
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RankGroup:
-    """Exchange addresses over PyTorch's store, and return this rank's group.
+    """PointToPoint addresses over PyTorch's store, and return this rank's group.
 
     Rank 0 draws the group's name and secret: whoever can use the store is in the group.
     Connections are encrypted unless the ranks meet on loopback.

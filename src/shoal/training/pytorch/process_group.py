@@ -23,7 +23,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.training import collectives
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Kind
-from shoal.training.point_to_point.mailbox import Transfer
+from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.pytorch.runners import OperationRunner
 from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
 from shoal.training.pytorch.work import CallbackThreads, CollectiveWork
@@ -332,7 +332,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
 
     def _transfer(
         self,
-        begin: Callable[[Transfer], None],
+        begin: Callable[[ArrayTransfer], None],
         tensors: list[Tensor],
         peer: int | None,
         tag: int,
@@ -345,7 +345,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             work.source = transfer.peer
             work.finish(error)
 
-        transfer = Transfer(peer, tag, memory.__enter__(), end)
+        transfer = ArrayTransfer(peer, tag, memory.__enter__(), end)
         work = CollectiveWork(
             tensors, self._callbacks, self._limit, lambda: self._runner.expire(peer)
         )

@@ -18,7 +18,7 @@ from shoal.training.collectives import Kind, Operation, Place
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import RankGroup
-from shoal.training.point_to_point.mailbox import Transfer
+from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.pytorch.tensors import tensor_reduction
 from shoal.training.reductions import ReduceOp
 
@@ -53,11 +53,11 @@ class OperationRunner(Protocol):
         """Wait for all ranks."""
         ...
 
-    def send(self, transfer: Transfer) -> None:
+    def send(self, transfer: ArrayTransfer) -> None:
         """Begin to send memory to a rank, from any thread."""
         ...
 
-    def receive(self, transfer: Transfer) -> None:
+    def receive(self, transfer: ArrayTransfer) -> None:
         """Begin to receive memory from a rank, from any thread."""
         ...
 
@@ -99,11 +99,11 @@ class FixedRunner:
     def barrier(self) -> None:
         self._group.barrier()
 
-    def send(self, transfer: Transfer) -> None:
-        self._group.exchange.send(transfer)
+    def send(self, transfer: ArrayTransfer) -> None:
+        self._group.point_to_point.send(transfer)
 
-    def receive(self, transfer: Transfer) -> None:
-        self._group.exchange.receive(transfer)
+    def receive(self, transfer: ArrayTransfer) -> None:
+        self._group.point_to_point.receive(transfer)
 
     def expire(self, rank: int | None) -> None:
         self._group.expire(rank)
@@ -169,13 +169,13 @@ class ElasticRunner:
     def barrier(self) -> None:
         self._group.barrier()
 
-    def send(self, transfer: Transfer) -> None:
+    def send(self, transfer: ArrayTransfer) -> None:
         group = self._group_of_all("send", transfer)
-        group.exchange.send(transfer)
+        group.point_to_point.send(transfer)
 
-    def receive(self, transfer: Transfer) -> None:
+    def receive(self, transfer: ArrayTransfer) -> None:
         group = self._group_of_all("receive", transfer)
-        group.exchange.receive(transfer)
+        group.point_to_point.receive(transfer)
 
     def expire(self, rank: int | None) -> None:
         self._sequence.present.expire(rank)
@@ -186,7 +186,7 @@ class ElasticRunner:
     def close(self) -> None:
         self._group.close()
 
-    def _group_of_all(self, name: str, transfer: Transfer) -> RankGroup:
+    def _group_of_all(self, name: str, transfer: ArrayTransfer) -> RankGroup:
         """Return the present group, for a transfer that ends the run if it fails.
 
         The other rank may have completed it, so that it cannot be repeated.

@@ -1,4 +1,4 @@
-"""Ranks whose mailboxes exchange parcels in memory, in any order that sockets keep."""
+"""Ranks that exchange parcels in memory, in any order that sockets keep."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -8,34 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
-from shoal.training.point_to_point import mailbox
-from shoal.training.point_to_point.mailbox import (
+from shoal.training.point_to_point import matcher
+from shoal.training.point_to_point.matcher import (
+    ArrayTransfer,
     Envelope,
-    Mailbox,
     Note,
     Parcel,
-    Transfer,
+    TransferMatcher,
 )
 
 
 class Ranks:
-    """Mailboxes, and what is on its way between them."""
+    """Their matchers, and what is on its way between them."""
 
     def __init__(self, size: int) -> None:
-        self.boxes = [Mailbox() for _ in range(size)]
+        self.boxes = [TransferMatcher() for _ in range(size)]
         self.on_way: dict[tuple[int, int], deque[tuple[Envelope, bytes]]] = defaultdict(
             deque
         )
-        self.ended: list[Transfer] = []
+        self.ended: list[ArrayTransfer] = []
 
-    def send(self, rank: int, to: int, tag: int, data: bytes) -> Transfer:
-        transfer = Transfer(to, tag, memoryview(data), lambda error: None)
+    def send(self, rank: int, to: int, tag: int, data: bytes) -> ArrayTransfer:
+        transfer = ArrayTransfer(to, tag, memoryview(data), lambda error: None)
         self._post(rank, self.boxes[rank].send(transfer))
         return transfer
 
-    def receive(self, rank: int, source: int | None, tag: int, size: int) -> Transfer:
+    def receive(
+        self, rank: int, source: int | None, tag: int, size: int
+    ) -> ArrayTransfer:
         memory = memoryview(bytearray(size))
-        transfer = Transfer(source, tag, memory, lambda error: None)
+        transfer = ArrayTransfer(source, tag, memory, lambda error: None)
         self._post(rank, self.boxes[rank].receive(transfer))
         return transfer
 
@@ -63,7 +65,7 @@ class Ranks:
                 self.boxes[rank].sent(sends)
         self._collect(self.boxes[rank])
 
-    def _collect(self, box: Mailbox) -> None:
+    def _collect(self, box: TransferMatcher) -> None:
         self.ended += box.ended
         box.ended.clear()
 
@@ -71,7 +73,7 @@ class Ranks:
 @pytest.fixture(autouse=True, scope="module")
 def small_buffer() -> object:
     patch = pytest.MonkeyPatch()
-    patch.setattr(mailbox, "BUFFER_MAX", 10)
+    patch.setattr(matcher, "BUFFER_MAX", 10)
     yield
     patch.undo()
 
@@ -89,8 +91,8 @@ def test_arrays_of_a_tag_are_received_in_their_order_whatever_comes_first(
 ) -> None:
     """Rank 0 sends to rank 1, with two tags; sizes are below and above the buffer."""
     ranks = Ranks(2)
-    sends: dict[int, list[Transfer]] = {0: [], 1: []}
-    receives: dict[int, list[Transfer]] = {0: [], 1: []}
+    sends: dict[int, list[ArrayTransfer]] = {0: [], 1: []}
+    receives: dict[int, list[ArrayTransfer]] = {0: [], 1: []}
 
     def act(what: str, number: int) -> None:
         tag, ways = number % 2, [(0, 1), (1, 0)]

@@ -42,7 +42,7 @@ class Envelope(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class ArrayTransfer:
     """A send to ``peer``, or a receive from it; None: from any rank.
 
     When it is done, the ``peer`` of a receive is the sender; ``on_end`` gets an error,
@@ -60,7 +60,7 @@ class Parcel(NamedTuple):
 
     to: int
     envelope: Envelope
-    sends: Transfer | None = None
+    sends: ArrayTransfer | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,28 +71,30 @@ class _Arrival:
     envelope: Envelope
     memory: memoryview | None = None
     whole: bool = False
-    receive: Transfer | None = None
+    receive: ArrayTransfer | None = None
 
 
 @dataclass(slots=True)
-class Mailbox:
+class TransferMatcher:
     """The sends and receives of one rank.  All methods return what is to be sent.
 
     They raise PeerError if a rank sends what does not follow, or another size.
     """
 
-    ended: list[Transfer] = field(default_factory=list)
+    ended: list[ArrayTransfer] = field(default_factory=list)
     """Transfers that are complete; the caller takes them out."""
     _sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _unaccepted: dict[tuple[int, int], Transfer | int] = field(default_factory=dict)
+    _unaccepted: dict[tuple[int, int], ArrayTransfer | int] = field(
+        default_factory=dict
+    )
     _lent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _sending: list[Transfer] = field(default_factory=list)
-    _receives: list[Transfer] = field(default_factory=list)
+    _sending: list[ArrayTransfer] = field(default_factory=list)
+    _receives: list[ArrayTransfer] = field(default_factory=list)
     _arrivals: list[_Arrival] = field(default_factory=list)  # without a receive
     _filling: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
     _kept: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def send(self, transfer: Transfer) -> Sequence[Parcel]:
+    def send(self, transfer: ArrayTransfer) -> Sequence[Parcel]:
         """Begin to send an array, whose bytes must not change before it is done."""
         to, size = transfer.peer, len(transfer.memory)
         assert to is not None
@@ -107,7 +109,7 @@ class Mailbox:
         envelope = Envelope(Note.ARRAY, number, transfer.tag, size)
         return [Parcel(to, envelope, transfer)]
 
-    def receive(self, transfer: Transfer) -> Sequence[Parcel]:
+    def receive(self, transfer: ArrayTransfer) -> Sequence[Parcel]:
         """Begin to receive an array."""
         for arrival in self._arrivals:
             if _belong_together(arrival, transfer):
@@ -124,7 +126,7 @@ class Mailbox:
         match envelope.note:
             case Note.ACCEPT:
                 offered = self._unaccepted.pop(key, None)
-                if isinstance(offered, Transfer):
+                if isinstance(offered, ArrayTransfer):
                     self._sending.append(offered)
                     answer = envelope._replace(note=Note.ACCEPTED_ARRAY)
                     return [Parcel(source, answer, offered)]
@@ -154,18 +156,18 @@ class Mailbox:
         if arrival.receive is not None:
             self._complete(arrival, arrival.receive)
 
-    def sent(self, transfer: Transfer) -> None:
+    def sent(self, transfer: ArrayTransfer) -> None:
         """The array of a parcel has been sent."""
         if transfer in self._sending:
             self._sending.remove(transfer)
             self.ended.append(transfer)
 
-    def waiting(self) -> Iterator[Transfer]:
+    def waiting(self) -> Iterator[ArrayTransfer]:
         """Return all transfers that are not complete."""
         yield from self._sending
         yield from self._receives
         for offered in self._unaccepted.values():
-            if isinstance(offered, Transfer):
+            if isinstance(offered, ArrayTransfer):
                 yield offered
         for arrival in self._filling.values():
             if arrival.receive is not None:
@@ -189,7 +191,7 @@ class Mailbox:
             self._filling[source, envelope.number] = arrival
         return []
 
-    def _accept(self, arrival: _Arrival, receive: Transfer) -> Parcel:
+    def _accept(self, arrival: _Arrival, receive: ArrayTransfer) -> Parcel:
         source, envelope = arrival.source, arrival.envelope
         if envelope.size != len(receive.memory):
             raise PeerError(
@@ -205,14 +207,14 @@ class Mailbox:
             self._filling[source, envelope.number] = arrival
         return Parcel(source, envelope._replace(note=Note.ACCEPT))
 
-    def _complete(self, arrival: _Arrival, receive: Transfer) -> None:
+    def _complete(self, arrival: _Arrival, receive: ArrayTransfer) -> None:
         assert arrival.memory is not None
         if arrival.memory is not receive.memory:
             receive.memory[:] = arrival.memory
         self.ended.append(receive)
 
 
-def _belong_together(arrival: _Arrival, receive: Transfer) -> bool:
+def _belong_together(arrival: _Arrival, receive: ArrayTransfer) -> bool:
     is_from = receive.peer is None or receive.peer == arrival.source
     return is_from and receive.tag == arrival.envelope.tag
 

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from shoal.domain.errors import PeerError
 from shoal.training.collectives import Kind, segments
 from shoal.training.links import GroupStep, IncomingLink
-from shoal.training.point_to_point.mailbox import (
+from shoal.training.point_to_point.matcher import (
+    ArrayTransfer,
     Envelope,
-    Mailbox,
     Note,
     Parcel,
-    Transfer,
+    TransferMatcher,
 )
-from shoal.training.rank_port import GroupEnded, GroupLinks, Lane
+from shoal.training.rank_port import GroupEnded, GroupLinks, LinkUse
 from shoal.transports.rank_socket import Disconnected
 
 ENVELOPE = struct.Struct("<BQqQ")
 
 
-class Exchange:
+class PointToPoint:
     """The sends and receives of one rank in one generation of a group.
 
     A transfer ends when the group ends.  The group ends if a transfer waits for a rank
@@ -36,41 +36,43 @@ class Exchange:
         membership = links.membership
         self._others = {*range(membership.size)} - {membership.rank}
         self._at = GroupStep(membership.generation)
-        self._mailbox = Mailbox()
+        self._matcher = TransferMatcher()
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
         links.attend(self._read, self._on_lost, self._on_end)
 
-    def send(self, transfer: Transfer) -> None:
+    def send(self, transfer: ArrayTransfer) -> None:
         """Begin to send an array.  Raises GroupEnded."""
-        self._act(self._mailbox.send, transfer)
+        self._act(self._matcher.send, transfer)
 
-    def receive(self, transfer: Transfer) -> None:
+    def receive(self, transfer: ArrayTransfer) -> None:
         """Begin to receive an array.  Raises GroupEnded."""
-        self._act(self._mailbox.receive, transfer)
+        self._act(self._matcher.receive, transfer)
 
     def _act(
-        self, begin: Callable[[Transfer], Sequence[Parcel]], transfer: Transfer
+        self,
+        begin: Callable[[ArrayTransfer], Sequence[Parcel]],
+        transfer: ArrayTransfer,
     ) -> None:
         peer = transfer.peer
         with self._lock:
             self._links.check()
             # The connections of both directions show whether the other is still there.
             for each in self._others if peer is None else [peer]:
-                self._links.outgoing(each, Lane.POINT_TO_POINT)
+                self._links.outgoing(each, LinkUse.POINT_TO_POINT)
         self._handle(lambda: begin(transfer), peer)
         self._end_if_stuck()
 
     def _handle(
         self, handle: Callable[[], Sequence[Parcel]], suspect: int | None
     ) -> None:
-        """Let the mailbox handle something, and do what follows."""
+        """Let the matcher handle something, and do what follows."""
         try:
             with self._lock:
                 self._links.check()
                 for parcel in handle():
                     self._send(parcel)
-                ended, self._mailbox.ended = self._mailbox.ended, []
+                ended, self._matcher.ended = self._matcher.ended, []
         except PeerError as error:
             name = "" if suspect is None else self._links.membership.name(suspect)
             self._links.abort(f"{name}: {error}", suspect, out_of_step=True)
@@ -81,7 +83,7 @@ class Exchange:
 
     def _send(self, parcel: Parcel) -> None:
         to, envelope, transfer = parcel
-        link = self._links.outgoing(to, Lane.POINT_TO_POINT)
+        link = self._links.outgoing(to, LinkUse.POINT_TO_POINT)
         link.begin(Kind.POINT_TO_POINT)
         link.send(memoryview(ENVELOPE.pack(*envelope)), None, self._at)
         if transfer is not None:
@@ -89,17 +91,17 @@ class Exchange:
                 link.send(segment, None, self._at)
             link.call(lambda: self._on_sent(transfer))
 
-    def _on_sent(self, transfer: Transfer) -> None:
+    def _on_sent(self, transfer: ArrayTransfer) -> None:
         with self._lock:
-            self._mailbox.sent(transfer)
-            ended, self._mailbox.ended = self._mailbox.ended, []
+            self._matcher.sent(transfer)
+            ended, self._matcher.ended = self._matcher.ended, []
         for each in ended:
             each.on_end(None)
 
     def _read(self, source: int, link: IncomingLink) -> None:
         """Read what a rank sends, until the connection ends."""
         try:
-            self._links.outgoing(source, Lane.POINT_TO_POINT)
+            self._links.outgoing(source, LinkUse.POINT_TO_POINT)
             while True:
                 self._receive(source, link)
         except GroupEnded:
@@ -120,12 +122,12 @@ class Exchange:
 
         def begin() -> Sequence[Parcel]:
             nonlocal memory
-            parcels = self._mailbox.begin(source, envelope)
-            memory = self._mailbox.memory_for(source, envelope)
+            parcels = self._matcher.begin(source, envelope)
+            memory = self._matcher.memory_for(source, envelope)
             return parcels
 
         def end() -> Sequence[Parcel]:
-            self._mailbox.end(source, envelope)
+            self._matcher.end(source, envelope)
             return ()
 
         self._handle(begin, source)
@@ -146,7 +148,7 @@ class Exchange:
             stuck = next(
                 (
                     rank
-                    for each in self._mailbox.waiting()
+                    for each in self._matcher.waiting()
                     for rank in self._lost
                     if each.peer == rank
                     or (each.peer is None and self._lost.keys() >= self._others)
@@ -160,7 +162,7 @@ class Exchange:
     def _on_end(self) -> None:
         """The group has ended: so do all transfers."""
         with self._lock:
-            waiting, self._mailbox = [*self._mailbox.waiting()], Mailbox()
+            waiting, self._matcher = [*self._matcher.waiting()], TransferMatcher()
         for each in waiting:
             try:
                 self._links.check()
