@@ -14,7 +14,6 @@ from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.call_grants import CallGrants
-from shoal.coordinator.carried_jobs import CarriedJobs, NoCarriedJobs
 from shoal.coordinator.connections import (
     PeerRoute,
     WorkerConnection,
@@ -27,7 +26,11 @@ from shoal.coordinator.fact_log import FactLog
 from shoal.coordinator.fact_recorder import FactRecorder, is_deferrable, is_stored
 from shoal.coordinator.job_listener import JobListener
 from shoal.coordinator.mailbox import Mailbox
-from shoal.coordinator.open_answers import OpenAnswers
+from shoal.coordinator.open_answers import (
+    CarriedJobs,
+    NoCarriedJobs,
+    OpenAnswers,
+)
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
 from shoal.coordinator.store_health import StoreHealth
