@@ -1,5 +1,6 @@
 """Admission and eligibility of function calls."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,15 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
-from shoal.domain.work import Call, CallStream, Feature, JobKind, NamedWork, Task
+from shoal.domain.work import (
+    JSON,
+    Call,
+    CallStream,
+    Feature,
+    JobKind,
+    NamedWork,
+    Task,
+)
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import ALL
@@ -87,7 +96,7 @@ def test_offered_function_can_be_called(work: NamedWork) -> None:
             "xyz",
             f"there is a, b, c, d, e; {ALL}",
         ),
-        ((), "xyz", "none of those that are there has any function"),
+        ((), "xyz", "no connected worker offers functions"),
     ],
 )
 def test_unknown_function_is_rejected_with_similar_names(
@@ -97,6 +106,44 @@ def test_unknown_function_is_rejected_with_similar_names(
 
     assert isinstance(error, UnknownTask)
     assert str(error) == f"no worker has the function {name!r}: {words}"
+
+
+def task(name: str, payload: JSON = None) -> Job:
+    terms = JobTerms(form=json.dumps(payload))
+    return Job(JobId("j"), Task(name, payload), terms=terms)
+
+
+def test_unknown_task_is_rejected_unless_a_worker_may_have_it() -> None:
+    ours, any_task = calls("w", "resize"), calls("any", features=PLAIN)
+    wrong = task("resise")
+
+    assert permanent_rejection(PoolState(), wrong, 0.0) is None
+    error = permanent_rejection(pool_after(ours), wrong, 0.0)
+    assert isinstance(error, UnknownTask)
+    assert str(error) == "no worker has the task 'resise': did you mean resize?"
+    assert permanent_rejection(pool_after(ours), task("resize"), 0.0) is None
+    assert permanent_rejection(pool_after(ours, any_task), wrong, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        ({"args": [1, [-(1 << 64)]]}, "payload.args[1][0]"),
+        ({"kwargs": {"n": 1 << 64}}, "payload.kwargs.n"),
+        ({"n": 1 << 64}, "payload.n"),
+        ({"args": [(1 << 64) - 1, -(1 << 63), 1e300]}, ""),
+    ],
+)
+def test_integers_that_a_function_cannot_get_are_rejected(
+    payload: JSON, place: str
+) -> None:
+    error = permanent_rejection(pool_after(calls("w", "f")), task("f", payload), 0.0)
+
+    assert (
+        place and f"{place}: functions get integers of up to 64 bits from JSON"
+    ) == ("" if error is None else str(error))
+    others = pool_after(calls("w", "f", features=PLAIN))
+    assert permanent_rejection(others, task("f", payload), 0.0) is None
 
 
 def test_only_workers_of_others_have_unnamed_functions() -> None:

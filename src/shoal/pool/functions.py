@@ -1,13 +1,20 @@
 """Function calls: the workers that support them, and their time limits."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
-from shoal.domain.errors import CannotDo, Forbidden, ShoalError, UnknownTask
+from shoal.domain.errors import (
+    CannotDo,
+    Forbidden,
+    InvalidRequest,
+    ShoalError,
+    UnknownTask,
+)
 from shoal.domain.ids import peer_of
 from shoal.domain.job import Job, TimeLimits
-from shoal.domain.work import CALL_QUEUE, Feature, describe_target
+from shoal.domain.work import JSON, Feature, describe_target, values_of
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import join_versions, offers_task, runs_python
 from shoal.pool.open_job import python_of, required_name
@@ -16,7 +23,7 @@ from shoal.pool.state import PoolState
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
 
-NO_FUNCTIONS = "none of those that are there has any function"
+NO_FUNCTIONS = "no connected worker offers functions"
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
     "workers here run no code that is sent along: give the function a name with "
@@ -39,19 +46,10 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     A call may wait while no worker calls functions, and for a function that a worker
     offered a short while ago.
     """
-    workers = pool.roster.with_model.get(CALL_QUEUE, {})
-    peer = job.terms.peer
-    for worker in islice(workers.values(), WORKERS_EXAMINED_MAX):
-        if _can_call(worker.offer, job) and not (peer and peer_of(worker.id) == peer):
-            return None  # the common case, so the rest may be slow
-    offers = [
-        worker.offer
-        for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)
-        if not (peer and peer_of(worker.id) == peer)
-    ]
-    if job.terms.near:
-        offers = [offer for offer in offers if not offer.neighbour]
-    if not offers or len(workers) > WORKERS_EXAMINED_MAX:
+    offers = _offers(pool, job)
+    if any(_can_call(offer, job) for offer in offers):
+        return None  # the common case, so the rest may be slow
+    if not offers or _are_many(pool, job):
         return None
     name, needs = required_name(job.work), job.work.needs
     if Feature.CODE in needs:
@@ -77,6 +75,58 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     return None
 
 
+def task_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+    """Return the error if no worker of the pool can ever run a task, or None.
+
+    A task may wait while no worker runs tasks, as a call may.
+    """
+    offers, name = _offers(pool, job), required_name(job.work)
+    if not offers or name is None or _are_many(pool, job):
+        return None
+    named = [offer for offer in offers if offers_task(offer, name)]
+    if not named:
+        known = pool.roster.knows_function(name, now)
+        return None if known else UnknownTask(_unknown_function(offers, job))
+    functions = all(Feature.VALUES in offer.features for offer in named)
+    if functions and _LONG_NUMBER.search(job.terms.form):
+        found = [*islice(_long_integers(values_of(job.work)[0], "payload"), 1)]
+        if found:
+            text = "functions get integers of up to 64 bits from JSON"
+            return InvalidRequest(f"{found[0]}: {text}", found[0])
+    return None
+
+
+_LONG_NUMBER = re.compile("[0-9]{19}")
+
+
+def _long_integers(value: JSON, name: str) -> Iterator[str]:
+    """Yield the places of integers beyond 64 bits."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _long_integers(item, f"{name}.{key:.40}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _long_integers(item, f"{name}[{number}]")
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        yield name
+
+
+def _offers(pool: PoolState, job: Job) -> list[Offer]:
+    """Return the offers for the job's queue, without those of the peer that sent it."""
+    workers = pool.roster.with_model.get(job.model, {})
+    peer, near = job.terms.peer, job.terms.near
+    return [
+        worker.offer
+        for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)
+        if not (peer and peer_of(worker.id) == peer)
+        and not (near and worker.offer.neighbour)
+    ]
+
+
+def _are_many(pool: PoolState, job: Job) -> bool:
+    return len(pool.roster.with_model.get(job.model, {})) > WORKERS_EXAMINED_MAX
+
+
 def _can_call(offer: Offer, job: Job) -> bool:
     name = required_name(job.work)
     return (
@@ -84,7 +134,6 @@ def _can_call(offer: Offer, job: Job) -> bool:
         and job.work.needs <= offer.features
         and runs_python(offer, python_of(job.work))
         and (not offer.only_for or job.owner in offer.only_for)
-        and not (job.terms.near and offer.neighbour)
     )
 
 

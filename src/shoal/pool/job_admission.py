@@ -17,10 +17,10 @@ from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS, unknown_options
-from shoal.domain.work import CALL_QUEUE, Chat, Completion, Feature, Work
+from shoal.domain.work import CALL_QUEUE, TASK_QUEUE, Chat, Completion, Feature, Work
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
-from shoal.pool.functions import call_rejection
+from shoal.pool.functions import call_rejection, task_rejection
 from shoal.pool.gang_rules import gang_rejection
 from shoal.pool.open_job import (
     CHARACTERS_PER_TOKEN_MAX,
@@ -59,6 +59,8 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         return InvalidRequest(reason, "gang")
     if job.model == CALL_QUEUE:
         return call_rejection(pool, job, now)
+    if job.model == TASK_QUEUE:
+        return task_rejection(pool, job, now)
     if job.model in SPECIAL_QUEUES:
         return None
     if not pool.roster.knows_model(job.model, now):

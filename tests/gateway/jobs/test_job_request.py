@@ -1,6 +1,8 @@
 """Decoding of commits, and errors of invalid ones."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from shoal.gateway.jobs.job_request import (
 )
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 
+DOCS = Path(__file__).parents[3] / "docs"
 TASK = '{"task_type":"classify","input":"great"}'
 HOOK = {"url": "https://example.org/hook", "secret": "0123456789abcdef"}
 
@@ -280,3 +283,18 @@ def test_no_field_causes_an_internal_error(
                 read(json.dumps(fields | more | rest))
             except InvalidRequest as error:
                 assert str(error)  # noqa: PT017  # most are no good, some are
+
+
+def test_bodies_in_the_pages_are_accepted() -> None:
+    texts = [
+        each.read_text() for each in (DOCS.parent / "README.md", *DOCS.glob("*.md"))
+    ]
+    bodies = [
+        body
+        for text in texts
+        for body in re.findall(r"""\{"job_type": [^`']*\}(?=[`'\n])""", text)
+    ]
+
+    assert len(bodies) >= 3
+    for body in bodies:
+        read(body)
