@@ -108,3 +108,15 @@ def test_an_array_that_is_not_due_ends_the_operation(sent: Array) -> None:
 
     with pytest.raises(PeerError, match="its program is at another operation"):
         exchange.send(sent)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrays_may_have_another_order_of_bytes(size: int) -> None:
+    arrays = [np.arange(5, dtype=">f4") + rank for rank in range(size)]
+
+    results, _ = run_mixed(
+        [all_reduce(Place(rank, size), arrays[rank], "sum") for rank in range(size)]
+    )
+
+    for result in results:
+        assert result.tolist() == np.sum(arrays, axis=0).tolist()

@@ -22,12 +22,18 @@ TOKEN = "fleet-token-0001"
 
 
 def group(
-    rank: int, names: list[str], token: str = "", timeout: float = LIMIT
+    rank: int,
+    names: list[str],
+    token: str = "",
+    timeout: float = LIMIT,
+    tls: bool | None = None,
 ) -> MixedGroup:
     wire = next(each.ranks() for each in discover().values() if each.ranks)
-    tls = self_signed_tls("rank") if token else None
-    listener = RankListener("127.0.0.1", 0, tls)
-    return MixedGroup(wire, listener, rank, names, token=token, timeout=timeout)
+    server = self_signed_tls("rank") if tls or token else None
+    listener = RankListener("127.0.0.1", 0, server)
+    return MixedGroup(
+        wire, listener, rank, names, token=token, timeout=timeout, tls=tls
+    )
 
 
 def gradient(rank: int, length: int = 100_000) -> Any:
@@ -112,10 +118,17 @@ async def test_two_ranks_exchange_large_arrays_at_once() -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
 
 
-def pair(first: Any, second: Any) -> list[Any]:
-    """Connect two of Shoal's ranks, and call a function for each."""
+def pair(first: Any, second: Any, tls: bool | None = None) -> list[Any]:
+    """Connect two of Shoal's ranks, and call a function for each.
+
+    ``tls``: their fleet is open.
+    """
     names = ["alpha-1", "beta-2"]
-    with closing(group(0, names, TOKEN)) as a, closing(group(1, names, TOKEN)) as b:
+    token = TOKEN if tls is None else ""
+    with (
+        closing(group(0, names, token, tls=tls)) as a,
+        closing(group(1, names, token, tls=tls)) as b,
+    ):
         address = {1: ("127.0.0.1", b.port)}
         with ThreadPoolExecutor(2) as threads:
             connected = [
@@ -132,6 +145,24 @@ def ended(call: Any) -> str:
     with pytest.raises(GroupEnded) as error:
         call()
     return str(error.value)
+
+
+def test_ranks_of_an_open_fleet_may_encrypt() -> None:
+    def add(own: MixedGroup) -> list[float]:
+        total: list[float] = own.all_reduce(np.ones(2, np.float32), "sum").tolist()
+        return total
+
+    assert pair(add, add, tls=True) == [[2.0, 2.0]] * 2
+
+
+def test_a_rank_that_is_lost_is_named() -> None:
+    def leave(own: MixedGroup) -> str:
+        return str(own.end("killed"))
+
+    def go_on(own: MixedGroup) -> str:
+        return ended(lambda: own.all_reduce(np.ones(2)))
+
+    assert pair(leave, go_on)[1].startswith("rank 0 (127.0.0.1:")
 
 
 def test_another_operation_ends_the_group() -> None:

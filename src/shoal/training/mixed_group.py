@@ -40,7 +40,8 @@ class MixedGroup:
     """One rank of a group, to which ranks of other programs belong.
 
     ``names`` are the ids of all ranks, in their order; the connections are ready when
-    ``connect`` returns.  A group is used by one thread.
+    ``connect`` returns.  A group is used by one thread.  ``tls`` must be the same in
+    all ranks; None: connections are encrypted if there is a ``token``.
 
     All operations raise GroupEnded if a rank is lost or late, or sends something else
     than what is due; the group is then of no more use.
@@ -56,11 +57,12 @@ class MixedGroup:
         token: str = "",
         fleet: str = "",
         timeout: float = TIMEOUT,
+        tls: bool | None = None,
     ) -> None:
         self.place = Place(rank, len(names))
         self._wire = wire
         self._names = names
-        self._encrypts = bool(token)
+        self._encrypts = bool(token) if tls is None else tls
         self._timeout = timeout
         self._identity = RankIdentity(names[rank], token, os.urandom, fleet)
         self._connections: dict[int, RankSocket] = {}
@@ -137,11 +139,11 @@ class MixedGroup:
     def _run(self, operation: MixedOperation) -> "Array":
         if self._reason:
             raise GroupEnded(self._reason)
-        deadline = time.monotonic() + self._timeout
         try:
             action = next(operation)
             while True:
-                received = self._exchange(action, deadline)
+                # Each array has a limit of its own, as in the other programs.
+                received = self._exchange(action, time.monotonic() + self._timeout)
                 action = operation.send(received)
         except StopIteration as ended:
             result: Array = ended.value
@@ -164,7 +166,10 @@ class MixedGroup:
         )
         if source is None:
             return action.sends[0][1]
-        return self._wire.decode_array(bytes(received[0]), received[1])
+        try:
+            return self._wire.decode_array(bytes(received[0]), received[1])
+        except PeerError as error:
+            raise PeerError(f"rank {source}: {error}") from error
 
     def _read(self, received: list[memoryview]) -> Generator[memoryview, None, None]:
         """Yield memory for the head of an array, and then for the array."""
@@ -191,6 +196,7 @@ class MixedGroup:
             # The other programs take a later connection for the same rank.
             replaced = self._connections.get(rank)
             self._connections[rank] = connection
+            connection.address = f"rank {rank} ({connection.address})"  # in errors
             self._changed.notify_all()
         if replaced is not None:
             replaced.abort()
