@@ -1,9 +1,10 @@
 """Conversion of arguments to type hints and schemas."""
 
 import datetime as dt
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from shoal.tasks.registry import RegisteredTask
 from shoal.tasks.schemas import binder
@@ -23,6 +24,38 @@ if TYPE_CHECKING:
 
 class Colour(Enum):
     RED = "red"
+
+
+class Mixed(Enum):
+    WORD = "b"
+    HALF = 0.5
+    PAIR = (1, 2)
+
+
+@dataclass
+class Scaled:
+    x: int
+    scale: InitVar[int] = 2
+    kind: Mixed = Mixed.HALF
+
+    def __post_init__(self, scale: int) -> None:
+        self.x *= scale
+
+
+@dataclass
+class Around:
+    inner: list[Scaled]
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    size: int = Field(alias="sizeOf")
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic documents it
+    @property
+    def double(self) -> int:
+        return 2 * self.size
 
 
 class Config(BaseModel):
@@ -91,6 +124,14 @@ def test_arguments_are_converted_to_type_hints() -> None:
         (dt.date, "2026-01-02", dt.date(2026, 1, 2)),
         (dt.date, dt.date(2026, 1, 2), dt.date(2026, 1, 2)),
         (Config, Config(epochs=1), Config(epochs=1)),
+        (Mixed, "b", Mixed.WORD),
+        (Mixed, "PAIR", Mixed.PAIR),
+        (list[Mixed], [[1, 2], 0.5], [Mixed.PAIR, Mixed.HALF]),
+        (Mixed | None, None, None),
+        (Scaled, {"x": 1, "kind": [1, 2]}, Scaled(1, 2, Mixed.PAIR)),
+        (Around, {"inner": [{"x": 1, "scale": 3}]}, Around([Scaled(1, 3)])),
+        (Named, {"sizeOf": 1}, Named(sizeOf=1)),
+        (Named, {"size": 1, "double": 2}, Named(sizeOf=1)),
     ],
 )
 def test_fitting_value_is_kept(hint: Any, came: object, made: object) -> None:
@@ -219,3 +260,23 @@ def test_pydantic_error_is_kept() -> None:
 
     with pytest.raises(ValidationError, match="epochs"):
         bind([{"epochs": "x"}], {})
+
+
+@pytest.mark.parametrize(
+    ("hint", "came", "said"),
+    [
+        (Mixed, True, "x: expected a value of Mixed: 'WORD', 'HALF', 'PAIR'"),
+        (Scaled, {"y": 1}, "unexpected keyword argument 'y'"),
+        (Around, {"inner": [{"x": "no"}]}, "Expected `int`, got `str`"),
+        (Scaled, [1], "x: expected Scaled, got list"),
+    ],
+)
+def test_value_that_fits_no_constructor_is_refused(
+    hint: Any, came: object, said: str
+) -> None:
+    def f(x: Any) -> None: ...
+
+    f.__annotations__["x"] = hint
+
+    with pytest.raises(ValueError, match=re.escape(said)):
+        bound(f, came)

@@ -10,10 +10,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import InitVar, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal, TypeAlias, Union
 from uuid import UUID
 
@@ -155,6 +157,7 @@ def _rebuild(hint: Any) -> Callable[[Any], Any]:
         hint = list[typing.get_args(hint)]  # type: ignore[misc]
     if _is_model(hint):
         return lambda value: value if isinstance(value, hint) else _model(hint, value)
+    hint = _with_stand_ins(hint)
     return lambda value: _convert(hint, value)
 
 
@@ -190,12 +193,79 @@ def _needs_conversion(hint: Any) -> bool:
     if not any(conversions) or not all(known):
         return False
     try:
+        return _is_known(_with_stand_ins(hint))
+    except TypeError:
+        return False  # a generic that takes no such parameters
+
+
+def _is_known(hint: Any) -> bool:
+    """Return whether msgspec converts to a type; not to some unions."""
+    try:
         msgspec.convert(None, hint, dec_hook=_convert_foreign)
     except TypeError:
-        return False  # a union whose members msgspec cannot distinguish
+        return False
     except msgspec.ValidationError:
         pass
     return True
+
+
+class _StandIn(type):
+    """A type for msgspec in place of a class that it does not know."""
+
+    target: type
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.target)
+
+
+def _with_stand_ins(hint: Any) -> Any:
+    """Replace enums of other than texts or integers, and dataclasses with InitVar."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        own = isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, Enum))
+        if not own or _is_known(hint):
+            return hint
+        return _StandIn(hint.__name__, (), {"target": hint})
+    if origin is Literal or origin is Annotated or isinstance(origin, _ALIASES):
+        return hint
+    replaced = tuple(map(_with_stand_ins, inner))
+    if replaced == inner:
+        return hint
+    if origin is types.UnionType:
+        return reduce(or_, replaced)
+    return origin[replaced]
+
+
+def _member(kind: type[Enum], value: Any) -> Enum:
+    """Return the member of a value, or of a name."""
+    for member in kind:
+        plain = msgspec.json.decode(msgspec.json.encode(member.value, enc_hook=repr))
+        if value == plain and isinstance(value, bool) == isinstance(plain, bool):
+            return member
+    if isinstance(value, str) and value in kind.__members__:
+        return kind[value]
+    expected = ", ".join(map(repr, kind.__members__))
+    raise msgspec.ValidationError(f"expected a value of {kind.__name__}: {expected}")
+
+
+def _instance(kind: type, fields: Any) -> Any:
+    """Create a dataclass by its constructor, with converted arguments."""
+    if not isinstance(fields, dict):
+        what = type(fields).__name__
+        raise msgspec.ValidationError(f"expected {kind.__name__}, got {what}")
+    hints: Mapping[str, Any] = {}
+    with suppress(NameError, TypeError):  # names under TYPE_CHECKING
+        hints = typing.get_type_hints(kind)
+    arguments = {}
+    for name, value in fields.items():
+        hint = hints.get(name)
+        hint = hint.type if isinstance(hint, InitVar) else hint
+        converts = hint is not None and _is_known(_with_stand_ins(hint))
+        arguments[name] = _rebuilt(_rebuild(hint), value, name) if converts else value
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise msgspec.ValidationError(str(error)) from error
 
 
 def _leaves(hint: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -240,6 +310,12 @@ def _is_rebuilt(hint: Any) -> bool:
 
 def _convert_foreign(hint: Any, value: Any) -> Any:
     """Convert a value to a type that msgspec does not know."""
+    if isinstance(hint, _StandIn):
+        target: Any = hint.target
+        if isinstance(value, target):
+            return value
+        make = _member if issubclass(target, Enum) else _instance
+        return make(target, value)
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -265,7 +341,15 @@ def _is_model(hint: Any) -> bool:
 
 
 def _model(model: Any, value: Any) -> Any:
-    return model.model_validate(value)
+    """Create a model of its fields: by alias or name, as other programs send them.
+
+    Computed fields are part of what functions return, and of no constructor.
+    """
+    if isinstance(value, dict):
+        computed = model.model_computed_fields.keys()
+        value = {name: each for name, each in value.items() if name not in computed}
+    by_name = "by_name" in inspect.signature(model.model_validate).parameters
+    return model.model_validate(value, **({"by_name": True} if by_name else {}))
 
 
 def _is_array(hint: Any) -> bool:
