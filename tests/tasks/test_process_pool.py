@@ -452,3 +452,17 @@ async def test_processes_do_not_outlive_their_worker() -> None:
         pid = await caller("pid")
 
     assert not psutil.pid_exists(pid)
+
+
+async def test_owner_learns_once_of_hints_that_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "odd.py"
+    module.write_text("import shoal\n@shoal.task\ndef f(x: 'Nowhere', y: int): ...\n")
+    pool = ProcessPool([str(module)], 2, trust_code=False)
+
+    await pool.start()
+    await pool.close()
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith("odd.f: the type hint of 'x' cannot be used")

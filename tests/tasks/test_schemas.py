@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from shoal.tasks.registry import RegisteredTask
-from shoal.tasks.schemas import binder
+from shoal.tasks.schemas import binder, unused_hints
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -280,3 +280,17 @@ def test_value_that_fits_no_constructor_is_refused(
 
     with pytest.raises(ValueError, match=re.escape(said)):
         bound(f, came)
+
+
+def test_hints_that_cannot_be_used_are_named() -> None:
+    def f(
+        a: int,
+        b: Point,
+        c: "Fraction | None",
+        d: Point | Config,
+        e: Mixed,
+        g: Unknown,
+        h: Callable[[int], str],
+    ) -> None: ...
+
+    assert unused_hints(f) == ["c", "d"]

@@ -23,7 +23,7 @@ from shoal.processes.child import claim_pipes
 from shoal.tasks import process_messages
 from shoal.tasks.call_access import RUNNING
 from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
-from shoal.tasks.invocation import FunctionInvoker, Invoke, load_tasks
+from shoal.tasks.invocation import FunctionInvoker, Invoke, hint_remarks, load_tasks
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.progress import set_progress_handler
 from shoal.tasks.slot_lending import set_lending_handler
@@ -97,7 +97,8 @@ def serve(pipes: ChildPipes) -> None:
     except ConfigError as error:
         pipes.send((process_messages.IMPORT_FAILED, str(error)))
         raise ParentExited from error
-    pipes.send((process_messages.READY, 1), msgspec.msgpack.encode(tasks))
+    ready = (process_messages.READY, 1, hint_remarks())
+    pipes.send(ready, msgspec.msgpack.encode(tasks))
     functions = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
     set_lending_handler(partial(_report_waiting, pipes))
     invoke, flush_each = functions.invoker("", process_messages.Mode(0)), False

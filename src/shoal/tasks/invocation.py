@@ -14,7 +14,7 @@ from shoal.tasks.extension_types import is_extension
 from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
 from shoal.tasks.process_messages import Mode
 from shoal.tasks.registry import TASKS, unregistered_message
-from shoal.tasks.schemas import binder, result_converter
+from shoal.tasks.schemas import binder, result_converter, unused_hints
 from shoal.tasks.sent_task import SentTask
 from shoal.tasks.task_modules import import_tasks
 from shoal.tasks.values import (
@@ -57,6 +57,18 @@ def load_tasks(modules: list[str]) -> dict[str, float | None]:
     """
     import_tasks(modules)
     return {name: task.timeout for name, task in TASKS.items()}
+
+
+def hint_remarks() -> list[str]:
+    """Return what to tell the worker's owner about the hints of the tasks."""
+    return [
+        f"{task.name}: the type hint of {name!r} cannot be used here (a name under "
+        "TYPE_CHECKING, or a union that is ambiguous in JSON): callers in JSON get "
+        "no conversion of this argument"
+        for task in TASKS.values()
+        if task.schema is None
+        for name in unused_hints(task.function)
+    ]
 
 
 class FunctionInvoker:

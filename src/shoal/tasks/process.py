@@ -94,6 +94,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.timeouts: Timeouts = {}
         self.announces_start = False
         self.slots = 0  # concurrent calls
+        self.remarks: Sequence[str] = ()  # about its tasks, for the worker's owner
         self.user: ProcessUser | None = None
         self.on_waiting: Callable[[CallProcess, bool], None] | None = None
         self.killed = False  # by the worker; later messages are ignored
@@ -272,7 +273,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             if self._ready.done():
                 return  # the start was cancelled
             if head[0] == process_messages.READY:
-                self.slots = head[1]
+                self.slots, self.remarks = head[1:]
                 self._ready.set_result(_timeouts.decode(tail))
             else:
                 self._ready.set_exception(ConfigError(head[1]))

@@ -21,7 +21,8 @@ OPEN_STREAM = 2  # name, mode, whether to send each return at once, grant
 PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
 BLOB = 4  # digest, path; an empty path: there is none
 # From the process.
-READY = 5  # how many calls at a time; the tail: names and timeouts of the tasks
+# how many calls at a time, remarks about tasks; the tail: their names and timeouts
+READY = 5
 IMPORT_FAILED = 6  # why the modules cannot be imported
 DONE = 7  # number; the tail: the value
 # number, why, size of the traceback; the tail: the traceback, the exception's record

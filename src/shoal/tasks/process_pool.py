@@ -117,6 +117,9 @@ class ProcessPool:
         self._idle.extend(each.result() for each in starting)
         self._timeouts = self._idle[0].timeouts
         self.names = frozenset(self._timeouts)
+        if isinstance(first := self._idle[0], ChildProcess):
+            for remark in first.remarks:
+                log.warning("%s", remark)
 
     async def call(
         self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""

@@ -108,6 +108,23 @@ def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | Non
     return lambda value: _rebuilt(rebuild, value, "the result")
 
 
+def unused_hints(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters whose hints name classes, but cannot be used."""
+    hints = _hints_of(function)
+    named = getattr(inspect.unwrap(function), "__annotations__", {})
+    return [
+        name
+        for name in named
+        if name != "return" and (name not in hints or _is_half_known(hints[name]))
+    ]
+
+
+def _is_half_known(hint: Any) -> bool:
+    with suppress(NameError, TypeError):
+        return any(map(_is_rebuilt, _leaves(hint))) and not _needs_conversion(hint)
+    return True
+
+
 def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the type hints that can be resolved here.
 

@@ -64,7 +64,7 @@ def _serve(pipes: ChildPipes, address: str) -> None:
         pipes.send((process_messages.IMPORT_FAILED, known))
         raise ParentExited
     cores = int(ray.cluster_resources().get("CPU", 0))
-    pipes.send((process_messages.READY, cores), msgspec.msgpack.encode(known))
+    pipes.send((process_messages.READY, cores, []), msgspec.msgpack.encode(known))
     RayExecutor(pipes, tasks).run()
 
 
