@@ -10,6 +10,7 @@ from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
+from shoal.tasks.call_access import COORDINATOR_FINGERPRINT, COORDINATOR_URL, RUNNING
 
 VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
 
@@ -111,3 +112,20 @@ def test_local_coordinator_is_found_by_its_runtime_file(
         find_coordinator(api_key="sk", data_dir=tmp_path).url == "http://127.0.0.1:4010"
     )
     assert find_coordinator("http://pool", "sk").explicit
+
+
+def test_task_uses_the_access_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_URL", "http://of-the-worker:1")
+    monkeypatch.setenv("SHOAL_API_KEY", "sk-of-the-worker")
+    monkeypatch.setenv(COORDINATOR_URL, "https://joined:4010")
+    monkeypatch.setenv(COORDINATOR_FINGERPRINT, "ab" * 32)
+    monkeypatch.setattr(RUNNING, "grant", "sk-shoal-call-job1.2.secret")
+
+    found = find_coordinator()
+    other = find_coordinator("http://other:1", "sk-other")
+
+    assert found.url == "https://joined:4010"
+    assert found.api_key.startswith("sk-shoal-call-job1.2.0.")
+    assert "secret" not in found.api_key
+    assert found.tls is not None
+    assert (other.url, other.api_key) == ("http://other:1", "sk-other")
