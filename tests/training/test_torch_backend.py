@@ -64,11 +64,13 @@ def run_ranks(
     ]
 
 
-def run_by_torchrun(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_by_torchrun(
+    script: str, *arguments: str, ranks: int = RANKS
+) -> subprocess.CompletedProcess[str]:
     command = (
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", "--local-addr", "127.0.0.1"),
-        *("--nproc-per-node", str(RANKS), str(SCRIPTS / script), *arguments),
+        *("--nproc-per-node", str(ranks), str(SCRIPTS / script), *arguments),
     )
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -90,6 +92,27 @@ def test_an_unchanged_script_trains_as_with_gloo() -> None:
     assert ours.returncode == 0, ours.stderr
     assert losses(ours.stdout) == pytest.approx(losses(gloo), rel=1e-3)
     assert len(losses(ours.stdout)) == RANKS
+
+
+def test_models_train_in_parallel_as_with_gloo(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    figures = {
+        backend: run_by_torchrun(
+            "train_parallel.py", backend, str(tmp_path / backend), ranks=2
+        )
+        for backend in ("shoal", "gloo")
+    }
+    ours, gloo = (
+        dict(re.findall(r"(rank \d .*): (.*)\n", each.stdout))
+        for each in figures.values()
+    )
+
+    assert figures["shoal"].returncode == 0, figures["shoal"].stderr
+    assert len(gloo) == 18
+    for way in gloo:
+        with subtests.test(way):
+            assert ours[way] == gloo[way]
 
 
 def test_transfers_and_callbacks_are_beside_collectives() -> None:

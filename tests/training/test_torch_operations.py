@@ -38,8 +38,8 @@ def page(lines: Tried) -> str:
             if line["operation"] == operation
         }
         cases = [
-            ", ".join(sorted(case for case, verdict in found if verdict == wanted))
-            for wanted in ("only shoal", "only gloo")
+            ", ".join(sorted(case for case, verdict in found if verdict in wanted))
+            for wanted in (("only shoal", "neither"), ("only gloo", "neither"))
         ]
         same = sum(verdict == "same" for _, verdict in found)
         rows.append(f"| {operation.replace('_', ' ')} | {same} | {' | '.join(cases)} |")
@@ -53,5 +53,6 @@ def test_results_are_those_of_gloo_or_an_error_that_names_the_operation() -> Non
 
     assert not [line for line in lines if line["verdict"] == "different"]
     for line in lines:
-        assert not line["shoal"] or line["operation"] in line["shoal"], line
+        words = re.findall(r"[a-z_]{6,}", line["shoal"])
+        assert not words or any(word in line["operation"] for word in words), line
     assert page(lines) == PAGE.read_text(), "run make operations"

@@ -299,6 +299,8 @@ def cases() -> Iterator[Case]:
         for reduction in REDUCTIONS[1:]:
             dtype = torch.int32 if reduction.startswith("B") else torch.float32
             yield Case(each, reduction, dtype, reduction=reduction)
+        yield Case(each, "BAND of floats", reduction="BAND")
+        yield Case(each, "AVG of integers", torch.int32, reduction="AVG")
     for each in OTHERS:
         yield Case(each, "a group of three")
         yield Case(each, "a group of two", of_pair=True)

@@ -27,6 +27,7 @@ from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.pytorch.runners import OperationRunner
 from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
 from shoal.training.pytorch.work import CallbackThreads, CollectiveWork
+from shoal.training.rank_port import GroupEnded
 from shoal.training.reductions import ReduceOp
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -52,9 +53,9 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         self._limit = limit
         self._name = self._description = ""
         self._callbacks = CallbackThreads()
-        self._queue: SimpleQueue[tuple[Callable[[], object], CollectiveWork] | None] = (
-            SimpleQueue()
-        )
+        self._queue: SimpleQueue[
+            tuple[str, Callable[[], object], CollectiveWork] | None
+        ] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_all, daemon=True)
         self._thread.start()
         self._latest: CollectiveWork | None = None
@@ -78,7 +79,9 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return self._description
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        return self._submit(tensors, lambda: self._reduce_all(tensors, op_of(opts)))
+        return self._submit(
+            "all_reduce", tensors, lambda: self._reduce_all(tensors, op_of(opts))
+        )
 
     def reduce_arrays(
         self,
@@ -92,6 +95,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         ``compression`` is that of ``RankGroup.all_reduce``.
         """
         return self._submit(
+            "all_reduce",
             [],
             lambda: self._runner.arrays.all_reduce(
                 array, op, target, compression=compression
@@ -103,7 +107,9 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         # Other ranks' tensors are undefined afterwards, so they may have the result.
-        return self.allreduce(tensors, opts)
+        return self._submit(
+            "reduce", tensors, lambda: self._reduce_all(tensors, op_of(opts))
+        )
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
@@ -114,13 +120,15 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                 with Memory(tensor) as memory:
                     self._runner.broadcast(memory, root, replicated=replicated)
 
-        return self._submit(tensors, call)
+        return self._submit("broadcast", tensors, call)
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         everyone = [each for some in outputs for each in some]
-        return self._submit(everyone, lambda: self._gather(outputs, inputs))
+        return self._submit(
+            "all_gather", everyone, lambda: self._gather(outputs, inputs)
+        )
 
     def all_gather_single(
         self, output: Tensor, own: Tensor, opts: Any = None
@@ -158,7 +166,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         ),
                     )
 
-        return self._submit([each for some in outputs for each in some], call)
+        return self._submit("gather", [each for some in outputs for each in some], call)
 
     def scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
@@ -179,7 +187,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         ),
                     )
 
-        return self._submit(outputs, call)
+        return self._submit("scatter", outputs, call)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
@@ -200,7 +208,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         ),
                     )
 
-        return self._submit(outputs, call)
+        return self._submit("reduce_scatter", outputs, call)
 
     def reduce_scatter_single(
         self, output: Tensor, whole: Tensor, opts: Any = None
@@ -222,7 +230,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                     partial(collectives.all_to_all, parts=parts, results=results),
                 )
 
-        return self._submit(outputs, call)
+        return self._submit("all_to_all", outputs, call)
 
     def all_to_all_single(
         self,
@@ -247,7 +255,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return self._transfer(self._runner.receive, tensors, None, tag)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit([], self._runner.barrier)
+        return self._submit("barrier", [], self._runner.barrier)
 
     # The names of PyTorch before 2.13.
     _allgather_base = all_gather_single
@@ -270,16 +278,17 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             atexit.unregister(self._end_thread)
             self._queue.put(None)
             self._thread.join()
-            self._callbacks.close()
             if sys.exc_info()[0] is None:
                 self._runner.close()
             else:
                 self._runner.abort()
+            self._callbacks.close()
 
     def _end_thread(self) -> None:
         """End the thread of a group that the script leaves open."""
         if self._latest is not None and not self._latest.is_completed():
             self._runner.abort()
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
         self._callbacks.close()
@@ -326,7 +335,10 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         values = [own.values().new_empty(each, *shape) for each in sizes]
         self._gather([indices, values], [own.indices(), own.values()])
         found = torch.sparse_coo_tensor(
-            torch.cat(indices, 1), torch.cat(values), tensor.shape
+            torch.cat(indices, 1),
+            torch.cat(values),
+            tensor.shape,
+            check_invariants=True,
         )
         tensor.copy_(found.coalesce())
 
@@ -353,18 +365,23 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return work
 
     def _submit(
-        self, outputs: list[Tensor], call: Callable[[], object]
+        self, name: str, outputs: list[Tensor], call: Callable[[], object]
     ) -> CollectiveWork:
+        """Run an operation after those before; errors have its name."""
         self._latest = work = CollectiveWork(outputs, self._callbacks)
-        self._queue.put((call, work))
+        if self._closed:
+            work.finish(GroupEnded(f"{name}: the group was closed"))
+        self._queue.put((name, call, work))
         return work
 
     def _run_all(self) -> None:
         while (item := self._queue.get()) is not None:
-            call, work = item
+            name, call, work = item
             error: Exception | None = None
             try:
                 call()
+            except InvalidRequest as refused:
+                error = InvalidRequest(f"{name}: {refused}")
             except Exception as caught:
                 # The thread that waits for the work raises it.
                 error = caught

@@ -38,11 +38,18 @@ class Memory:
     """A tensor's memory as bytes, within a block.
 
     One that is not contiguous is copied, and copied back at the end of the block.
+    Raises InvalidRequest if it is sparse, or not on the CPU.
     """
 
     def __init__(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise InvalidRequest(
+                f"a tensor on {tensor.device} of layout {tensor.layout}: the backend "
+                "shoal has dense tensors on the CPU, and all_reduce of sparse ones"
+            )
         self._tensor = tensor.detach()
-        self._contiguous = self._tensor.contiguous()
+        # The memory of a conjugate or negative view has other numbers.
+        self._contiguous = self._tensor.resolve_conj().resolve_neg().contiguous()
 
     def __enter__(self) -> memoryview:
         """Return the bytes; they keep the tensor.
