@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from coordinator.hubs import (
     SHORT_LIMITS,
     Coordinator,
@@ -15,11 +17,13 @@ from shoal.coordinator.recovery import RESTART_GRACE
 from shoal.domain.errors import QueueFull, ShuttingDown, UnknownModel
 from shoal.domain.facts import (
     JobCompleted,
+    JobExpired,
     JobLeased,
     JobRequeued,
     JobStarted,
     LateResult,
 )
+from shoal.domain.job import TimeLimit, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
 from shoal.pool.lifecycle import JobState
@@ -36,7 +40,8 @@ def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
             await run_pending()
 
         async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(RESTART_GRACE)  # longer than the default queue limit
+            # Longer than the default queue limit.
+            await asyncio.sleep(RESTART_GRACE - 1.0)
             worker = await coordinator.join(slots=2)
             assert [(run.job_id, run.lease) for run in worker.runs] == [
                 (begun.job_id, 2),
@@ -109,10 +114,35 @@ def test_job_without_a_worker_after_a_restart_expires(store: SlowStore) -> None:
             await coordinator.join()
             await coordinator.request(limits=SHORT_LIMITS)
         async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(RESTART_GRACE + SHORT_LIMITS.queue + 1.0)
+            await asyncio.sleep(RESTART_GRACE + 1.0)
 
             assert coordinator.hub.pool.jobs == {}
         assert await store.open_jobs() == []
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("limit", [TimeLimit.QUEUE, TimeLimit.TOTAL])
+def test_limits_of_a_job_count_from_its_submission_after_a_restart(
+    store: SlowStore, limit: TimeLimit
+) -> None:
+    limits = TimeLimits(
+        queue=8.0 if limit is TimeLimit.QUEUE else 600.0,
+        total=8.0 if limit is TimeLimit.TOTAL else 600.0,
+    )
+
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join(slots=1)
+            await coordinator.request()  # which is given to the worker
+            client = await coordinator.request(limits=limits)
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join(slots=0)
+            await asyncio.sleep(14.0)
+
+            *_, end = await coordinator.history(client.job_id)
+        assert isinstance(end, JobExpired)
+        assert end.limit is limit
 
     virtual.run(scenario())
 

@@ -36,8 +36,16 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:
-        worker_id = await _last_worker(store, each)
-        pool.restore(each.job, each.lease, now + RESTART_GRACE, worker_id)
+        submitted_at = now - max(0.0, at - each.submitted_at)
+        is_new = each.state is JobState.QUEUED and not each.lease
+        pool.restore(
+            each.job,
+            each.lease,
+            submitted_at if is_new else now,
+            await _last_worker(store, each),
+            submitted_at=submitted_at,
+            grace_until=now + RESTART_GRACE,
+        )
     return stored
 
 

@@ -88,6 +88,7 @@ class OpenJob:
     submitted_at: float
     since: float  # when its present state began
     queued_at: float  # when it began to wait; a refusal does not reset it
+    grace_until: float = 0.0  # until when workers may come back after a restart
     leased_at: float = 0.0  # when its present lease began
     state: JobState = JobState.QUEUED
     worker_id: WorkerId | None = None
@@ -135,8 +136,7 @@ class OpenJob:
 
     def waited(self, since: float) -> float:
         """Return the seconds from its submission until ``since``."""
-        # Negative for a restored job, whose times begin after a grace period.
-        return max(0.0, since - self.submitted_at)
+        return since - self.submitted_at
 
     def remaining(self, since: float) -> float:
         """Return the seconds of its total limit that were left at ``since``."""

@@ -86,6 +86,7 @@ HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING}
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_COUNT_POINTS = 1  # points for a count of tokens that cannot be
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
+GRACE_LOOK = 5.0  # seconds: a worker may have come back since
 LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
 WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
 CALL_WORKERS_LOST_MAX = 2  # the same for a call, whose function may end its worker
@@ -398,7 +399,9 @@ def next_limit(
     limits = job.job.limits
     if job.worker_id is None:
         due, limit = job.queued_at + limits.queue, TimeLimit.QUEUE
-        look = max(now, job.queued_at + limits.without_worker)
+        if due <= now < job.grace_until and not has_suitable_worker(pool, job):
+            due = min(job.grace_until, now + GRACE_LOOK)
+        look = max(now, job.queued_at + limits.without_worker, job.grace_until)
         if look < due:
             if now == look and not has_suitable_worker(pool, job):
                 return limit

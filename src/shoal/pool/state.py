@@ -141,18 +141,25 @@ class PoolState:
         self,
         job: Job,
         lease: LeaseNumber,
-        now: float,
+        queued_at: float,
         worker_id: WorkerId | None = None,
+        *,
+        submitted_at: float | None = None,
+        grace_until: float = 0.0,
     ) -> None:
         """Put a job from the store back into the queue.
 
-        It has no worker, and its earlier leases are void.  ``worker_id`` is the last
-        worker of a gang's member, which may still run it.
+        It has no worker, and its earlier leases are void.  Workers may come back until
+        ``grace_until``: ``worker_id``, too, the last worker of a gang's member, which
+        may still run it.  It was submitted when it was queued, unless that is given.
         """
-        self._open(job, now, lease)
+        self._open(job, queued_at, lease)
         opened = self.jobs[job.id]
+        opened.grace_until = grace_until
+        if submitted_at is not None:
+            opened.submitted_at = submitted_at
         if worker_id is not None and opened.gang is not None:
-            self._await_return(opened, worker_id, now)
+            self._await_return(opened, worker_id, max(queued_at, grace_until))
 
     def expire_penalties(self, now: float) -> float | None:
         """Drop the refusals, penalties and rests that have expired.
