@@ -17,7 +17,7 @@ from shoal.training.launch.member import (
     MemberResult,
     run_member,
 )
-from shoal.training.launch.rank_process import ScriptFailed
+from shoal.training.launch.rank_process import ScriptFailed, headline
 from shoal.training.launch.script_environment import (
     COORDINATOR_FINGERPRINT,
     COORDINATOR_URL,
@@ -249,10 +249,12 @@ time.sleep(1000)
 async def test_killed_script_is_named_with_its_signal(
     pool: Pool, tmp_path: Path
 ) -> None:
-    script = "import os; os.kill(os.getpid(), 9)"
+    script = "import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 9)"
     async with open_run(pool):
-        with pytest.raises(ScriptFailed, match=signal.SIGKILL.name):
+        with pytest.raises(ScriptFailed, match=signal.SIGKILL.name) as failed:
             await run(plan(), archive(tmp_path, script))
+
+    assert headline(str(failed.value)).endswith("was ended by SIGKILL")
 
 
 async def test_flood_of_output_delays_nothing_and_is_counted(

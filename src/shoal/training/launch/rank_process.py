@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -134,7 +135,10 @@ def describe_failure(process: "RankProcess", script: str) -> str:
 def headline(error: str) -> str:
     """Return the first line of a failure, and the one that names its exception."""
     first, _, rest = error.partition("\n")
+    first = first.removesuffix("; its last lines:")
+    if signal.SIGKILL.name in first:  # of which it could say nothing
+        return first
     lines = [_RANK.sub("", each) for each in rest.rstrip().split("\n")]
     named = [each for each in lines if _EXCEPTION.match(each)]
     last = (named or lines)[-1]
-    return f"{first.removesuffix('; its last lines:')}: {last}" if last else first
+    return f"{first}: {last}" if last else first
