@@ -191,6 +191,20 @@ async def test_receipt_after_another_counts_not(
     assert await verified(store, PoolState(), shown()) == []
 
 
+@pytest.mark.parametrize("leases", [1, 2])
+async def test_receipt_for_what_was_written_under_another_lease_counts_not(
+    store: Store, leases: int
+) -> None:
+    facts = [JobLeased(J, W, LeaseNumber(1 + each), "") for each in range(leases)]
+    await store.append([JobSubmitted(job()), *facts], 1.0)
+    await file(store, Verdict.MISSING)
+
+    found = await verified(store, PoolState(), shown(output=b"another"))
+
+    wrong = ReceiptVerified(W, J, Verdict.WRONG_OUTPUT, receipt(b"another"))
+    assert found == ([wrong] if leases == 1 else [])
+
+
 async def test_receipt_of_another_worker_counts_not(store: Store) -> None:
     await file(store, Verdict.MISSING)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from shoal.domain.facts import JobLeased
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed
@@ -72,10 +73,29 @@ class ReceiptVerifier:
             if check is not None:
                 checks.append(check)
         verdicts = await self._run_checks(checks)
-        return [
+        verified = [
             hub_input if index is None else _with_verdict(hub_input, verdicts[index])
             for hub_input, index in inputs
         ]
+        return [
+            hub_input
+            for hub_input in verified
+            if not await self._is_of_another_lease(hub_input)
+        ]
+
+    async def _is_of_another_lease(self, shown: HubInput) -> bool:
+        """Say whether a late receipt may be for what its worker wrote before.
+
+        A worker that had the job under two leases, as after a restart of the
+        coordinator, has signed two outputs, and the first receipt may come last.
+        """
+        if not isinstance(shown, ReceiptVerified):
+            return False
+        if shown.verdict is not Verdict.WRONG_OUTPUT:
+            return False
+        facts = [each.fact for each in await self._store.history(shown.job_id)]
+        leases = [each for each in facts if isinstance(each, JobLeased)]
+        return sum(each.worker_id == shown.worker_id for each in leases) > 1
 
     def _verify_result(
         self, answered: LeaseResult, event: Completed
