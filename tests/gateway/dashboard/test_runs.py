@@ -92,7 +92,7 @@ async def test_run_shows_its_workers_after_a_restart(tmp_path: Path) -> None:
             job, worker_id = member(pool, node), WorkerId(f"wire:w{node}")
             facts.append(JobSubmitted(job))
             facts.append(JobLeased(job.id, worker_id, LeaseNumber(1), "free"))
-        await pool.gateway.store.append(facts, 0.0)
+        await pool.gateway.store.append(facts, pool.gateway.clock.wall())
     async with serving(tmp_path, restarted=True) as pool:
         workers = [
             ScriptedWorker(pool.hub, f"w{node}", kinds=frozenset({JobKind.CALL}))
