@@ -44,7 +44,7 @@ def test_decorated_function_is_unchanged_and_has_a_name() -> None:
     assert task(plain) is plain
     assert plain(1) == 2
     assert task_name(plain) == f"{__name__}.plain"
-    assert task_name(other) is None
+    assert task_name(lambda: None) is None
     assert TASKS[f"{__name__}.plain"].function is plain
 
 
