@@ -162,9 +162,12 @@ class TransferMatcher:
             self._sending.remove(transfer)
             self.ended.append(transfer)
 
+    def leaving(self) -> Sequence[ArrayTransfer]:
+        """Return the sends whose arrays are being sent: they need no answer."""
+        return self._sending
+
     def waiting(self) -> Iterator[ArrayTransfer]:
-        """Return all transfers that are not complete."""
-        yield from self._sending
+        """Yield the other transfers that are not complete."""
         yield from self._receives
         for offered in self._unaccepted.values():
             if isinstance(offered, ArrayTransfer):

@@ -28,7 +28,9 @@ class PointToPoint:
     """The sends and receives of one rank in one generation of a group.
 
     A transfer ends when the group ends.  The group ends if a transfer waits for a rank
-    that is lost; that others have disconnected is no failure.
+    that is lost; that others have disconnected is no failure.  A rank that has what it
+    waits for may disconnect while this one has not noticed yet that all was sent: only
+    the failure of a send itself counts for that.
     """
 
     def __init__(self, links: GroupLinks) -> None:
@@ -39,7 +41,8 @@ class PointToPoint:
         self._matcher = TransferMatcher()
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
-        links.attend(self._read, self._on_lost, self._on_end)
+        self._unreachable: set[int] = set()  # of these: nothing can be sent to them
+        links.attend(self._read, self._on_unreachable, self._on_end)
 
     def send(self, transfer: ArrayTransfer) -> None:
         """Begin to send an array.  Raises GroupEnded."""
@@ -136,6 +139,12 @@ class PointToPoint:
                 link.receive_into(segment, self._at)
             self._handle(end, source)
 
+    def _on_unreachable(self, rank: int, reason: str) -> None:
+        """The connection to a rank has ended."""
+        with self._lock:
+            self._unreachable.add(rank)
+        self._on_lost(rank, reason)
+
     def _on_lost(self, rank: int, reason: str) -> None:
         """A connection from or to a rank has ended."""
         with self._lock:
@@ -145,13 +154,15 @@ class PointToPoint:
     def _end_if_stuck(self) -> None:
         """End the group if something waits for ranks that are lost."""
         with self._lock:
+            unsent = {each.peer for each in self._matcher.leaving()}
+            awaited = {each.peer for each in self._matcher.waiting()}
+            if self._lost.keys() >= self._others and None in awaited:
+                awaited |= self._others
             stuck = next(
                 (
                     rank
-                    for each in self._matcher.waiting()
                     for rank in self._lost
-                    if each.peer == rank
-                    or (each.peer is None and self._lost.keys() >= self._others)
+                    if rank in awaited or (rank in unsent and rank in self._unreachable)
                 ),
                 None,
             )
@@ -162,8 +173,8 @@ class PointToPoint:
     def _on_end(self) -> None:
         """The group has ended: so do all transfers."""
         with self._lock:
-            waiting, self._matcher = [*self._matcher.waiting()], TransferMatcher()
-        for each in waiting:
+            matcher, self._matcher = self._matcher, TransferMatcher()
+        for each in (*matcher.leaving(), *matcher.waiting()):
             try:
                 self._links.check()
             except GroupEnded as ended:
