@@ -50,6 +50,7 @@ class Phase:
     def __init__(self, item: pytest.Item) -> None:
         self.limit, self.idle_max = limits_of(item)
         self.every = self.idle_max / LOOKS
+        self.end = 2 * self.limit + min(self.limit, GRACE)  # seconds for the process
         self.hung = ""
         self._began = self._active = self._looked = time.monotonic()
         self._used = 0.0  # until the first look: looking takes longer than most tests
@@ -118,9 +119,8 @@ class Guard:
         self._phase = phase = Phase(item)
         # Twice: on a machine that has become busy, a test may take longer.  Each time,
         # a thread is started: not for each phase, of which most take a millisecond.
-        end = 2 * phase.limit + min(phase.limit, GRACE)
-        if not 0.9 * end <= self._ends_at - time.monotonic() <= end:
-            self._end_after(end)
+        if not 0.9 * phase.end <= self._ends_at - time.monotonic() <= phase.end:
+            self._end_after(phase.end)
         if ALARM:
             signal.setitimer(signal.ITIMER_REAL, phase.every, phase.every)
         try:
@@ -142,6 +142,8 @@ class Guard:
             return
         signal.setitimer(signal.ITIMER_REAL, 0.0)  # looking may take a while
         known = bool(phase.hung)
+        if not known:
+            self._end_after(phase.end)  # signals arrive; measuring takes a while, too
         if phase.why_hung() and not known:
             self._end_after(GRACE)
             write_stacks(sys.stderr, self._besides)  # into the report of this test
