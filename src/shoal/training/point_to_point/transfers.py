@@ -28,9 +28,10 @@ class PointToPoint:
     """The sends and receives of one rank in one generation of a group.
 
     A transfer ends when the group ends.  The group ends if a transfer waits for a rank
-    that is lost; that others have disconnected is no failure.  A rank that has what it
-    waits for may disconnect while this one has not noticed yet that all was sent: only
-    the failure of a send itself counts for that.
+    that is lost; that others have disconnected is no failure.  A rank that is done may
+    disconnect while this one has not noticed yet that all was sent, or has not read all
+    that it sent: for sends, only the failure of a send counts, and for what comes, only
+    the end of the connection that it comes by.
     """
 
     def __init__(self, links: GroupLinks) -> None:
@@ -42,6 +43,7 @@ class PointToPoint:
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
         self._unreachable: set[int] = set()  # of these: nothing can be sent to them
+        self._read_from: set[int] = set()  # ranks whose connections have not ended
         links.attend(self._read, self._on_unreachable, self._on_end)
 
     def send(self, transfer: ArrayTransfer) -> None:
@@ -105,11 +107,15 @@ class PointToPoint:
         """Read what a rank sends, until the connection ends."""
         try:
             self._links.outgoing(source, LinkUse.POINT_TO_POINT)
+            with self._lock:
+                self._read_from.add(source)
             while True:
                 self._receive(source, link)
         except GroupEnded:
             pass
         except Disconnected as error:
+            with self._lock:
+                self._read_from.discard(source)
             self._on_lost(source, str(error))
         except PeerError as error:
             self._links.abort(f"{self._links.membership.name(source)}: {error}", source)
@@ -158,6 +164,7 @@ class PointToPoint:
             awaited = {each.peer for each in self._matcher.waiting()}
             if self._lost.keys() >= self._others and None in awaited:
                 awaited |= self._others
+            awaited -= self._read_from
             stuck = next(
                 (
                     rank
