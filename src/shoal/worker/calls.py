@@ -297,13 +297,15 @@ class RunningCalls:
                 end = await self._answer(running)
         await running.attached.wait()
         command = running.command
-        if _is_member(command.work):
+        event = end(command.job_id, command.lease)
+        # What was rejected may be done when it comes again.
+        if _is_member(command.work) and not isinstance(event, Rejected):
             kept = (command.work, end)
             self._kept.append(kept)
             self._clock.call_at(
                 self._clock.now() + KEPT_TIME, lambda: self._forget(kept)
             )
-        await self._send(end(command.job_id, command.lease))
+        await self._send(event)
 
     async def _repeat(self, event: Event) -> None:
         await self._send(event)
