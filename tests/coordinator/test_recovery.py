@@ -10,8 +10,17 @@ from pool.builders import gang, job, leased
 from protocols.contexts import SIGNER
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.recovery import restore_pool
-from shoal.domain.facts import Fact, JobLeased, JobRequeued, JobSubmitted
+from shoal.domain.facts import (
+    Fact,
+    JobCompleted,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobSubmitted,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Outcome
+from shoal.pool.lifecycle import JobState
 from shoal.pool.state import PoolState
 from shoal.transports.clock import LoopClock
 from simulation import virtual
@@ -79,3 +88,18 @@ def test_members_of_a_gang_wait_for_their_last_workers() -> None:
     begun, waiting = pool.gangs.in_order()
     assert begun.returning == {0: "a", 1: "b", 2: "d"}
     assert (waiting.formed, waiting.returning) == (False, {})
+
+
+def test_ends_of_a_gangs_members_are_restored() -> None:
+    facts: list[Fact] = [*gang(4, least=2), *gang(1, run="f" * 32)]
+    facts += [leased(f"r{rank}", f"w{rank}") for rank in range(4)]
+    facts += [
+        JobFailed(JobId("r1"), "exploded"),
+        JobCompleted(JobId("r2"), LeaseNumber(1), Outcome("")),
+    ]
+
+    pool = virtual.run(restored_pool(facts))
+
+    begun, waiting = pool.gangs.in_order()
+    assert begun.ended == {1: JobState.FAILED, 2: JobState.DONE}
+    assert waiting.ended == {}

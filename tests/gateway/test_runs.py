@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from gateway.keys import make_key, request
-from gateway.serving import WAIT_MAX, Pool, eventually
-from shoal.domain.facts import Fact, JobCancelled
+from gateway.serving import WAIT_MAX, Pool, eventually, serving
+from shoal.domain.facts import Fact, JobCancelled, JobFailed, JobLeased, JobSubmitted
+from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Gang, Job, JobTerms
 from shoal.domain.work import Call
 from shoal.gateway import hosted_runs
@@ -250,6 +252,27 @@ async def test_a_run_has_so_many_connections(
                 pass
 
     assert refused.value.status == 413
+
+
+async def test_member_that_failed_before_a_restart_is_not_done(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool:
+        jobs = [member(pool, node, 3) for node in range(3)]
+        facts: list[Fact] = [JobSubmitted(each) for each in jobs]
+        for each in jobs:
+            facts.append(JobLeased(each.id, WorkerId(each.id), LeaseNumber(1), ""))
+        facts.append(JobFailed(jobs[1].id, "exploded"))
+        assert pool.gateway is not None
+        await pool.gateway.store.append(facts, pool.gateway.clock.wall())
+    async with serving(tmp_path, restarted=True) as pool, AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(socket(pool)) for _ in range(2)]
+        await members[0].send_json({"member": 0, "round": 1, "nodes": [0, 2]})
+        await members[1].send_json({"member": 2, "round": -1, "nodes": []})
+        while "round" not in (
+            answer := await members[1].receive_json(timeout=WAIT_MAX)
+        ):
+            pass
+
+    assert (answer["round"], answer["nodes"]) == (1, [0, 2])
 
 
 async def test_course_of_a_run_is_explained(pool: Pool) -> None:

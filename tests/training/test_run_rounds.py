@@ -136,13 +136,29 @@ def test_a_member_that_missed_a_round_gets_it() -> None:
 
 def test_a_restarted_coordinator_learns_the_round_before_it_answers_others() -> None:
     run = Run(3, restarted_at=100.0)
-    run.rounds.end(1, done=True)
+    run.rounds.recover(1, done=True)
     assert run.arrive(0, now=101.0) == []
 
     answers = run.arrive(2, Round(4, (0, 2)), now=102.0)
 
     assert run.rounds.round == Round(4, (0, 2))
     assert nodes_of(answers) == [(0, [])]
+
+
+@pytest.mark.parametrize(
+    ("known", "begin"),
+    [(Round(0, (0, 1, 2)), [(None, [0, 2])]), (Round(1, (0, 2)), [])],
+)
+def test_a_restarted_coordinator_begins_without_who_failed_unless_others_have(
+    known: Round, begin: list[Any]
+) -> None:
+    run = Run(3, restarted_at=100.0)
+    run.rounds.recover(1, done=False)
+    for node in (0, 2):
+        assert run.arrive(node, known, now=101.0) == []
+
+    assert nodes_of(run.rounds.expire(100.0 + REBUILD)) == begin
+    assert nodes_of(run.arrive(2, now=200.0)) == [(None, [0, 2])]  # none is done
 
 
 def test_a_restarted_coordinator_does_not_wait_for_ever() -> None:

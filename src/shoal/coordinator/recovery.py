@@ -46,6 +46,10 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
             submitted_at=submitted_at,
             grace_until=now + RESTART_GRACE,
         )
+    begun = [each.submitted_at for each in stored if each.job.terms.gang is not None]
+    if begun:
+        for member, state in await store.ended_members(min(begun)):
+            pool.gangs.restore_end(member, state)
     return stored
 
 

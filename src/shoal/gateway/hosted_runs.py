@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -276,10 +276,12 @@ class HostedRun:
         else:
             self._rounds.end(node, done=isinstance(fact, JobCompleted))
 
-    def recover(self) -> None:
-        """Count members as done that had ended before a restart."""
-        for node in {*range(self._gang.size)} - {*self.members.values()}:
-            self._rounds.end(node, done=True)
+    def recover(self, ended: Mapping[int, JobState]) -> None:
+        """Count the members that had ended before a restart."""
+        for node, state in ended.items():
+            self.ends.add(state)
+            self._rounds.recover(node, done=state is JobState.DONE)
+        self._rounds_timer.update()
 
     def end(self) -> None:
         """Close all connections: no member is open any more."""
@@ -339,8 +341,9 @@ class HostedRuns:
         # Those of before a restart wait for their workers, whose leases are facts.
         for each in hub.pool.jobs.values():
             self._add(each.job, restarted_at=clock.now())
-        for run in self._runs.values():
-            run.recover()
+        for run_id, run in self._runs.items():
+            if (gang := hub.pool.gangs.get(run_id)) is not None:
+                run.recover(gang.ended)
         hub.subscribe(self._on_fact)
 
     def admit(self, run_id: str, token: str) -> HostedRun:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Gang, Job, Priority
+from shoal.pool.lifecycle import JobState
 from shoal.pool.worker import Worker
 
 
@@ -41,12 +42,18 @@ class OpenGang:
     machines: dict[str, int] = field(default_factory=dict)
     """The ranks that these machines run."""
 
-    failed: int = 0  # members that ended without a result
+    ended: dict[int, JobState] = field(default_factory=dict)
+    """How the others ended, by rank."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all members were submitted, so that it can form."""
         return self.formed or len(self.members) == self.size
+
+    @property
+    def failed(self) -> int:
+        """The number of members that ended without a result."""
+        return sum(each is not JobState.DONE for each in self.ended.values())
 
     @property
     def searching(self) -> list[int]:
@@ -194,11 +201,16 @@ class Gangs:
         self.held[machine] += 1
         self._stop_waiting(gang, rank)
 
-    def end(self, gang: OpenGang, rank: int, *, done: bool) -> None:
-        """Remove a member that has ended; ``done``: with a result."""
+    def restore_end(self, member: Gang, state: JobState) -> None:
+        """Note how a member ended before a restart, if its gang is open."""
+        if (gang := self._open.get(member.id)) is not None:
+            gang.ended[member.rank] = state
+
+    def end(self, gang: OpenGang, rank: int, state: JobState) -> None:
+        """Remove a member that has ended."""
         self._release(gang, rank)
         self._stop_waiting(gang, rank)
-        gang.failed += not done
+        gang.ended[rank] = state
         del gang.members[rank]
         if not gang.is_complete:
             self.waiting.pop(gang.id, None)

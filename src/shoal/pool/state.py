@@ -375,8 +375,7 @@ class PoolState:
         self.size -= job.size
         _decrement(self.sizes_by_owner, job.job.owner, job.size)
         if job.gang is not None:
-            done = isinstance(fact, JobCompleted)
-            self.gangs.end(job.gang, job.rank, done=done)
+            self.gangs.end(job.gang, job.rank, job.state)
         if job.worker_id is None:
             self._unqueue(job)
             return

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import Job, JobTerms, Priority
+from shoal.domain.job import Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, JobKind, Task
 from shoal.pool.lifecycle import JobState
@@ -236,6 +236,10 @@ class Store(Protocol):
 
     async def open_jobs(self) -> list[StoredJob]:
         """Return the jobs that have not ended, oldest first."""
+        ...
+
+    async def ended_members(self, since: float) -> list[tuple[Gang, JobState]]:
+        """Return the members of gangs that ended since a Unix time, and how."""
         ...
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...

@@ -126,6 +126,15 @@ class RunRounds:
         self._ended.add(node)
         self._done |= done
 
+    def recover(self, node: int, *, done: bool) -> None:
+        """A member's job had ended before the restart.
+
+        Whether the others have gone on without it is known once they have connected.
+        """
+        self.end(node, done=done)
+        if not done and self._settles_at is not None:
+            self._absent[node] = self._settles_at
+
     def fail(self, node: int, now: float) -> Answers:
         """A member's job has failed."""
         self.end(node, done=False)
@@ -145,7 +154,8 @@ class RunRounds:
         for each in late:
             del self._absent[each]
         answers = self._settle(now)
-        lost = [each for each in late if each not in self._connected()]
+        lost = [each for each in self.round.nodes if each in late]
+        lost = [each for each in lost if each not in self._connected()]
         if lost and not self._has_begun:
             why = "was lost before all ranks had begun"
             answers += self._begin_without(lost, why, now)

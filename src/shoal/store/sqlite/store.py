@@ -15,7 +15,7 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import Job, Priority
+from shoal.domain.job import Gang, Job, Priority
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
@@ -112,6 +112,20 @@ class SqliteStore:
         return await self.database.transact(
             lambda sql: [self._open_job(sql, row) for row in sql.execute(query)]
         )
+
+    async def ended_members(self, since: float) -> list[tuple[Gang, JobState]]:
+        query = """SELECT terms, state FROM jobs WHERE ended_at >= ?
+                   AND json_extract(terms, '$.gang.id') IS NOT NULL"""
+
+        def read(sql: sqlite3.Connection) -> list[tuple[Gang, JobState]]:
+            found = []
+            for terms, state in sql.execute(query, (since,)):
+                gang = codec.decode_terms(terms).gang
+                assert gang is not None, "selected by its id"
+                found.append((gang, JobState(state)))
+            return found
+
+        return await self.database.read(read)
 
     async def job(self, job_id: JobId) -> StoredJob | None:
         return await self._find_job("id = ?", job_id)
