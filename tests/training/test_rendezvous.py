@@ -1,12 +1,17 @@
 """Who is in which generation, whatever happens to ranks and to the coordinator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from shoal.domain.errors import PeerError
-from shoal.training.rendezvous import PATIENCE, REBUILD, Rendezvous
+from shoal.training.rendezvous import (
+    PATIENCE,
+    REBUILD,
+    SHORTAGE_CHECK,
+    Rendezvous,
+)
 
 Sent = dict[str, list[Mapping[str, Any]]]
 
@@ -15,8 +20,10 @@ def random_bytes(count: int) -> bytes:
     return bytes(range(count))
 
 
-def meeting(size: int, least: int = 1) -> Rendezvous:
-    return Rendezvous("run", size, least, random_bytes=random_bytes)
+def meeting(
+    size: int, least: int = 1, awaits: Callable[[], bool] | None = None
+) -> Rendezvous:
+    return Rendezvous("run", size, least, random_bytes=random_bytes, awaits=awaits)
 
 
 def state(rank: int, operation: int = -1, **changes: Any) -> dict[str, Any]:
@@ -56,9 +63,14 @@ def sent_to(outgoing: list[tuple[str, Mapping[str, Any]]]) -> Sent:
     return sent
 
 
-def formed(size: int, least: int = 1, **changes: Any) -> Rendezvous:
+def formed(
+    size: int,
+    least: int = 1,
+    awaits: Callable[[], bool] | None = None,
+    **changes: Any,
+) -> Rendezvous:
     """Return a rendezvous with members ``m0``, ``m1``, ... in generation 0."""
-    rendezvous = meeting(size, least)
+    rendezvous = meeting(size, least, awaits)
     for rank in range(size):
         rendezvous.receive(f"m{rank}", announce(-1, rank, **changes), 0.0)
     assert rendezvous.generation == 0
@@ -159,6 +171,21 @@ def test_a_run_ends_with_fewer_ranks_than_it_needs() -> None:
         rendezvous.over == "2 of 3 ranks are left, and the run needs 3: rank 1 was lost"
     )
     assert sent == {each: [{"out": rendezvous.over}] for each in ("m0", "m2")}
+
+
+def test_ranks_that_are_too_few_wait_while_a_machine_is_lost() -> None:
+    lost = [True, False]
+    rendezvous = formed(2, least=2, awaits=lambda: lost.pop(0))
+    rendezvous.lost("m1", 10.0)
+
+    assert rendezvous.receive("m0", ended(0, 0), 10.0) == []
+    assert rendezvous.expire(10.0 + SHORTAGE_CHECK) == []
+    assert not rendezvous.over
+    sent = sent_to(rendezvous.expire(10.0 + 2 * SHORTAGE_CHECK))
+
+    assert "1 of 2 ranks are left, and the run needs 2" in rendezvous.over
+    assert sent == {"m0": [{"out": rendezvous.over}]}
+    assert rendezvous.deadline is None
 
 
 def test_ranks_that_differ_end_the_run_for_all() -> None:

@@ -102,6 +102,35 @@ def test_a_part_that_starts_late_begins_only_if_it_can_join(joins: bool) -> None
     assert nodes_of(run.arrive(1)) == [(1, [0, 1] if joins else [])]
 
 
+def test_all_begin_anew_with_a_part_without_which_they_are_too_few() -> None:
+    run = started(3, least=3)
+    run.begun, run.connected = True, {0, 2}
+    run.rounds.lose(1, now=5.0)
+    assert run.rounds.expire(5.0 + ABSENCE_MAX) == []
+    run.rounds.lease(1)
+    assert run.rounds.awaits_machine
+
+    assert nodes_of(run.arrive(1)) == [(None, [0, 1, 2])]
+    assert not run.rounds.awaits_machine
+
+
+@pytest.mark.parametrize("end", ["back", "failed", "done"])
+def test_a_run_awaits_no_machine_in_the_place_of_one_that_is_not_lost(end: str) -> None:
+    run = started(2)
+    run.begun = True
+    run.rounds.lose(1, now=5.0)
+    assert run.rounds.awaits_machine
+
+    match end:
+        case "back":
+            run.rounds.lease(1)
+        case "failed":
+            run.rounds.fail(1, 6.0)
+        case _:
+            run.rounds.end(0, done=True)
+    assert not run.rounds.awaits_machine
+
+
 def test_all_begin_anew_when_all_are_lost() -> None:
     run = started(2)
     run.begun, run.connected = True, set()

@@ -181,7 +181,11 @@ class HostedRun:
         if self._rendezvous is None:
             self.ranks_per_member = size // len(self._rounds.round.nodes)
             least = self._gang.least * self.ranks_per_member
-            self._rendezvous = Rendezvous(self.id, size, least, random_bytes=os.urandom)
+            self._rendezvous = Rendezvous(
+                *(self.id, size, least),
+                random_bytes=os.urandom,
+                awaits=lambda: self._rounds.awaits_machine,
+            )
         if (older := self._at_ranks.get(member)) is not None:
             older.hang_up(REPLACED)
         self._at_ranks[member] = connection

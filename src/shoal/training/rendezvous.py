@@ -33,6 +33,7 @@ REBUILD = 15.0  # seconds after a restart, in which ranks connect again
 FRUITLESS_MAX = 2  # generations of the same ranks in which no operation was completed
 SECRET_SIZE = 32  # random bytes
 STORY_MAX = 100  # sentences
+SHORTAGE_CHECK = 60.0  # seconds in which the loss of a machine is noticed
 RUN_ENDED = "the run has ended"
 NO_ANSWER = "it did not answer"
 NO_DATA = "no data can be exchanged with it"
@@ -47,6 +48,9 @@ class Rendezvous:
     The first generation waits for ``size`` members; later ones have ``least`` or more.
     Times are monotonic seconds.  The caller sends what the methods return, and calls
     ``expire`` at the ``deadline``.
+
+    Ranks that are too few wait while a machine is lost and ``awaits`` another one, with
+    which their script begins anew; None: there are no others.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Rendezvous:
         random_bytes: Callable[[int], bytes],
         patience: float = PATIENCE,
         rebuild: float = REBUILD,
+        awaits: Callable[[], bool] | None = None,
     ) -> None:
         self.run_id = run_id
         self.over = ""
@@ -74,6 +79,7 @@ class Rendezvous:
         self._random_bytes = random_bytes
         self._patience = patience
         self._rebuild = rebuild
+        self._awaits = awaits
         self._members: dict[str, RunMember] = {}
         self._roster: dict[int, str] = {}  # members of the present generation, by rank
         self.formation: Formation | None = None
@@ -86,6 +92,8 @@ class Rendezvous:
         self._pings = 0
         self._silent: set[str] = set()  # members that have not answered yet
         self._answers_by: float | None = None
+        self._shortage = ""  # why the ranks that are left wait
+        self._waits_until: float | None = None
 
     @property
     def admits(self) -> bool:
@@ -95,8 +103,8 @@ class Rendezvous:
     @property
     def deadline(self) -> float | None:
         """When ``expire`` is due."""
-        times = [each for each in (self._ends_by, self._answers_by) if each is not None]
-        return min(times, default=None)
+        times = (self._ends_by, self._answers_by, self._waits_until)
+        return min((each for each in times if each is not None), default=None)
 
     def receive(self, member: str, message: object, now: float) -> Outgoing:
         """Handle a message.  Raises PeerError if it is invalid."""
@@ -152,13 +160,17 @@ class Rendezvous:
                 if self._members[member].report is None:
                     sent += self._exclude(member, NO_ANSWER)
             sent += self._form(now)
+        if self._waits_until is not None and now >= self._waits_until:
+            if self._awaits is None or not self._awaits():
+                return [*sent, *self.stop(self._shortage)]
+            self._waits_until = now + SHORTAGE_CHECK
         return sent
 
     def stop(self, reason: str) -> Outgoing:
         """End the run for all."""
         self.over, self.abandoned = reason, ()
         self.story = [*self.story, reason][-STORY_MAX:]
-        self._ends_by = self._answers_by = None
+        self._ends_by = self._answers_by = self._waits_until = None
         return [
             (member, {"out": reason})
             for member, each in self._members.items()
@@ -367,8 +379,13 @@ class Rendezvous:
             self._fruitless = 0
             sent += self._exclude(end.drop_most_suspected(), NO_DATA)
         story = [*end.story()]
-        reason = end.why_not(self._size, self._least, story)
-        if reason:
+        self._shortage = end.shortage(self._size, self._least, story)
+        waits = self._awaits is not None and self._newest_left == NO_OPERATION
+        if self._shortage and waits:
+            self._waits_until = now + SHORTAGE_CHECK
+            self.story = [*self.story, f"{self._shortage}; they wait"][-STORY_MAX:]
+            return sent
+        if reason := self._shortage or end.difference():
             return [*sent, *self.stop(reason)]
         if not end.has_writer:
             states = [self._members[each].state for each in end.reported]

@@ -89,9 +89,11 @@ class RunRounds:
         self._done = False  # whether a member has ended well
         self._waiting: set[int] = set()  # new members, while others may return
         self._settles_at: float | None = None
+        self._away: set[int] = set()  # nodes whose machine is lost
         self._absent: dict[int, float] = {}  # when the round begins without a node
         if restarted_at is not None:
             self._settles_at = restarted_at + REBUILD
+            self._away = {*range(size)}
             self._absent = dict.fromkeys(range(size), restarted_at + RETURN_MAX)
 
     @property
@@ -100,9 +102,15 @@ class RunRounds:
         settles = [] if self._settles_at is None else [self._settles_at]
         return min([*self._absent.values(), *settles], default=None)
 
+    @property
+    def awaits_machine(self) -> bool:
+        """Whether another machine may come in the place of one that is lost."""
+        return bool(self._away) and not self._done
+
     def arrive(self, node: int, known: Round, now: float) -> Answers:
         """A member has connected; ``known`` is its round, ``NO_ROUND`` of a new one."""
         self._absent.pop(node, None)
+        self._away.discard(node)
         if known.number > self.round.number:
             self.round, self._arrived = known, {*()}
         if known.number != NO_ROUND:
@@ -115,14 +123,17 @@ class RunRounds:
     def lease(self, node: int) -> None:
         """A member's job has a worker."""
         self._absent.pop(node, None)
+        self._away -= {node} & {*self._connected()}  # the same one as before
 
     def lose(self, node: int, now: float) -> None:
         """A member's job has lost its worker."""
         self._absent[node] = now + ABSENCE_MAX
+        self._away.add(node)
 
     def end(self, node: int, *, done: bool) -> None:
         """A member's job has ended; ``done``: with a result."""
         self._absent.pop(node, None)
+        self._away.discard(node)
         self._ended.add(node)
         self._done |= done
 
@@ -181,10 +192,12 @@ class RunRounds:
     def _answer(self, node: int, now: float, *, again: bool) -> Answers:
         """Answer a new process; ``again``: its node may have had one before."""
         others = {*self._connected()} & {*self.round.nodes} - self._waiting
-        late = self._done or (self._begun() and others and not self._joins())
+        begun = self._begun()
+        too_few = len(others) < (self._least if begun else 1)  # to go on without it
+        late = self._done or (begun and not too_few and not self._joins())
         if node not in self.round.nodes or (again and late):
             return [(node, Round(self.round.number, (), TOO_LATE).message())]
-        if again and ((not self._begun() and node in self._arrived) or not others):
+        if again and (too_few or (not begun and node in self._arrived)):
             return self._begin(self.round.nodes, f"machine {node} starts anew", now)
         self._arrived.add(node)
         return [(node, self.round.message())]

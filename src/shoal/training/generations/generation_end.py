@@ -101,13 +101,17 @@ class GenerationEnd:
             if each.is_fresh and each.state.gang_rank not in taken
         }
 
-    def why_not(self, size: int, least: int, story: Sequence[str]) -> str:
-        """Return why those who have reported cannot go on; empty: they can."""
-        if len(self.reported) < least:
-            return (
-                f"{len(self.reported)} of {size} ranks are left, and the run needs "
-                f"{least}: {'; '.join(story)}"
-            )
+    def shortage(self, size: int, least: int, story: Sequence[str]) -> str:
+        """Return why those who have reported are too few; empty: they are not."""
+        if len(self.reported) >= least:
+            return ""
+        return (
+            f"{len(self.reported)} of {size} ranks are left, and the run needs "
+            f"{least}: {'; '.join(story)}"
+        )
+
+    def difference(self) -> str:
+        """Return why those who have reported cannot go on together; empty: they can."""
         apart = self.newest - min(each.operation for each in self._states())
         if apart > 1:
             return f"the ranks are {apart} operations apart: their programs differ"
