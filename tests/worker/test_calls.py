@@ -9,6 +9,7 @@ from random import Random
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
@@ -33,6 +34,7 @@ from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import NO_KWARGS, Ref, ValueReader, pack
 from shoal.training.launch import MEMBER_CALL
 from shoal.transports.clock import LoopClock
+from shoal.worker import blob_cache
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
@@ -303,6 +305,24 @@ async def test_result_of_a_member_is_sent_again_when_it_was_lost() -> None:
 
     assert (done.job_id, done.lease) == ("again", 2)
     assert done.value == lost.value
+
+
+async def test_member_that_was_rejected_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it lacked may be there."""
+    lacks = replace(code_call(np.sum, Ref(DIGEST)), name=MEMBER_CALL)
+    async with stage(trust_code=True) as its:
+        with monkeypatch.context() as brief:
+            brief.setattr(blob_cache, "BLOB_TIMEOUT", 0.0)
+            its.run(lacks)
+            rejected = await its.sent.next(Rejected)
+        its.network.receive(SendBlob(DIGEST, pack(np.ones(100_000)).data))
+        its.run(lacks, "again")
+        done = await its.sent.next(Completed)
+
+    assert "did not arrive" in rejected.reason
+    assert done.job_id == "again"
 
 
 async def test_worker_runs_one_member_of_a_run(gate: Gate) -> None:
