@@ -1,23 +1,35 @@
-"""``shoal.launch``: what it refuses before anything is sent."""
+"""What ends a run, as its submitter sees it."""
 
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
 
-import shoal
-from shoal.domain.errors import InvalidRequest
+from shoal.client.training_run import RunFailed, TrainingRun
+from shoal.training.launch.member import LeftOut
+from shoal.training.launch.rank_process import ScriptFailed
+
+LEFT = LeftOut("the run goes on without this machine")
+FAILED = ScriptFailed("rank 1 was ended by SIGKILL")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("errors", "cause"),
     [
-        ({"nodes": 0}, "nodes=0: expected 1 to 256"),
-        ({"nodes": 2, "min_nodes": 3}, "min_nodes=3: expected 1 to 2"),
-        ({"nodes": 2, "min_nodes": 0}, "min_nodes=0: expected 1 to 2"),
-        ({"nodes": 1, "processes": 65}, "processes=65: expected 1 to 64"),
-        ({"nodes": 1, "backend": "mpi"}, "backend=mpi: expected one of shoal, gloo"),
+        ([FAILED, ScriptFailed("rank 0 is alone")], FAILED),
+        ([CancelledError("1 of 2 members left"), FAILED], FAILED),
+        ([LEFT, FAILED], FAILED),
+        ([LEFT, CancelledError("cancelled")], LEFT),
     ],
 )
-def test_invalid_arguments_are_named(arguments: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidRequest, match=reason):
-        shoal.launch("train.py", **arguments)
+def test_run_fails_with_the_first_error_from_which_others_follow(
+    errors: list[Exception], cause: Exception
+) -> None:
+    members: Any = [Future() for _ in errors]
+    run = TrainingRun(None, None, "token", members, 1)  # type: ignore[arg-type]  # unused
+    for member, error in zip(members, errors, strict=True):
+        member.set_exception(error)
+
+    with pytest.raises(RunFailed, match=str(cause)) as failed:
+        run.result()
+    assert failed.value.__cause__ is cause

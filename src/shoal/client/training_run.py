@@ -20,6 +20,7 @@ from shoal.client.threaded_calls import CallFuture, ThreadedCalls
 from shoal.domain.errors import InvalidRequest, NotFound, PeerError, ShoalError
 from shoal.domain.job import GANG_MAX, Gang
 from shoal.training.launch.member import (
+    LeftOut,
     MemberPlan,
     MemberResult,
     run_member,
@@ -363,7 +364,9 @@ def _result_of(future: "Future[Any]") -> MemberResult | BaseException:
 
 
 def _cause(results: Sequence[MemberResult | BaseException]) -> BaseException:
-    """Return the error that ended a run: the first, as others follow from it."""
+    """Return the error that ended a run: the first, as others follow from it.
+
+    A run does not end with a machine without which it goes on.
+    """
     errors = [each for each in results if isinstance(each, BaseException)]
-    own = [each for each in errors if not isinstance(each, CancelledError)]
-    return [*own, *errors][0]
+    return min(errors, key=lambda each: isinstance(each, (CancelledError, LeftOut)))

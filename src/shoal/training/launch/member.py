@@ -74,12 +74,16 @@ class MemberResult(TypedDict):
     files: dict[str, Contents]
 
 
+class LeftOut(Unavailable):
+    """The run goes on without this machine: why others ended it is not known here."""
+
+
 @sent_as(MEMBER_CALL)
 def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
     """Run a script's processes on this machine until they end.
 
     Raises ScriptFailed with the last lines of standard error, ConfigError if this
-    worker cannot run members, Unavailable if rank 0 does not appear.
+    worker cannot run members, Unavailable if the coordinator does not answer, LeftOut.
     """
     coordinator = _own_coordinator()
     reports = MemberReports(plan["node"])
@@ -126,12 +130,12 @@ def _run_round(
 ) -> bool:
     """Run the script in the present round; return whether it is done.
 
-    If not, there is another round.  Raises ScriptFailed, and Unavailable if the round
-    has no place for this machine.
+    If not, there is another round.  Raises ScriptFailed, and LeftOut if the round has
+    no place for this machine.
     """
     current = reports.round
     if plan["node"] not in current.nodes:
-        raise Unavailable(current.reason or TOO_LATE)
+        raise LeftOut(current.reason or TOO_LATE)
     node = current.nodes.index(plan["node"])
     place = Placement(node, len(current.nodes), plan["processes"])
     master = _meet(run_id_of(plan["token"]), place, coordinator, reports, current)
