@@ -227,12 +227,34 @@ def test_each_hint_is_used_alone() -> None:
     assert [type(each) for each in (args[0], args[2][0], args[3]["a"])] == [Row] * 3
 
 
-def test_decorator_that_injects_an_argument_gets_the_others_as_they_came() -> None:
+def test_decorator_may_inject_arguments_so_others_are_converted_by_name() -> None:
     @injecting
-    def f(injected: str, point: Point) -> None: ...
+    def f(injected: str, point: Point, *points: Point) -> None: ...
 
-    assert bound(f, {"x": 1}) == ([{"x": 1}], {})
+    with pytest.raises(TypeError, match=r"may be for point or points, .* by name"):
+        bound(f, {"x": 1})
     assert bound(f, point={"x": 1}) == ([], {"point": Point(1)})
+
+
+def test_decorator_injects_none_if_all_arguments_are_given() -> None:
+    @injecting
+    def f(
+        point: Point, size: int, other: Point | None = None, *, last: int = 0
+    ) -> None: ...
+
+    args, kwargs = bound(f, {"x": 1}, 2, other={"x": 3})
+    assert (args, kwargs) == ([Point(1), 2], {"other": Point(3)})
+    with pytest.raises(TypeError, match=r"args\[0\]: it may be for point or other"):
+        bound(f, {"x": 1}, 2)
+    with pytest.raises(ValueError, match="point: "):
+        bound(f, {"y": 1}, 2, other=None)
+
+
+def test_decorated_arguments_that_no_hint_converts_stay_as_they_came() -> None:
+    @injecting
+    def f(injected: str, size: int, *, point: Point) -> None: ...
+
+    assert bound(f, 3, point={"x": 1}) == ([3], {"point": Point(1)})
 
 
 def test_excess_arguments_are_left_to_the_function() -> None:

@@ -79,13 +79,19 @@ def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
         (p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), ""
     )
     named = {*hints, *names} - {var_positional, var_keyword}
+    decorates = inspect.unwrap(function) is not function
 
     def bind(args: list[Any], kwargs: dict[str, Any]) -> Bound:
         for number, arg in enumerate(args):
-            variadic = number >= len(positional)
-            rebuild = converters.get(var_positional) if variadic else positional[number]
+            if number < len(positional):
+                name, rebuild = names[number], positional[number]
+            elif decorates:
+                name = _passed_on(function, number, len(args), kwargs, converters)
+                rebuild = converters.get(name)
+            else:
+                name = f"{var_positional}[{number}]"
+                rebuild = converters.get(var_positional)
             if rebuild is not None:
-                name = f"{var_positional}[{number}]" if variadic else names[number]
                 args[number] = _rebuilt(rebuild, arg, name)
         for name, arg in kwargs.items():
             rebuild = converters.get(name if name in named else var_keyword)
@@ -94,6 +100,38 @@ def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
         return args, kwargs
 
     return bind
+
+
+def _passed_on(
+    function: Callable[..., Any],
+    number: int,
+    count: int,
+    kwargs: Mapping[str, Any],
+    converters: Mapping[str, Any],
+) -> str:
+    """Return the parameter that gets one of ``count`` arguments of a decorator.
+
+    A decorator may add arguments of its own, so that is known only if all are given.
+    Raises TypeError if it is not known, and may be one with a converter.
+    """
+    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
+    names = [
+        each.name
+        for each in parameters
+        if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
+    ]
+    variadic = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if count <= len(names) and not variadic and kwargs.keys() >= {*names[count:]}:
+        return names[number]
+    possible = [
+        each for each in names[number:] if each in converters and each not in kwargs
+    ]
+    if possible:
+        raise TypeError(
+            f"args[{number}]: it may be for {' or '.join(possible)}, since a decorator "
+            "of the function may add arguments: give it by name"
+        )
+    return ""
 
 
 def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
