@@ -20,7 +20,14 @@ from pydantic import BaseModel
 
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX
-from shoal.tasks.values import Form, Ref, ValueReader, load_pickle, pack
+from shoal.tasks.values import (
+    Form,
+    PackedValue,
+    Ref,
+    ValueReader,
+    load_pickle,
+    pack,
+)
 
 UTC_NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
@@ -202,16 +209,57 @@ def test_pickling_is_opt_in() -> None:
         ValueReader().read(packed.data)
 
 
-def test_large_parts_become_blobs() -> None:
-    stored: dict[bytes, bytes] = {}
+class Blobs(dict[bytes, bytes]):
+    """Stores blobs by their digests."""
 
-    def apart(data: bytes) -> bytes:
+    def store(self, data: bytes) -> bytes:
         digest = hashlib.sha256(data).digest()
-        stored[digest] = data
+        self[digest] = data
         return digest
 
+
+class Holder:
+    """Something that can only be pickled."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_large_buffers_of_a_pickle_are_blobs_of_their_own(shared: bool) -> None:
+    large, few = np.arange(1.0, 1 + BLOB_MIN).reshape(2, -1), np.arange(3)
+    constant = large[::-1].copy()
+    constant.flags.writeable = False
+    arrays = (large, large.T, constant, large[:, :9:2], few)
+    stored = Blobs()
+
+    def pack_held(*held: Any) -> PackedValue:
+        return pack([Holder(*held)], form=Form.PICKLED, store_blob=stored.store)
+
+    packed = pack_held(*arrays)
+    (holder,) = ValueReader(
+        lambda each: stored[each] if shared else memoryview(bytearray(stored[each])),
+        load_pickle,
+    ).read(packed.data)
+    count = len(stored)
+    again = pack_held(*arrays[::-1])
+
+    for sent, came in zip(arrays, holder.arrays, strict=True):
+        assert np.array_equal(sent, came)
+        assert (sent.dtype, sent.flags.writeable) == (came.dtype, came.flags.writeable)
+        if sent.flags.forc:
+            assert sent.strides == came.strides
+    assert packed.pickled
+    assert len(packed.data) < BLOB_MIN
+    assert (len(stored), again.pickled) == (count, True)
+    with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
+        ValueReader(stored.__getitem__).read(packed.data)
+
+
+def test_large_parts_become_blobs() -> None:
+    stored = Blobs()
     value = {"a": np.ones(BLOB_MIN), "b": b"x" * BLOB_MIN, "c": b"small"}
-    packed = pack(value, store_blob=apart)
+    packed = pack(value, store_blob=stored.store)
     read = ValueReader(stored.__getitem__).read(packed.data)
 
     assert len(packed.data) < 200
@@ -243,6 +291,9 @@ BROKEN = [
     extension(4, ["no such tag", 1]),
     extension(4, ["set", [{}]]),
     extension(4, ["set"]),
+    extension(4, ["pickled", []]),
+    extension(4, ["pickled", [5]]),
+    extension(4, ["pickled", [b"x", 5]]),
     extension(4, ["date", "tomorrow"]),
     extension(4, ["int", 5]),
     extension(4, ["decimal", "x"]),

@@ -66,7 +66,7 @@ def plain_result_reader(*, trust: bool) -> ReadResult:
     return ValueReader(unpickle=load_worker_pickle if trust else _reject_pickled).read
 
 
-def _reject_pickled(data: memoryview) -> object:
+def _reject_pickled(data: memoryview, buffers: Sequence[object]) -> object:
     raise InvalidRequest(
         "the result is pickled, and reading it runs code of the worker: it is not read "
         "here; return lists, dictionaries, texts, numbers or arrays, or trust the "

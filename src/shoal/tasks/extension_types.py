@@ -29,6 +29,8 @@ INSTANCE = "instance"
 """The tag of an instance of a class: module, name, state."""
 TRANSPOSED = "transposed"
 """The tag of an array whose first index varies fastest: its transpose."""
+BUFFERED = "pickled"
+"""The tag of a pickle, and of buffers that it refers to."""
 EXACT = "exact"
 """The tag of a result that is plain data, and as it should be."""
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -177,10 +177,10 @@ class FunctionInvoker:
             # Unpickling runs arbitrary code.
             return _raised(error)
 
-    def _unpickle(self, data: memoryview) -> object:
+    def _unpickle(self, data: memoryview, buffers: Sequence[Any]) -> object:
         """Unpickle a value; functions are cached, because most are called again."""
         if not self._expects_function:
-            return load_pickle(data)
+            return load_pickle(data, buffers)
         self._expects_function = False
         digest = hashlib.sha256(data).digest()
         function = self._functions.pop(digest, None)

@@ -1,6 +1,8 @@
 """Pickles of what a worker that trusts code gets, and of what it returns."""
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 import cloudpickle
 import msgspec
@@ -16,8 +18,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
         return super().reducer_override(value)
 
 
-def dump_pickle(value: object) -> bytes:
-    """Pickle a value.  Raises whatever its parts raise."""
+def dump_pickle(value: object, stays: Callable[[Any], bool] | None = None) -> bytes:
+    """Pickle a value, and those of its ``PickleBuffer`` of which ``stays`` is true.
+
+    Raises whatever its parts raise.
+    """
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    _Pickler(file, buffer_callback=stays).dump(value)
     return file.getvalue()

@@ -1,6 +1,7 @@
 """Encodes Python values in MessagePack and decodes them (``docs/tasks.md``)."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,6 +19,7 @@ from shoal.tasks.errors import (
 )
 from shoal.tasks.extension_types import (
     ARRAY,
+    BUFFERED,
     EXACT,
     INSTANCE,
     PICKLED,
@@ -236,11 +238,24 @@ class _Packing:
 
         self._record_extension(path)
         self.pickled = True
+        buffers: list[Any] = []
+
+        def stays(buffer: Any) -> bool:
+            """Keep what is large apart: it is stored as a blob of its own."""
+            numpy, data = sys.modules.get("numpy"), buffer.raw()
+            if numpy is None or self._store_blob is None or data.nbytes < BLOB_MIN:
+                return True
+            buffers.append(numpy.frombuffer(data, numpy.uint8))
+            return False
+
         try:
-            pickled = msgspec.msgpack.Ext(PICKLED, dump_pickle(value))
+            dumped = dump_pickle(value, stays)
         except Exception as error:
             # It may raise anything: parts of it are the user's code.
             raise unpicklable(format_path(path), kind, error) from error
+        if buffers:
+            return self._tagged(BUFFERED, [dumped, *buffers], path)
+        pickled = msgspec.msgpack.Ext(PICKLED, dumped)
         return self._inline_or_blob(_encode(pickled), path, raw=True)
 
     def _check_size(self, size: int, path: _Path) -> None:
@@ -303,8 +318,8 @@ DIGEST_SIZE = 32  # bytes of SHA-256
 GetBlob: TypeAlias = Callable[[bytes], memoryview | bytes]
 """Returns a blob by its digest."""
 
-Unpickle: TypeAlias = Callable[[memoryview], object]
-"""Unpickles a value."""
+Unpickle: TypeAlias = Callable[[memoryview, Sequence[Any]], object]
+"""Unpickles a value that refers to buffers."""
 
 
 def reject_blobs(digest: bytes) -> memoryview:
@@ -368,33 +383,43 @@ class ValueReader:
             pair = decode(data)
             if type(pair) is not list or len(pair) != 2:
                 raise InvalidRequest("a tagged value is malformed")
-            return compose(*pair)
+            tag, parts = pair
+            if tag != BUFFERED:
+                return compose(tag, parts)
+            match parts:
+                case [bytes(pickled), *buffers]:
+                    return self._unpickle(memoryview(pickled), buffers)
+                case _:
+                    raise InvalidRequest("a pickle with buffers is malformed")
         if code == REFERENCE:
             if len(data) != DIGEST_SIZE:
                 raise InvalidRequest("a reference to a value is malformed")
             return self._read(self._decode_shared, self._blob(bytes(data)))
         if code == PICKLED:
-            return self._unpickle(data)
+            return self._unpickle(data, ())
         raise InvalidRequest(f"a value has the unknown extension type {code}")
 
 
-def load_pickle(data: memoryview) -> object:
+def load_pickle(data: memoryview, buffers: Sequence[Any] = ()) -> object:
     """Unpickle a value: this runs arbitrary code of its sender."""
     import cloudpickle
 
-    return cloudpickle.loads(data)
+    views = [memoryview(each) for each in buffers]
+    # Those of a process of its own are writable; others share a blob.
+    own = [bytearray(view) if view.readonly else view for view in views]
+    return cloudpickle.loads(data, buffers=own)
 
 
-def load_worker_pickle(data: memoryview) -> object:
+def load_worker_pickle(data: memoryview, buffers: Sequence[Any] = ()) -> object:
     """Unpickle what a trusted worker sent.  Raises InvalidRequest if that fails."""
     try:
-        return load_pickle(data)
+        return load_pickle(data, buffers)
     except Exception as error:
         # Unpickling runs arbitrary code of the worker.
         raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
 
 
-def reject_pickle(data: memoryview) -> object:
+def reject_pickle(data: memoryview, buffers: Sequence[Any]) -> object:
     """Raise InvalidRequest with the option that trusts the sender."""
     raise InvalidRequest(
         "a value is pickled, and reading it runs code of its sender: it is not read "
