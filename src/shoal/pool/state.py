@@ -69,7 +69,7 @@ from shoal.pool.worker import (
 REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
 PENALTIES_MAX = 4096  # of all workers; beyond it the oldest are dropped
-RETURN_GRACE = 10.0  # seconds for a member's worker to reconnect
+RETURN_GRACE = 20.0  # seconds for a member's worker to reconnect, also from a pause
 MEMBER_SETTLED = 60.0  # seconds of a lease, so that a reconnected worker was not lost
 SESSIONS_MAX = 65_536  # sessions whose last worker is remembered
 
