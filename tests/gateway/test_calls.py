@@ -284,6 +284,23 @@ async def test_unknown_function_is_rejected_with_a_suggestion(
         ]
 
 
+@pytest.mark.parametrize("carried", ["stored", "kept", "progress"])
+async def test_call_waits_for_a_function_that_no_worker_has(
+    pool: Pool, worker: FunctionWorker, carried: str
+) -> None:
+    name = f"later {carried}"
+    options = {"stored": {}, "kept": {"kept": False}, "progress": {"progress": True}}
+    async with caller(pool) as client:
+        await client.call(1, name, 1, wait=True, **options[carried])
+        await client.call(2, name, 1, **options[carried])
+        refused = await client.end(2)
+        later = FunctionWorker(pool.hub, {name: lambda x: -x}, "later")
+
+        assert await client.value(1) == -1
+        later.drop()
+    assert refused[2] == "unknown"
+
+
 @pytest.mark.parametrize("kept", [True, False])
 async def test_code_is_for_workers_that_trust_it(
     pool: Pool, worker: FunctionWorker, kept: bool

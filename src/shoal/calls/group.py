@@ -40,6 +40,7 @@ class CallRoute:
     stream: CallStream
     priority: Priority
     queue: float  # seconds to wait for a worker
+    waits: bool = False  # as ``JobTerms.waits``
 
 
 class GroupOwner(Protocol):
@@ -359,7 +360,9 @@ class CallGroup:
         route = self._route
         try:
             self.opening = OpenCallStream(
-                hub, self._owner.owner, route.stream, route.priority, route.queue, self
+                *(hub, self._owner.owner, route.stream, route.priority, route.queue),
+                self,
+                waits=route.waits,
             )
         except ShoalError as error:
             if not self._loads:

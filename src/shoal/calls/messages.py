@@ -55,7 +55,7 @@ class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Options of a call; ``queue`` is the number of seconds that it may wait.
 
     ``fresh`` promises that the ``key`` is unused, which saves a look-up.  ``python``
-    and ``exact`` are as in ``Call``.
+    and ``exact`` are as in ``Call``, ``wait`` is as ``JobTerms.waits``.
     """
 
     timeout: Seconds | None = None
@@ -70,6 +70,7 @@ class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     python: Annotated[str, Meta(max_length=PYTHON_MAX)] = ""
     gang: GangOptions | None = None
     exact: bool = False
+    wait: bool = False
 
 
 DEFAULT_OPTIONS = CallRequestOptions()

@@ -262,7 +262,8 @@ class CallSession:
         )
         named = request.name, options.timeout, needs
         stream = CallStream(*named, options.python, options.exact)
-        route = CallRoute(stream, priority, options.queue or CALL_QUEUE_SECONDS)
+        queue = options.queue or CALL_QUEUE_SECONDS
+        route = CallRoute(stream, priority, queue, options.wait)
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[key] = route
@@ -292,7 +293,8 @@ class CallSession:
         """Return the terms of a call.  Raises InvalidRequest."""
         gang = request.options.gang
         if gang is None:
-            return self._terms
+            wait = request.options.wait
+            return replace(self._terms, waits=True) if wait else self._terms
         if not request.options.kept:
             raise InvalidRequest("gang: requires a durable call", "gang")
         known = Gang(gang.id, gang.rank, gang.size, gang.least, gang.slots)
@@ -493,7 +495,7 @@ def _route_key(request: CallRequest) -> RouteKey:
     """Return the options that determine a call's route."""
     options = request.options
     terms = options.needs, options.priority, options.queue, options.python
-    return request.name, options.timeout, *terms, options.exact
+    return request.name, options.timeout, *terms, options.exact, options.wait
 
 
 def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:

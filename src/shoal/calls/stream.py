@@ -21,6 +21,7 @@ from shoal.domain.work import CallStream
 from shoal.pool.functions import CALL_TOTAL_SECONDS
 
 NOT_STORED = JobTerms(kept=False)
+NOT_STORED_WAITS = JobTerms(kept=False, waits=True)
 
 
 class StreamListener(Protocol):
@@ -60,12 +61,15 @@ class OpenCallStream:
         priority: Priority,
         queue: float,
         listener: StreamListener,
+        *,
+        waits: bool = False,
     ) -> None:
         """Submit the job.  Raises what ``Hub.submit`` does."""
         limits = TimeLimits(
             queue, CALL_TOTAL_SECONDS, CALL_TOTAL_SECONDS, CALL_TOTAL_SECONDS
         )
-        job = Job(hub.new_id(), stream, limits, owner, priority, terms=NOT_STORED)
+        terms = NOT_STORED_WAITS if waits else NOT_STORED
+        job = Job(hub.new_id(), stream, limits, owner, priority, terms=terms)
         self.job_id = job.id
         self.connection: WorkerConnection | None = None
         self.worker_id: WorkerId | None = None

@@ -29,6 +29,7 @@ class OptionChanges(TypedDict, total=False):
     on_progress: OnProgress | None
     retry: bool
     exact: bool
+    wait: bool
     gang: Gang | None
 
 
@@ -39,7 +40,8 @@ class Options:
     ``timeout`` limits its running time and ``queue`` its waiting time, in seconds; None
     means the coordinator's limit.  ``key`` is an idempotency key.  A ``durable`` call
     is a stored job; another one is lost with the connection or the coordinator, and is
-    sent again only with ``retry``.  ``exact`` is as in ``Call``.  ``gang`` is for
+    sent again only with ``retry``.  ``exact`` is as in ``Call``.  With ``wait`` a call
+    of a task that no worker has waits for one, and is not refused.  ``gang`` is for
     training runs: the call's place among calls that start together.
 
     Raises InvalidRequest.
@@ -53,6 +55,7 @@ class Options:
     on_progress: OnProgress | None = None
     retry: bool = False
     exact: bool = True
+    wait: bool = False
     gang: Gang | None = None
 
     def __post_init__(self) -> None:
@@ -109,6 +112,8 @@ class Options:
             options["kept"] = False
         if self.on_progress is not None:
             options["progress"] = True
+        if self.wait:
+            options["wait"] = True
         if self.gang is not None:
             options["gang"] = asdict(self.gang)
         return options

@@ -151,6 +151,7 @@ class JobTerms:
     trace: str = ""
     left_out: tuple[str, ...] = ()
     whole: bool = False
+    waits: bool = False  # for a function that no worker has, or had a short while ago
 
 
 DEFAULT_TERMS = JobTerms()

@@ -44,7 +44,7 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     """Return the error if no worker of the pool can ever run a call, or None.
 
     A call may wait while no worker calls functions, and for a function that a worker
-    offered a short while ago.
+    offered a short while ago, or any if its terms say so.
     """
     offers = _offers(pool, job)
     if any(_can_call(offer, job) for offer in offers):
@@ -63,8 +63,8 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     if name is not None:
         named = [offer for offer in offers if offers_task(offer, name)]
         if not named:
-            known = pool.roster.knows_function(name, now)
-            return None if known else UnknownTask(_unknown_function(offers, job))
+            waits = job.terms.waits or pool.roster.knows_function(name, now)
+            return None if waits else UnknownTask(_unknown_function(offers, job))
         offers = named
     if all(offer.only_for and job.owner not in offer.only_for for offer in offers):
         return Forbidden(
