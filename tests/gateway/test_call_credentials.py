@@ -12,6 +12,7 @@ from gateway.serving import Pool, eventually
 from gateway.test_calls import CallClient, caller
 from shoal.domain.credentials import call_credential, lease_grant
 from shoal.domain.vocabulary import CallResult, CallsReturned, RunJob
+from shoal.gateway.http import access
 
 pytestmark = pytest.mark.own_pool
 
@@ -80,6 +81,24 @@ async def test_it_is_its_callers_and_ends_with_the_call(
         await own.ask([2, 1])
         assert (await own.socket.receive()).type is WSMsgType.CLOSE
     assert await status(pool, credential) == 401
+
+
+async def test_it_reads_the_newest_jobs_that_it_submitted(
+    pool: Pool,
+    worker: FunctionWorker,
+    alice: CallClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(access, "SUBMITTED_MAX", 2)
+    await alice.call(1, "add", 2, 3)
+    credential = await credential_of(worker)
+
+    jobs = []
+    for _ in range(3):
+        _, answer = await request(pool, "POST", JOB, TASK, credential)
+        jobs.append(f"/v1/jobs/{answer['job_id']}")
+
+    assert [await status(pool, credential, each) for each in jobs] == [404, 200, 200]
 
 
 async def test_quota_is_that_of_the_caller(

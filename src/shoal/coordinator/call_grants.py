@@ -36,7 +36,7 @@ class CallGrants:
         self._secret = secret
         self._pool = pool
         self._answers = answers
-        self._submitted: dict[LeasedCall, set[JobId]] = {}
+        self._submitted: dict[LeasedCall, dict[JobId, None]] = {}
 
     def issue(self, job_id: JobId, lease: LeaseNumber, work: Work) -> str:
         """Return the grant of a lease; empty: its work runs no function."""
@@ -58,12 +58,12 @@ class CallGrants:
             raise KeyExpired("the call that this credential was for has ended")
         return self._pool.jobs[call.job_id].job.owner
 
-    def submitted_by(self, call: LeasedCall) -> set[JobId]:
+    def submitted_by(self, call: LeasedCall) -> dict[JobId, None]:
         """Return the jobs that a running call has submitted; the caller adds to it."""
         if call not in self._submitted:
             for ended in [each for each in self._submitted if not self._runs(each)]:
                 del self._submitted[ended]
-        return self._submitted.setdefault(call, set())
+        return self._submitted.setdefault(call, {})
 
     def _runs(self, call: LeasedCall) -> bool:
         job = self._pool.jobs.get(call.job_id)

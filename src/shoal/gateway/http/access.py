@@ -44,6 +44,7 @@ from shoal.transports import http_server
 from shoal.transports.clock import Clock
 
 FIRST_KEY = "default"
+SUBMITTED_MAX = 1 << 14  # jobs that a running call may read and cancel: the newest
 
 LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
 """The key of requests without one from this machine, where those are allowed."""
@@ -68,14 +69,15 @@ class ApiCaller:
     """The sender of a request; ``headers`` are added to the response.
 
     ``session`` is that of its browser, if that is what authorized it; ``call`` is the
-    running call, if that did, and ``submitted`` the jobs that the call has submitted.
+    running call, if that did, and ``submitted`` the jobs that the call has submitted,
+    the newest last.
     """
 
     key: Key
     headers: dict[str, str] = field(default_factory=dict)
     session: BrowserSession | None = None
     call: LeasedCall | None = None
-    submitted: set[JobId] = field(default_factory=set)
+    submitted: dict[JobId, None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -99,7 +101,9 @@ class ApiCaller:
     def on_submitted(self, job_id: JobId) -> None:
         """Remember a job that a running call submits."""
         if self.call is not None:
-            self.submitted.add(job_id)
+            self.submitted[job_id] = None
+            if len(self.submitted) > SUBMITTED_MAX:
+                del self.submitted[next(iter(self.submitted))]
 
     def permitted_priority(self, wanted: Priority | None) -> Priority:
         """Return the priority of a job, see ``permitted_priority``.
