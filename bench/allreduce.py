@@ -2,10 +2,9 @@
 
 The same processes have a group of either backend of torch.distributed, with one thread
 each, and take turns.  Shoal's ranks use local sockets, gloo's TCP, as either does when
-ranks are on one machine; Shoal's compute and check a checksum of every segment, gloo
-checks nothing.  Each round is one all-reduce after a barrier, timed in rank 0; CPU is
-that of all ranks.  Beside it, blocking sockets move the bytes that one of two ranks
-sends (bench/yardstick_transport.py): the loopback limit of one direction.
+ranks are on one machine.  Each round is one all-reduce after a barrier, timed in rank
+0; CPU is that of all ranks.  Beside it, blocking sockets move the bytes that one of two
+ranks sends (bench/yardstick_transport.py): the loopback limit of one direction.
 """
 
 import json

@@ -238,7 +238,7 @@ def test_a_sum_is_passed_on_while_the_rest_of_the_chunk_is_on_its_way() -> None:
     for _ in range(4):
         if isinstance(action, ReceiveSegment):
             action.into[:] = bytes(len(action.into))
-        action = operation.send(0)
+        action = next(operation)
         actions.append(action)
 
     kinds = [isinstance(each, SendSegment) for each in actions]

@@ -1,9 +1,8 @@
 """The collectives, without I/O: who sends which part of an array to whom, and when.
 
 Each collective is a generator of one rank.  It yields ``SendSegment`` and
-``ReceiveSegment``, and gets the checksum of what was received; a driver with sockets,
-or a simulator, carries them out.  All ranks run the same collectives, in the same
-order, with the same sizes.
+``ReceiveSegment``; a driver with sockets, or a simulator, carries them out.  All ranks
+run the same collectives, in the same order, with the same sizes.
 
 Arrays are bytes here.  They travel in segments, so that a rank adds one while the next
 is on its way, and passes it on at once.
@@ -59,14 +58,10 @@ class Place(NamedTuple):
 
 
 class SendSegment(NamedTuple):
-    """Send a segment; it must not change before the operation ends.
-
-    ``checksum`` is its checksum if it is known, as that of a segment that is passed on.
-    """
+    """Send a segment; it must not change before the operation ends."""
 
     to: int
     data: memoryview
-    checksum: int | None = None
 
 
 class ReceiveSegment(NamedTuple):
@@ -76,7 +71,7 @@ class ReceiveSegment(NamedTuple):
     into: memoryview
 
 
-Operation: TypeAlias = Generator[SendSegment | ReceiveSegment, int, None]
+Operation: TypeAlias = Generator[SendSegment | ReceiveSegment, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +144,10 @@ def broadcast(place: Place, array: memoryview, root: int) -> Operation:
     first = place.rank == root
     last = place.right == root
     for segment in segments(array):
-        checksum = None if first else (yield ReceiveSegment(place.left, segment))
+        if not first:
+            yield ReceiveSegment(place.left, segment)
         if not last:
-            yield SendSegment(place.right, segment, checksum)
+            yield SendSegment(place.right, segment)
 
 
 def gather(
@@ -263,9 +259,9 @@ def _ring_pass(
     for step in range(size - 1):
         begin, end = parts[(first - step - 1) % size]
         for segment in segments(result[begin:end], unit):
-            checksum = yield ReceiveSegment(place.left, segment)
+            yield ReceiveSegment(place.left, segment)
             if step < size - 2:
-                yield SendSegment(place.right, segment, checksum)
+                yield SendSegment(place.right, segment)
 
 
 def _chunks(total: int, size: int, unit: int) -> Sequence[tuple[int, int]]:

@@ -267,16 +267,14 @@ class RankGroup:
         links, at = self._links, self._at
         outgoing: dict[int, OutgoingLink] = {}
         incoming: dict[int, IncomingLink] = {}
-        action = next(operation, None)
-        while action is not None:
-            checksum = 0
+        for action in operation:
             if isinstance(action, ReceiveSegment):
                 source = action.source
                 self._waits_for = source
                 if (begun := incoming.get(source)) is None:
                     begun = incoming[source] = links.incoming(source)
                     begun.begin(kind)
-                checksum = begun.receive_into(action.into, at)
+                begun.receive_into(action.into, at)
             else:
                 to = action.to
                 if (started := outgoing.get(to)) is None:
@@ -284,11 +282,7 @@ class RankGroup:
                     # A rank that fails before could not let the other one know.
                     started.wait()
                     started.begin(kind)
-                started.send(action.data, action.checksum, at)
-            try:
-                action = operation.send(checksum)
-            except StopIteration:
-                break
+                started.send(action.data, at)
         for rank, link in outgoing.items():
             self._waits_for = rank
             link.flush()

@@ -128,7 +128,7 @@ def test_a_count_that_no_span_can_have_is_refused() -> None:
                 action.into[:] = (
                     b"\xff\xff\xff\x7f" if received == 2 else bytes(len(action.into))
                 )
-            action = operation.send(0)
+            action = next(operation)
 
     with pytest.raises(PeerError, match="2147483647 numbers in a span of 8"):
         run_on()

@@ -289,7 +289,7 @@ class SimulatedRank:
     def _begin(self, operation: Operation, ends: Callable[[], None]) -> None:
         self.member.begin("an operation", self._network.now)
         self._operation, self._ends = operation, ends
-        self._resume_operation(lambda: next(operation))
+        self._resume_operation(operation)
 
     def _carry_on(self, formation: Formation) -> bool:
         """Hand the operation what has arrived; return whether it was something."""
@@ -308,22 +308,19 @@ class SimulatedRank:
             return False
         inbox.popleft()
         action.into[:] = data
-        self._resume_operation(lambda: operation.send(0))
+        self._resume_operation(operation)
         return True
 
-    def _resume_operation(self, step: Callable[[], Any]) -> None:
-        formation, operation = self._formation, self._operation
+    def _resume_operation(self, operation: Operation) -> None:
+        formation = self._formation
         assert formation is not None
-        assert operation is not None
-        try:
-            action = step()
-            while not isinstance(action, ReceiveSegment):
-                self._post(formation, action.to, bytes(action.data))
-                action = next(operation)
-            self._waits_for = action
-        except StopIteration:
-            self._operation = None
-            self._ends()
+        for action in operation:
+            if isinstance(action, ReceiveSegment):
+                self._waits_for = action
+                return
+            self._post(formation, action.to, bytes(action.data))
+        self._operation = None
+        self._ends()
 
     def _complete(self) -> None:
         self._send(self.member.complete(self._network.now))

@@ -40,11 +40,10 @@ class SegmentLabel(NamedTuple):
 
 
 class SegmentHead(NamedTuple):
-    """A received head: the payload's size in bytes and its checksum."""
+    """A received head: what the payload belongs to, and its size in bytes."""
 
     label: SegmentLabel
     size: int
-    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +123,7 @@ class RankWire(Protocol):
         """
         ...
 
-    def checksum(self, data: memoryview) -> int:
-        """Return the checksum of a payload."""
-        ...
-
-    def encode_segment(self, label: SegmentLabel, size: int, checksum: int) -> bytes:
+    def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
         """Return the head of a segment."""
         ...
 

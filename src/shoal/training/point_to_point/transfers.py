@@ -90,10 +90,10 @@ class PointToPoint:
         to, envelope, transfer = parcel
         link = self._links.outgoing(to, LinkUse.POINT_TO_POINT)
         link.begin(Kind.POINT_TO_POINT)
-        link.send(memoryview(ENVELOPE.pack(*envelope)), None, self._at)
+        link.send(memoryview(ENVELOPE.pack(*envelope)), self._at)
         if transfer is not None:
             for segment in segments(transfer.memory):
-                link.send(segment, None, self._at)
+                link.send(segment, self._at)
             link.call(lambda: self._on_sent(transfer))
 
     def _on_sent(self, transfer: ArrayTransfer) -> None:

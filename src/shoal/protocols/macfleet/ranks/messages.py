@@ -2,7 +2,7 @@
 
 MacFleet's own programs send whole arrays, in the order of the schedule, on stream 1.
 Between Shoal's ranks a segment is a GRADIENT frame too, without a shape and a dtype,
-which both ends know::
+which both ends know, and without a checksum::
 
     stream     number of the operation
     flags      CHUNKED, and from bit 8 on the kind of the collective
@@ -94,15 +94,12 @@ class FleetRanks:
             ServerHandshake(self._settings(identity, admission), address), secret_of
         )
 
-    def checksum(self, data: memoryview) -> int:
-        return crc32(data)
-
-    def encode_segment(self, label: SegmentLabel, size: int, checksum: int) -> bytes:
+    def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
         kind, operation, index, generation, step = label
         return encode_header(
             FrameType.GRADIENT,
             size,
-            checksum,
+            0,
             operation,
             Flag.CHUNKED | kind << _KIND_SHIFT,
             index,
@@ -110,14 +107,14 @@ class FleetRanks:
         )
 
     def decode_segment(self, head: bytes) -> SegmentHead:
-        stream, type, flags, size, sequence, checksum, group = HEADER.unpack(head)
+        stream, type, flags, size, sequence, _, group = HEADER.unpack(head)
         if type != FrameType.GRADIENT or not flags & Flag.CHUNKED:
             raise PeerError(f"expected a segment, found a frame of type {type}")
         step = group & (1 << _STEP_BITS) - 1
         label = SegmentLabel(
             flags >> _KIND_SHIFT, stream, sequence, group >> _STEP_BITS, step
         )
-        return SegmentHead(label, size, checksum)
+        return SegmentHead(label, size)
 
     def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
         head, numbers = encode_array(array)
