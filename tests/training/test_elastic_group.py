@@ -128,13 +128,19 @@ def test_a_paused_rank_is_left_behind_and_told() -> None:
     assert (outcomes[2] == 4).all()
 
 
-def test_a_rank_that_computes_for_long_stays() -> None:
+@pytest.mark.parametrize("transfers", [False, True])
+def test_a_rank_that_computes_for_long_stays(transfers: bool) -> None:
     with hosting(2) as host:
 
         def train(group: ElasticGroup) -> int:
             group.barrier()
+            present = group.sequence.present
             if group.place.rank == 1:
                 assert host.asked.wait(LIMIT)
+                if transfers:
+                    present.send(np.ones(1), 0)
+            elif transfers:
+                present.receive(np.zeros(1), 1)
             group.barrier()
             size = group.place.size
             group.close()

@@ -67,6 +67,11 @@ class RankGroup:
         """The number of the group's generation."""
         return self._at.generation
 
+    @property
+    def transfers(self) -> bool:
+        """Whether it sends or receives arrays from rank to rank."""
+        return self.point_to_point.is_busy
+
     def set_step(self, step: int) -> None:
         """Set the step of training to which the next operations belong."""
         self._at = self._at._replace(step=step)

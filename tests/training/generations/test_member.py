@@ -121,6 +121,16 @@ def test_deadlines_follow_the_median_of_an_operation() -> None:
     assert runs.tick(now + 8.0) == ({"late": 0},)
 
 
+def test_transfers_are_late_as_operations_are() -> None:
+    sends = member()
+
+    assert sends.tick(10.0) == ()
+    assert sends.tick(9.9 + LATE_FIRST, transfers=True) == ()
+    assert sends.tick(10.0 + LATE_FIRST, transfers=True) == ({"late": 0},)
+    assert sends.tick(10.1 + LATE_FIRST, transfers=True) == ()
+    assert sends.tick(20.0, transfers=False) == ()
+
+
 def test_a_rank_that_is_out_says_nothing_more() -> None:
     out = member()
 

@@ -62,6 +62,7 @@ class GenerationMember:
         self._running: Hashable | None = None
         self._began = 0.0
         self._asked_at = 0.0
+        self._no_transfer_at = 0.0  # when it last had no transfer
         self._announced_at: float | None = None
         self._seconds: defaultdict[Hashable, deque[float]] = defaultdict(
             lambda: deque(maxlen=SAMPLES_MAX)
@@ -131,8 +132,13 @@ class GenerationMember:
         self.out = self.out or reason or "the run has ended"
         self.formation = None
 
-    def tick(self, now: float) -> tuple[RunMessage, ...]:
-        """Say that an operation is late, or that this rank waits for a generation."""
+    def tick(self, now: float, *, transfers: bool = False) -> tuple[RunMessage, ...]:
+        """Say that an operation is late, or that this rank waits for a generation.
+
+        ``transfers``: it waits for arrays that are sent from rank to rank.
+        """
+        if not transfers:
+            self._no_transfer_at = now
         if self.out:
             return ()
         if self.generation == NO_GENERATION:
@@ -146,7 +152,8 @@ class GenerationMember:
         return ()
 
     def _is_late(self, now: float) -> bool:
-        return self._running is not None and now - self._began >= self._late_after()
+        runs = self._running is not None and now - self._began >= self._late_after()
+        return runs or now - self._no_transfer_at >= LATE_FIRST
 
     def _late_after(self) -> float:
         seconds = self._seconds[self._running]

@@ -396,7 +396,8 @@ class OperationSequence:
             try:
                 message = self._link.receive(POLL)
                 with self._changed:
-                    self._send(self._member.tick(time.monotonic()))
+                    transfers = self._group is not None and self._group.transfers
+                    self._send(self._member.tick(time.monotonic(), transfers=transfers))
                     if message is not None:
                         self._receive(message)
             except (Unavailable, PeerError) as error:

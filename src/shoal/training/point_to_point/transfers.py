@@ -54,6 +54,12 @@ class PointToPoint:
         """Begin to receive an array.  Raises GroupEnded."""
         self._act(self._matcher.receive, transfer)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a transfer has not ended."""
+        with self._lock:
+            return any((*self._matcher.leaving(), *self._matcher.waiting()))
+
     def _act(
         self,
         begin: Callable[[ArrayTransfer], Sequence[Parcel]],
