@@ -1,8 +1,10 @@
 """Groups of Shoal's ranks and an imitation of the other programs, over sockets."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,6 +165,64 @@ def test_a_rank_that_is_lost_is_named() -> None:
         return ended(lambda: own.all_reduce(np.ones(2)))
 
     assert pair(leave, go_on)[1].startswith("rank 0 (127.0.0.1:")
+
+
+class ArrayClock:
+    """Time passes with each array that a rank sends once it is awaited."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sent = self._awaited = 0
+
+    def now(self) -> float:
+        return self._sent * 0.6 * LIMIT
+
+    def now_that_it_waits(self) -> float:
+        with self._changed:
+            self._awaited = self._sent + 1
+            self._changed.notify_all()
+        return self.now()
+
+    def send(self, own: MixedGroup) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._awaited >= own.place.rank, LIMIT)
+            self._sent += 1
+        own.gather(np.ones(1))
+
+
+def test_each_received_array_has_a_limit_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["alpha-1", "beta-2", "gamma-3", "delta-4"]
+    clock = ArrayClock()
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(closing(group(rank, names))) for rank in range(4)]
+        root, *others = ranks
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+        ports = {rank: ("127.0.0.1", each.port) for rank, each in enumerate(ranks)}
+        connecting = [
+            threads.submit(
+                each.connect, {to: ports[to] for to in range(each.place.rank)}, LIMIT
+            )
+            for each in ranks
+        ]
+        for each in connecting:
+            each.result()
+        for module, call in (
+            ("training.mixed_group", clock.now),
+            ("transports.rank_socket", clock.now_that_it_waits),
+        ):
+            owned = SimpleNamespace(monotonic=call)
+            monkeypatch.setattr(f"shoal.{module}.time", owned)
+        sending = [threads.submit(clock.send, each) for each in others]
+
+        gathered = root.gather(np.zeros(1))
+
+        for sent in sending:
+            sent.result()
+    assert clock.now() > LIMIT
+    assert gathered is not None
+    assert gathered.tolist() == [[0.0], [1.0], [1.0], [1.0]]
 
 
 def test_another_operation_ends_the_group() -> None:
