@@ -202,18 +202,6 @@ class ElasticGroup:
         """Return when all ranks have called it."""
         self.sequence.run(Kind.BARRIER, lambda group: None)
 
-    def send(self, array: "Array", to: int) -> None:
-        """Send an array to a rank, which receives it; see ``receive``."""
-        self.sequence.run_once(lambda group: group.send(array, to))
-
-    def receive(self, array: "Array", source: int) -> "Array":
-        """Receive an array from a rank into this one, and return it.
-
-        Two ranks alone cannot repeat this: if any rank is lost meanwhile, the run ends.
-        """
-        self.sequence.run_once(lambda group: group.receive(array, source))
-        return array
-
     def compare(self, digest: bytes) -> None:
         """Check that all ranks have the same hash, such as that of their parameters.
 

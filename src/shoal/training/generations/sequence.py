@@ -201,22 +201,6 @@ class OperationSequence:
         self._stores.reverse()
         return memory
 
-    def run_once(self, call: Callable[[RankGroup], object]) -> None:
-        """Carry out what only some ranks take part in, so that it is not repeated.
-
-        Raises GroupEnded if a rank is lost meanwhile; this rank then takes no part any
-        more, because others might wait for it in another operation.
-        """
-        formation, group = self._await_settled()
-        if not self._begin(formation, "once"):
-            raise GroupEnded("a rank is lost, and a send or receive is not repeated")
-        try:
-            call(group)
-        except GroupEnded as error:
-            self.stop(f"{error}: a send or receive cannot be repeated")
-            raise
-        self._end(counts=False)
-
     def renew(self) -> Formation:
         """End the generation in all ranks, to admit new ones; return the next one.
 
