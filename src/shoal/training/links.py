@@ -38,9 +38,9 @@ class GroupStep(NamedTuple):
 
 
 _Queued: TypeAlias = (
-    tuple[SegmentLabel, memoryview] | threading.Event | Callable[[], None] | None
+    tuple[bytes, memoryview] | threading.Event | Callable[[], None] | None
 )
-"""A segment; an event to set; what to call; None: end."""
+"""The rest of a segment; an event to set; what to call; None: end."""
 
 
 class _Labels:
@@ -88,7 +88,8 @@ class OutgoingLink:
         self._on_failure = on_failure
         self._labels = _Labels()
         self._queue: SimpleQueue[_Queued] = SimpleQueue()
-        self._queued = 0  # changed by the group's thread only
+        self._queued = 0  # segments; changed by who sends
+        self._taken = 0  # of these, those that were sent; changed by the thread
         self._thread = threading.Thread(target=self._send_all, daemon=True)
         self._thread.start()
 
@@ -102,13 +103,18 @@ class OutgoingLink:
 
     def send(self, data: memoryview, at: GroupStep) -> None:
         """Send a segment, now or soon; its memory must not change before ``flush``."""
-        self._queued += 1
-        self._queue.put((self._labels.next(at), data))
+        head = self._wire.encode_segment(self._labels.next(at), len(data))
+        sent = 0
+        if self._connection is not None and self._queued == self._taken:
+            # A core has it in its cache now, and waking a thread takes longer.
+            sent = self._connection.send_now(head, data)
+        if sent < len(head) + len(data):
+            self._queued += 1
+            self._queue.put((head[sent:], data[max(0, sent - len(head)) :]))
 
     def flush(self) -> None:
         """Wait until everything has been sent, or cannot be."""
-        if self._queued:
-            self._queued = 0
+        if self._queued != self._taken:
             sent = threading.Event()
             self._queue.put(sent)
             sent.wait()
@@ -135,8 +141,8 @@ class OutgoingLink:
                 if isinstance(item, threading.Event):
                     item.set()
                 elif isinstance(item, tuple):
-                    label, data = item
-                    connection.send(self._wire.encode_segment(label, len(data)), data)
+                    connection.send(*item)
+                    self._taken += 1
                 else:
                     item()
         except Disconnected as error:

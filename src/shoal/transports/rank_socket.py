@@ -69,6 +69,18 @@ class RankSocket:
         except OSError as error:
             raise Disconnected(f"{self.address}: {_reason(error)}") from error
 
+    def send_now(self, head: bytes, body: memoryview) -> int:
+        """Send what there is room for, without waiting; return how many bytes.
+
+        0 also with TLS, and if the connection has ended.
+        """
+        if self._encrypts or not GATHERS:
+            return 0
+        try:
+            return self._socket.sendmsg((head, body), (), socket.MSG_DONTWAIT)
+        except OSError:
+            return 0
+
     def receive_into(self, memory: memoryview) -> None:
         """Fill memory with the next bytes.
 
