@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,7 +19,7 @@ from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.domain.worker import Offer
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
-from shoal.protocols.seam.endpoints import Listener
+from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.peer_session import ALL_PEERS, PeerMessage, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 
@@ -122,6 +123,19 @@ def unconnected(
     listeners = {
         each.advertised_label: each for each in endpoints if isinstance(each, Listener)
     }
+    binding = b"the only channel" if protocol.encrypts else b""
+    if not listeners:
+        (route,) = endpoints
+        assert isinstance(route, WebSocketRoute)
+        dialer = protocol.dial("http://127.0.0.1:4010", member)
+        request = UpgradeRequest(urlsplit(dialer.url).path, address="127.0.0.1")
+        accepted = route.accept(request, 0.0)
+        return Pair(
+            *(accepted.session, dialer.start_session({}), dialer),
+            partial(ToPeer, ALL_PEERS),
+            binding,
+            streams=False,
+        )
     ports = {label: 8000 + n for n, label in enumerate(listeners)}
     assert protocol.address is not None
     direct = protocol.address("127.0.0.1", ports)
@@ -133,6 +147,7 @@ def unconnected(
         dialer.start_session({}),
         dialer,
         partial(ToPeer, ALL_PEERS),
+        binding,
         certificate=b"the fingerprint of a certificate",
         cut=cut,
     )

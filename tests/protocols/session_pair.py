@@ -55,6 +55,7 @@ class Pair(Generic[In, Out]):
     binding: bytes = b""  # of the encrypted connection; empty if it is plain
     certificate: bytes = b""  # fingerprint of the coordinator's; empty without TLS
     cut: Callable[[bytes], Iterable[bytes]] = one_piece  # how binary data arrives
+    streams: bool = True  # on a byte stream, whose data may be cut anywhere
     worker_sent: list[Data] = field(default_factory=list)
     coordinator_sent: list[Data] = field(default_factory=list)
     events: list[ReceivedMessage] = field(default_factory=list)
@@ -109,7 +110,8 @@ class Pair(Generic[In, Out]):
                 for each in (*from_coordinator, *from_worker)
                 if isinstance(each, Close)
             ]
-            to_worker, to_coordinator = sent(from_coordinator), sent(from_worker)
+            to_worker = sent(from_coordinator, joined=self.streams)
+            to_coordinator = sent(from_worker, joined=self.streams)
             self.coordinator_sent += to_worker
             self.worker_sent += to_coordinator
             from_coordinator = [
@@ -125,7 +127,10 @@ class Pair(Generic[In, Out]):
 
     def _pieces(self, messages: Iterable[Data]) -> Iterable[Data]:
         for data in messages:
-            yield from self.cut(data) if isinstance(data, bytes) else (data,)
+            if isinstance(data, bytes) and self.streams:
+                yield from self.cut(data)
+            else:
+                yield data
 
 
 def messages_in(outputs: Sequence[M | Admitted | Output]) -> list[M]:
@@ -134,16 +139,19 @@ def messages_in(outputs: Sequence[M | Admitted | Output]) -> list[M]:
     return [each for each in outputs if not isinstance(each, not_messages)]
 
 
-def sent(outputs: Sequence[object]) -> list[Data]:
-    """Return what goes to the other end, each message as one piece."""
+def sent(outputs: Sequence[object], *, joined: bool = True) -> list[Data]:
+    """Return what goes to the other end, each message as one piece.
+
+    Not ``joined``, each part of a large one is a message of its own.
+    """
     data: list[Data] = []
     for output in outputs:
         if isinstance(output, Send):
             data.append(output.data)
         elif isinstance(output, Bulk):
-            parts = b"".join(bytes(part) for part in output.parts)
-            assert output.size in (None, len(parts))
-            data.append(parts)
+            parts = [bytes(part) for part in output.parts if part]
+            assert output.size in (None, sum(map(len, parts)))
+            data += [b"".join(parts)] if joined else parts
     return data
 
 

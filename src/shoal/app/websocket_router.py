@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from shoal.coordinator.admission import WorkerAdmission
-from shoal.domain.errors import Refused
+from shoal.domain.errors import PeerError, Refused
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
 from shoal.protocols.seam.endpoints import (
     UpgradeRequest,
@@ -17,8 +17,11 @@ from shoal.protocols.seam.endpoints import (
 )
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
+from shoal.transports.link import LinkClosed
+from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, accept_encryption
 from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.websocket import WebSocketLink
 
@@ -141,9 +144,31 @@ class WebSocketRouter:
             self._strangers,
             route.idle_max,
         )
-        serve = partial(self._serve, wire, accepted.session, link)
+        serve: Callable[[], Coroutine[Any, Any, object]] = partial(
+            self._serve, wire, accepted.session, link
+        )
+        if route.encrypts:
+            serve = partial(self._serve_encrypted, wire, serve, link)
         await self._run_in_task(serve, link, tasks)
         return response
+
+    async def _serve_encrypted(
+        self,
+        wire: str,
+        serve: Callable[[], Coroutine[Any, Any, object]],
+        link: WebSocketLink,
+    ) -> None:
+        """Serve a link whose peer may encrypt it first."""
+        try:
+            async with asyncio.timeout(ENCRYPTION_TIMEOUT):
+                await accept_encryption(link)
+        except (LinkClosed, PeerError, TimeoutError) as error:
+            reason = str(error) or f"sent nothing for {ENCRYPTION_TIMEOUT:g} s"
+            refused = "refused wire=%s peer=%s reason=%r"
+            log.info(refused, wire, link.peer, reason, extra=BY_STRANGER)
+            await link.close(CloseCode.PROTOCOL_ERROR, reason)
+            return
+        await serve()
 
     async def _relay(
         self,

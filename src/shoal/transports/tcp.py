@@ -91,16 +91,11 @@ class TcpLink(asyncio.Protocol):
             self._resume_reading()
         return arrived
 
-    def unread(self, data: bytes) -> None:
-        """Put back what was received last, to be received again."""
+    def put_back(self, data: bytes) -> None:
         self._unread.insert(0, data)
         self._unread_size += len(data) + PIECE_OVERHEAD
 
     def encrypt(self, keys: TransportKeys, received: bytes = b"") -> None:
-        """Encrypt what is sent and received from now on.
-
-        ``received`` is what the peer has sent encrypted already.
-        """
         assert self._splitter is None, "a link that splits messages has TLS"
         assert not self._unread, "the handshake is the first that is received"
         self._flush()

@@ -9,7 +9,6 @@ from enum import Enum
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from shoal.domain.errors import PeerError
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.link import (
     CLOSE_TIMEOUT,
@@ -17,7 +16,7 @@ from shoal.transports.link import (
     WRONG_CERTIFICATE,
     LinkClosed,
 )
-from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, start_encryption
+from shoal.transports.link_encryption import encrypt_dialled
 from shoal.transports.tcp import TcpLink, describe_socket_error
 from shoal.transports.tls import WrongServerKey, context_pinning
 
@@ -75,7 +74,7 @@ async def connect_tcp(
     try:
         link.certificate = b"" if context is None else _certificate_of(link)
         if scheme in _NOISE:
-            await _encrypt(link, url)
+            await encrypt_dialled(link, shown_url(url))
         yield link
     finally:
         await link.close(CloseCode.NORMAL, "")
@@ -113,19 +112,6 @@ async def _connect(
         if context is not None and isinstance(error, ConnectionResetError):
             reason += ": without TLS it is tcp://HOST:PORT"
         raise LinkClosed(f"cannot connect to {shown_url(url)}: {reason}") from error
-
-
-async def _encrypt(link: TcpLink, url: str) -> None:
-    """Encrypt a link.  Raises LinkClosed, because nothing is sent in the clear."""
-    try:
-        async with asyncio.timeout(ENCRYPTION_TIMEOUT):
-            await start_encryption(link)
-    except (LinkClosed, PeerError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {ENCRYPTION_TIMEOUT:g} s"
-        raise LinkClosed(
-            f"what answers at {shown_url(url)} does not encrypt the connection "
-            f"({reason}): check the port, or give --plain for a peer that cannot"
-        ) from error
 
 
 def _address_in(url: str) -> tuple[Scheme, str, int]:

@@ -23,6 +23,9 @@ from aiohttp import (
 )
 from yarl import URL
 
+from shoal.domain.errors import PeerError
+from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer
+from shoal.protocols.seam.noise import TransportKeys
 from shoal.protocols.seam.session import Batch, CloseCode, Data
 from shoal.transports.http_client import describe_http_error
 from shoal.transports.link import (
@@ -31,6 +34,7 @@ from shoal.transports.link import (
     WRONG_CERTIFICATE,
     LinkClosed,
 )
+from shoal.transports.link_encryption import encrypt_dialled
 from shoal.transports.strangers import Strangers
 from shoal.transports.tls import WrongServerKey, context_pinning
 from shoal.transports.unadmitted_connection import UnadmittedConnection
@@ -41,6 +45,7 @@ T = TypeVar("T")
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
 BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
+NOISE = "noise+"  # before the scheme of a URL
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
 JOINED_MAX = (
     1 << 14
@@ -67,8 +72,37 @@ class WebSocketLink:
         self._transport = transport
         self._unadmitted = unadmitted  # None: the peer is no stranger
         self._farewell = ""  # the text of our close frame
+        self.binding = b""
+        self._sealer: RecordSealer | None = None
+        self._opener: RecordOpener | None = None
+        self._put_back: list[Data] = []
+
+    def put_back(self, data: bytes) -> None:
+        self._put_back.append(data)
+
+    def encrypt(self, keys: TransportKeys, received: bytes = b"") -> None:
+        self._sealer = RecordSealer(keys.sealer)
+        self._opener = RecordOpener(keys.opener)
+        self.binding = keys.hash
+        if received:
+            self._put_back.extend(self._opened([received]))
 
     async def receive(self) -> Batch:
+        if self._put_back:
+            batch, self._put_back = self._put_back, []
+            return batch
+        return self._opened(await self._receive())
+
+    def _opened(self, batch: list[Data]) -> list[Data]:
+        """Decrypt messages, each for itself."""
+        if (opener := self._opener) is None:
+            return batch
+        try:
+            return [opener.open(each) for each in batch if isinstance(each, bytes)]
+        except PeerError as error:
+            raise LinkClosed(f"connection broken: {error}") from error
+
+    async def _receive(self) -> list[Data]:
         try:
             message = await self._messages.next()
         except (ConnectionError, ClientError) as error:
@@ -95,6 +129,9 @@ class WebSocketLink:
                 raise LinkClosed(reason or "connection lost", code)
 
     async def send(self, data: Data) -> None:
+        if self._sealer is not None:
+            assert isinstance(data, bytes), "an encrypted link has no text messages"
+            data = self._sealer.seal(data)
         try:
             if isinstance(data, str):
                 await self._socket.send_str(data)
@@ -248,11 +285,14 @@ async def connect_websocket(
 ) -> AsyncIterator[tuple[WebSocketLink, Mapping[str, str]]]:
     """Open a WebSocket; yield the link and the headers of the answer.
 
-    With a ``fingerprint``, only the server with that key is accepted, whoever signed
-    its certificate; it needs a URL that begins with ``wss:``.
+    It is encrypted, with or without TLS, if the URL begins with ``noise+``.  With a
+    ``fingerprint``, only the server with that key is accepted, whoever signed its
+    certificate; it needs TLS.
 
     Raises LinkClosed if the connection fails.
     """
+    encrypted = url.startswith(NOISE)
+    url = url.removeprefix(NOISE)
     peer = url.partition("?")[0]  # what follows may hold a token
     upgrade = _Upgrade()
     trace = TraceConfig()
@@ -296,6 +336,8 @@ async def connect_websocket(
             ) from error
         link = WebSocketLink(socket, upgrade.transport, peer)
         try:
+            if encrypted:
+                await encrypt_dialled(link, peer)
             yield link, upgrade.headers
         finally:
             await link.close(CloseCode.NORMAL, "")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.domain.job import Privacy
+from shoal.domain.work import JobKind
 from shoal.domain.worker import (
     UNKNOWN_HARDWARE,
     DeviceKind,
@@ -115,6 +116,31 @@ class WorkerProfile:
     price: str = ""
     expected_models: tuple[str, ...] = ()
     engine: str = ""
+
+    @property
+    def first_offers(self) -> tuple[Offer, ...]:
+        """What it offers at first: its own model and tasks, if nothing else is named.
+
+        Nothing, if its models are still to be loaded.
+        """
+        if self.offers or self.expected_models:
+            return self.offers
+        model = self.model
+        kinds = model.kinds - {JobKind.TASK}
+        offer = Offer(
+            kinds=kinds | {JobKind.TASK} if self.tasks else kinds,
+            models=frozenset({model.name}),
+            slots=self.slots,
+            features=model.features,
+            context=model.context,
+            only_for=self.only_for,
+            privacy=self.privacy,
+            price=self.price,
+            tasks=self.tasks,
+            device=self.device,
+            public_key=self.identity.public_key.hex() if self.identity else "",
+        )
+        return (offer,)
 
     @property
     def restriction(self) -> str:

@@ -34,7 +34,10 @@ class AcceptedConnection:
 
 @dataclass(frozen=True, slots=True)
 class WebSocketRoute:
-    """A claim on WebSocket connections; of several, the lowest ``rank`` wins."""
+    """A claim on WebSocket connections; of several, the lowest ``rank`` wins.
+
+    ``encrypts`` is as in ``Listener``.
+    """
 
     rank: int
     claims: Callable[[UpgradeRequest], bool]
@@ -43,6 +46,7 @@ class WebSocketRoute:
     message_max: int  # bytes
     idle_max: float | None = None
     """Seconds without a message or a pong until a peer is lost; None: no pings."""
+    encrypts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

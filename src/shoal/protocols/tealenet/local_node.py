@@ -2,11 +2,10 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from shoal.domain.secret_strength import is_guessable
-from shoal.domain.work import JobKind
 from shoal.domain.worker import Hardware, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.context import Identity, ProtocolContext, WorkerProfile
@@ -88,7 +87,6 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
 def worker_node(profile: WorkerProfile) -> TealeLocalNode:
     """Return a worker's end.  Raises ConfigError for an owner that is no UUID."""
     check_owner(profile.owner, "--owner")
-    default = () if profile.expected_models else (_default_offer(profile),)
     return TealeLocalNode(
         role=TealeRole.WORKER,
         name=profile.name,
@@ -100,7 +98,7 @@ def worker_node(profile: WorkerProfile) -> TealeLocalNode:
         passcode=passcode_hash(profile.passcode) if profile.passcode else None,
         token=profile.token,
         plain=profile.plain,
-        offers=profile.offers or default,
+        offers=profile.first_offers,
         owner=profile.owner.upper() or None,
         registered_at=profile.registered_at,
         expected_models=profile.expected_models,
@@ -123,25 +121,3 @@ def uuid_from(random_bytes: bytes) -> str:
     marked[8] = marked[8] & 0x3F | 0x80
     text = marked.hex().upper()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def _default_offer(profile: WorkerProfile) -> Offer:
-    """Return the offer for a worker's own model and tasks."""
-    model = profile.model
-    kinds = model.kinds - {JobKind.TASK}
-    key = "" if profile.identity is None else profile.identity.public_key.hex()
-    offer = Offer(
-        kinds=kinds,
-        models=frozenset({model.name}),
-        slots=profile.slots,
-        features=model.features,
-        context=model.context,
-        only_for=profile.only_for,
-        privacy=profile.privacy,
-        price=profile.price,
-        device=profile.device,
-        public_key=key,
-    )
-    if not profile.tasks:
-        return offer
-    return replace(offer, kinds=kinds | {JobKind.TASK}, tasks=profile.tasks)

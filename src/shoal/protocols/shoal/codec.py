@@ -1,0 +1,287 @@
+"""The messages of Shoal's own wire: the vocabulary itself, in MessagePack.
+
+Each class of the vocabulary, and of what it contains, is an array: its name, then its
+fields.  The arrays follow from the classes, so a new field or a new kind of work needs
+no line here.  A field is only ever added at the end of its class, with a default: an
+older program ignores what follows the fields that it knows, and a newer one takes the
+default where there is nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import reduce
+from operator import attrgetter, or_
+from types import UnionType
+from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin
+
+import msgspec
+
+from shoal.domain import model_messages as models
+from shoal.domain import vocabulary as words
+from shoal.domain.errors import InvalidRequest, PeerError
+from shoal.domain.json_limits import NESTING_MAX, is_too_deep
+from shoal.domain.vocabulary import Command, Event, RunJob
+from shoal.domain.worker import Hardware
+
+VERSION = 1
+
+COMMANDS: frozenset[type] = frozenset(
+    {
+        *(words.RunJob, words.CancelJob, words.Dismiss),
+        *(words.PushCalls, words.CancelCalls, words.SendBlob),
+        *(models.ModelQuery, models.ModelAnswer, models.ModelRequest),
+        *(models.ModelChunk, models.ModelPull, models.ModelDone),
+    }
+)
+"""What a coordinator sends to a worker."""
+
+EVENTS: frozenset[type] = frozenset(
+    {
+        *(words.OffersChanged, words.LoadChanged, words.HealthReported),
+        *(words.Draining, words.AnswerChunk, words.Completed, words.Rejected),
+        *(words.Failed, words.CallProgress, words.CallsReturned),
+        *(words.BlobMissing, words.SendBlob),
+        *(models.ModelQuery, models.ModelAnswer, models.ModelRequest),
+        *(models.ModelChunk, models.ModelPull, models.ModelDone),
+    }
+)
+"""What a worker sends to a coordinator."""
+
+# A worker learns nothing of who pays, and who is notified.  Whether a job may be given
+# back depends on the other end, not on what that says.
+_LEFT_OUT: Mapping[type, frozenset[str]] = {RunJob: frozenset({"terms", "returnable"})}
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+class _Form(NamedTuple):
+    """How a class is written.
+
+    ``get`` returns the sent fields of an instance.  ``to_wire`` and ``from_wire`` have
+    the places of fields that are not written as they are.
+    """
+
+    cls: type
+    struct: type[msgspec.Struct]
+    names: tuple[str, ...]
+    get: Convert
+    to_wire: tuple[tuple[int, Convert], ...]
+    from_wire: tuple[tuple[int, Convert], ...]
+
+
+class _FieldForm(NamedTuple):
+    """The type of a field on the wire; None: it is written as it is."""
+
+    type: Any
+    to_wire: Convert | None = None
+    from_wire: Convert | None = None
+
+
+_forms: dict[type, _Form] = {}  # by the class, and by its struct
+
+
+def _form_of(cls: type) -> _Form:
+    if (known := _forms.get(cls)) is not None:
+        return known
+    left_out = _LEFT_OUT.get(cls, frozenset())
+    sent = [each for each in fields(cls) if each.name not in left_out]
+    forms = [_field_form(each.type) for each in sent]
+    struct = msgspec.defstruct(
+        cls.__name__,
+        [
+            (each.name, form.type, *_default(each))
+            for each, form in zip(sent, forms, strict=True)
+        ],
+        tag=True,
+        array_like=True,
+        gc=False,
+    )
+    names = tuple(each.name for each in sent)
+    get = attrgetter(*names) if len(names) > 1 else _only(names[0])
+    form = _Form(
+        *(cls, struct, names, get),
+        tuple((n, each.to_wire) for n, each in enumerate(forms) if each.to_wire),
+        tuple((n, each.from_wire) for n, each in enumerate(forms) if each.from_wire),
+    )
+    _forms[cls] = _forms[struct] = form
+    return form
+
+
+def _only(name: str) -> Convert:
+    return lambda value: (getattr(value, name),)
+
+
+def _default(field: "Field[Any]") -> tuple[()] | tuple[Any]:
+    if field.default_factory is not MISSING:
+        return (msgspec.field(default_factory=field.default_factory),)
+    if field.default is MISSING:
+        return ()
+    default = field.default
+    return (msgspec.field(default_factory=lambda: _to_wire(default)),)
+
+
+def _field_form(hint: Any) -> _FieldForm:
+    """Return how values of a type are written; JSON may be anything."""
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _FieldForm(_form_of(hint).struct, _to_wire, _from_wire)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        inner = [_field_form(each) for each in args if each is not memoryview]
+        types = [each.type for each in inner]
+        if not any(each.to_wire for each in inner):
+            return _FieldForm(Any if Any in types else reduce(or_, types))
+        return _FieldForm(reduce(or_, types), _to_wire, _from_wire)
+    if origin in (tuple, list):
+        inner = [_field_form(each) for each in args]
+        if inner[0].to_wire is None:
+            return _FieldForm(origin[tuple(each.type for each in inner)])
+        items: Any = list.__class_getitem__(inner[0].type)
+        return _FieldForm(items, _list_to_wire, _from_wire_as(origin))
+    if origin is frozenset and issubclass(args[0], Enum):
+        return _FieldForm(list[str], _names, _members_of(args[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return _FieldForm(dict[str, Any])
+    return _FieldForm(hint if isinstance(hint, type) or args or hint is ... else Any)
+
+
+def _list_to_wire(values: Any) -> list[Any]:
+    return [_to_wire(each) for each in values]
+
+
+def _from_wire_as(made: type) -> Convert:
+    return lambda values: made([_from_wire(each) for each in values])
+
+
+def _names(members: frozenset[Enum]) -> list[str]:
+    return [each.value for each in members]
+
+
+def _members_of(enum: type[Enum]) -> Convert:
+    """Return what reads members by their values; those of newer programs are none."""
+    known = {each.value: each for each in enum}
+    return lambda values: frozenset(known[each] for each in values if each in known)
+
+
+def _to_wire(value: Any) -> Any:
+    """Return the struct of a dataclass; anything else as it is."""
+    if (form := _forms.get(type(value))) is None:
+        return value
+    given = form.get(value)
+    if form.to_wire:
+        given = [*given]
+        for place, convert in form.to_wire:
+            if given[place] is not None:
+                given[place] = convert(given[place])
+    return form.struct(*given)
+
+
+def _from_wire(value: Any) -> Any:
+    """Return the dataclass of a struct; anything else as it is."""
+    if (form := _forms.get(type(value))) is None:
+        return value
+    given = {name: getattr(value, name) for name in form.names}
+    for place, convert in form.from_wire:
+        name = form.names[place]
+        if given[name] is not None:
+            given[name] = convert(given[name])
+    return form.cls(**given)
+
+
+class Ping(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A sign of life."""
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first message of each end.
+
+    ``key_proof`` signs the channel's binding, and ``token_proof`` proves the join token
+    on it: see ``token_proof`` of the seam.  ``token`` is the token itself, on channels
+    that are not encrypted.  ``models`` are those that a worker will offer once they are
+    loaded.  ``release`` is that of the program.  The end's hardware may follow.
+    """
+
+    version: int
+    name: str
+    is_worker: bool
+    key: bytes = b""
+    key_proof: bytes = b""
+    token_proof: bytes = b""
+    token: str = ""
+    models: list[str] = []
+    release: str = ""
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The last message, to an end that is not admitted; ``final``: nor later."""
+
+    reason: str
+    final: bool
+
+
+Message: TypeAlias = Hello | Refused | Ping | Hardware | Command | Event
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=dict)
+# No part of an array's or a map's head.
+_NO_HEADS = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
+
+
+class MessageDecoder:
+    """Decodes the messages of one end: how it begins, and these of the vocabulary."""
+
+    def __init__(self, vocabulary: frozenset[type]) -> None:
+        structs = [_form_of(each).struct for each in {Hardware} | vocabulary]
+        expected: Any = reduce(or_, structs, Hello | Refused | Ping)
+        self._decode = msgspec.msgpack.Decoder(expected).decode
+
+    def decode(self, data: bytes) -> Message:
+        """Decode a message.  Raises PeerError if it is invalid."""
+        try:
+            message = self._decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise PeerError(f"invalid message: {error}") from error
+        if (
+            len(data) > NESTING_MAX
+            and len(data.translate(None, _NO_HEADS)) > NESTING_MAX
+            and is_too_deep(msgspec.to_builtins(message))
+        ):
+            raise PeerError("invalid message: nested too deeply")
+        decoded: Message = _from_wire(message)
+        return decoded
+
+
+COMMAND_DECODER = MessageDecoder(COMMANDS)
+EVENT_DECODER = MessageDecoder(EVENTS)
+
+
+def encode(message: object) -> bytes:
+    """Encode a message.
+
+    Raises InvalidRequest if it has an integer of more than 64 bits, or is nested too
+    deeply.
+    """
+    try:
+        try:
+            return _encoder.encode(_to_wire(message))
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return _encoder.encode(_well_formed(_to_wire(message)))
+    except OverflowError as error:
+        raise InvalidRequest("an integer has more than 64 bits") from error
+    except RecursionError as error:
+        raise InvalidRequest("it is nested too deeply") from error
+
+
+def _well_formed(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case Mapping():
+            return {_well_formed(k): _well_formed(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_well_formed(each) for each in value]
+        case msgspec.Struct():
+            names = value.__struct_fields__
+            return type(value)(*[_well_formed(getattr(value, n)) for n in names])
+        case _:
+            return value

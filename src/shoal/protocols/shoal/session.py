@@ -1,0 +1,414 @@
+"""The session between a worker and its coordinator, for both ends.
+
+Each end says hello, with proofs over the encrypted channel's binding: the worker first.
+From then on each sends its half of the vocabulary as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shoal import __version__
+from shoal.domain.credentials import digest_of
+from shoal.domain.errors import (
+    InvalidRequest,
+    NotAdmitted,
+    PeerError,
+    Unavailable,
+    Unsupported,
+)
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CallProgress,
+    CallsReturned,
+    CancelCalls,
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Draining,
+    Event,
+    Failed,
+    LoadChanged,
+    OffersChanged,
+    PushCalls,
+    Rejected,
+    RunJob,
+    SendBlob,
+)
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
+from shoal.protocols.seam.admission import (
+    NO_JOIN_TOKEN,
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+    TokenProof,
+)
+from shoal.protocols.seam.context import Identity
+from shoal.protocols.seam.peer_session import (
+    ALL_PEERS,
+    PeerDescribed,
+    PeerJoined,
+    PeerMessage,
+    Protection,
+    ToPeer,
+)
+from shoal.protocols.seam.session import (
+    Batch,
+    Bulk,
+    Close,
+    Output,
+    PeerProfile,
+    protocol_error,
+)
+from shoal.protocols.seam.token_proof import PresentedProof, ProofRole, prove_token
+from shoal.protocols.shoal.codec import (
+    COMMAND_DECODER,
+    COMMANDS,
+    EVENT_DECODER,
+    EVENTS,
+    VERSION,
+    Hello,
+    Ping,
+    Refused,
+    encode,
+)
+from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, write
+
+HELLO_TIMEOUT = 10.0  # seconds
+PING_INTERVAL = 5.0  # seconds
+SILENCE_MAX = 15.0  # seconds without a message until the other end counts as lost
+HELLO_MAX = 64 << 10  # bytes of a message of who is not admitted
+CLOSE_TEXT_MAX = 100  # characters
+KEY_LABEL = b"shoal key proof v1\n"
+BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
+
+UNPROVEN = (
+    "what answers there has not proved the join token: it only pretends to have it"
+)
+PLAIN = "workers encrypt their connections to this coordinator: join without --plain"
+WRONG_KEY = "the other end has not proved its key"
+
+ENDS = (CancelJob, Completed, Rejected, Failed)
+OF_JOBS = (
+    *(RunJob, PushCalls, CancelCalls, AnswerChunk, CallProgress, CallsReturned),
+    *ENDS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEnd:
+    """What is the same for all sessions of this end.
+
+    ``verify`` and ``admission`` are a coordinator's.  The others are a worker's: a
+    coordinator has to prove its ``token``, and ``models`` are those that it will offer
+    once they are loaded.  ``on_refused`` gets the reason of a final refusal.
+    """
+
+    name: str
+    identity: Identity | None
+    hardware: Hardware = UNKNOWN_HARDWARE
+    plain: bool = False
+    verify: Callable[[bytes, bytes, bytes], bool] = lambda *_: False
+    admission: AdmissionCheck | None = None
+    token: str = ""
+    offers: tuple[Offer, ...] = ()
+    models: tuple[str, ...] = ()
+    on_refused: Callable[[str], None] = lambda reason: None
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it dials coordinators."""
+        return self.admission is None
+
+
+class ShoalSession:
+    """One end of a connection.  ``address`` is that of the worker, at a coordinator."""
+
+    def __init__(self, local: LocalEnd, address: str = "") -> None:
+        self._local = local
+        self._address = address
+        self._binding = b""
+        self._presented: PresentedProof | None = None
+        self._peer: Hello | None = None
+        self._key = ""  # the peer's, proven
+        self._joiner = PieceJoiner(HELLO_MAX)
+        self._decode = (COMMAND_DECODER if local.is_worker else EVENT_DECODER).decode
+        self.accepts = EVENTS if local.is_worker else COMMANDS
+        self._unsent: dict[type, Event | Command] = {
+            OffersChanged: OffersChanged(local.offers)
+        }
+        # The open jobs, and whether what is sent about them goes in order.
+        self._jobs: dict[tuple[JobId, LeaseNumber] | None, bool] = {}
+        self._last: dict[type, object] = {}  # what the peer said last of itself
+        self._pending: list[PeerMessage] = []  # events that arose while sending
+        self._pending_since = 0.0
+        self._started = self._closed = False
+        self._ping_at = self._lost_at = 0.0
+
+    def bind(self, binding: bytes) -> None:
+        """Record the binding of the encrypted connection."""
+        self._binding = binding
+
+    @property
+    def deadline(self) -> float | None:
+        if self._closed or not self._started:
+            return None
+        if self._pending:
+            return self._pending_since
+        pings = self._local.is_worker and self._peer is not None
+        return min(self._ping_at, self._lost_at) if pings else self._lost_at
+
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+        if self._closed:
+            return ()
+        if not self._started:
+            self._started, self._lost_at = True, now + HELLO_TIMEOUT
+            return [*self._greet()] if self._local.is_worker else ()
+        outputs: list[PeerMessage | Output] = [*self._pending]
+        self._pending.clear()
+        if now >= self._lost_at:
+            what = "no hello" if self._peer is None else f"silent for {SILENCE_MAX:g} s"
+            outputs.append(self._close(what))
+        elif self._local.is_worker and self._peer is not None and now >= self._ping_at:
+            self._ping_at = now + PING_INTERVAL
+            outputs.append(write((encode(Ping()),)))
+        return outputs
+
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        outputs: list[PeerMessage | Output] = []
+        try:
+            for frame in batch:
+                if self._closed:
+                    break
+                if (data := self._joiner.receive(frame)) is not None:
+                    outputs += self._receive_message(self._decode(data), now)
+                self._lost_at = now + SILENCE_MAX
+        except PeerError as error:
+            self._closed = True
+            outputs.append(protocol_error(error))
+        return outputs
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        content = message.message
+        if type(content) not in self.accepts:
+            raise Unsupported(f"no message for {type(content).__name__}")
+        if self._closed:
+            return ()
+        if self._peer is None:
+            # The state of this end is sent once there is somebody to tell.
+            self._unsent[type(content)] = content
+            return ()
+        if isinstance(content, Dismiss):
+            return (write((encode(content),)), self._close(content.reason))
+        return self._encode(content, now)
+
+    # Sending.
+
+    def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
+        job = (content.job_id, content.lease) if isinstance(content, OF_JOBS) else None
+        # What refers to a large value, and all about its job, must not overtake it.
+        in_order = isinstance(content, SendBlob) or self._jobs.get(job, False)
+        if not self._is_current(content):
+            return ()
+        try:
+            parts = _parts(content)
+        except InvalidRequest as error:
+            return self._fail(content, str(error), now)
+        in_order = in_order or _refers_to_blobs(content, parts[0])
+        output = write(parts, in_order=in_order)
+        if job in self._jobs:
+            self._jobs[job] = in_order or isinstance(output, Bulk)
+        return (output,)
+
+    def _is_current(self, message: object) -> bool:
+        """Say whether a message is about no job, or one that is open; track those."""
+        if not isinstance(message, OF_JOBS):
+            return True
+        job = (message.job_id, message.lease)
+        if isinstance(message, RunJob):
+            self._jobs.setdefault(job, False)
+        elif isinstance(message, ENDS):
+            return self._jobs.pop(job, None) is not None
+        return job in self._jobs
+
+    def _fail(
+        self, content: Event | Command, reason: str, now: float
+    ) -> Sequence[Output]:
+        """Let the job fail that a message is about, which cannot be written."""
+        if not isinstance(content, RunJob | AnswerChunk | Completed):
+            return ()
+        job = (content.job_id, content.lease)
+        failed = Failed(*job, reason, Fault.REQUEST)
+        if isinstance(content, RunJob):
+            del self._jobs[job]
+            self._pending.append(PeerMessage(ALL_PEERS, failed))
+            self._pending_since = now
+            return ()
+        self._jobs[job] = True
+        return self._encode(failed, now)
+
+    # Hello.
+
+    def _greet(self) -> Iterable[Output]:
+        yield write((encode(self._hello()),))
+        yield write((encode(self._local.hardware),))
+
+    def _hello(self) -> Hello:
+        local, binding = self._local, self._binding
+        digest = digest_of(local.token) if local.token else b""
+        if self._presented is not None:
+            digest = self._presented.digest
+        role = ProofRole.WORKER if local.is_worker else ProofRole.COORDINATOR
+        identity = local.identity if binding else None
+        return Hello(
+            VERSION,
+            local.name,
+            local.is_worker,
+            identity.public_key if identity else b"",
+            identity.sign(KEY_LABEL + role.value + binding) if identity else b"",
+            prove_token(digest, role, binding) if binding and digest else b"",
+            "" if binding else local.token,
+            [*local.models],
+            __version__,
+        )
+
+    def _on_hello(self, hello: Hello, now: float) -> Sequence[PeerMessage | Output]:
+        local = self._local
+        if hello.is_worker is local.is_worker:
+            raise PeerError("both ends have the same role")
+        grant = NO_JOIN_TOKEN
+        outputs: list[PeerMessage | Output] = []
+        if local.is_worker:
+            if reason := self._distrust(hello):
+                return (self._close(reason),)
+        else:
+            try:
+                grant = self._admit(hello)
+            except (NotAdmitted, Unavailable) as error:
+                refused = Refused(str(error), isinstance(error, NotAdmitted))
+                close = self._close(f"{hello.name!a} is refused: {error}")
+                return (write((encode(refused),)), close)
+            outputs += self._greet()
+        self._peer = hello
+        self._joiner.message_max = MESSAGE_MAX
+        self._ping_at = now + PING_INTERVAL
+        joined = PeerJoined(
+            hello.name,
+            cancels=True,
+            submits_jobs=not hello.is_worker,
+            grant=grant,
+            protection=Protection.NOISE if self._binding else Protection.PLAIN,
+            exclusive=hello.is_worker,
+            respects_offers=True,
+            paces_models=True,
+            public_key=self._key,
+        )
+        outputs.append(PeerMessage(ALL_PEERS, joined))
+        outputs.append(self._described(None))
+        unsent, self._unsent = self._unsent, {}
+        for each in unsent.values():
+            if type(each) in self.accepts:
+                outputs += self._encode(each, now)
+        return outputs
+
+    def _distrust(self, hello: Hello) -> str:
+        """Return why a worker does not trust the coordinator; empty: it does."""
+        token, binding = self._local.token, self._binding
+        if not token or not binding:
+            return ""
+        proof = PresentedProof(hello.token_proof, ProofRole.COORDINATOR, binding)
+        return "" if proof.matches(digest_of(token)) else UNPROVEN
+
+    def _admit(self, hello: Hello) -> AdmissionGrant:
+        """Check a worker's proofs.  Raises NotAdmitted, and Unavailable."""
+        local, binding = self._local, self._binding
+        assert local.admission is not None, "this end is a coordinator"
+        if not binding and not local.plain:
+            raise NotAdmitted(PLAIN)
+        if hello.key and binding:
+            signed = KEY_LABEL + ProofRole.WORKER.value + binding
+            if not local.verify(hello.key, hello.key_proof, signed):
+                raise NotAdmitted(WRONG_KEY)
+            self._key = hello.key.hex()
+        token: str | TokenProof = hello.token
+        if binding and hello.token_proof:
+            proof = PresentedProof(hello.token_proof, ProofRole.WORKER, binding)
+            self._presented = proof
+            token = TokenProof(b"", proof.matches)
+        return local.admission(
+            JoinRequest(token, hello.name, frozenset(hello.models), self._address)
+        )
+
+    def _described(self, hardware: Hardware | None) -> PeerMessage:
+        assert self._peer is not None, "the peer has said hello"
+        profile = PeerProfile(self._peer.name, hardware, release=self._peer.release)
+        return PeerMessage(ALL_PEERS, PeerDescribed(profile))
+
+    # What the peer says.
+
+    def _receive_message(
+        self, message: object, now: float
+    ) -> Sequence[PeerMessage | Output]:
+        if isinstance(message, Hello):
+            if self._peer is not None:
+                raise PeerError("a second hello")
+            return self._on_hello(message, now)
+        if isinstance(message, Refused) and self._peer is None:
+            if message.final:
+                self._local.on_refused(message.reason)
+            return (self._close(message.reason),)
+        if self._peer is None:
+            raise PeerError("a message before hello")
+        if not self._is_current(message):
+            return ()
+        match message:
+            case OffersChanged() | LoadChanged() | Draining():
+                if isinstance(message, OffersChanged):
+                    message = OffersChanged(tuple(map(self._proven, message.offers)))
+                if self._last.get(type(message)) == message:
+                    return ()
+                self._last[type(message)] = message
+            case Ping():  # the worker pings, the coordinator answers
+                return () if self._local.is_worker else (write((encode(Ping()),)),)
+            case Hardware():
+                return (self._described(message),)
+            case Dismiss(reason):
+                self._local.on_refused(reason)
+                return (PeerMessage(ALL_PEERS, message), self._close(reason))
+            case _:
+                pass
+        return (PeerMessage(ALL_PEERS, message),)  # type: ignore[arg-type]
+
+    def _proven(self, offer: Offer) -> Offer:
+        """Return an offer with what the worker has proved, whatever it claims."""
+        return replace(
+            offer,
+            public_key=self._key or offer.public_key,
+            proven=bool(self._key),
+            neighbour=False,
+            remark="",
+        )
+
+    def _close(self, reason: str) -> Close:
+        self._closed = True
+        return Close(reason, text=reason[:CLOSE_TEXT_MAX])
+
+
+def _parts(content: Event | Command) -> Sequence[bytes | memoryview]:
+    """Return a message in parts; a large value is not copied.
+
+    Raises InvalidRequest if it cannot be encoded.
+    """
+    if not isinstance(content, SendBlob) or len(content.data) <= PIECE_MAX:
+        return (encode(content),)
+    # In place of an empty value, the head of one that follows.
+    head = encode(SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
+    return (head, b"\xc6" + len(content.data).to_bytes(4), content.data)
+
+
+def _refers_to_blobs(content: Event | Command, data: bytes | memoryview) -> bool:
+    """Say whether a message may refer to large values, which it must not overtake."""
+    values = RunJob | PushCalls | CallsReturned | Completed
+    return isinstance(content, values) and BLOB_REFERENCE in bytes(data)
