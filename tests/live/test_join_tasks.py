@@ -217,7 +217,7 @@ def test_import_error_shows_only_its_cause(coordinator: Pool, tmp_path: Path) ->
 def test_coordinator_without_the_wire_is_an_error(programs: Programs) -> None:
     short = "short"  # for that wire
     coordinator = programs.serve("--join-token", short)
-    worker = coordinator.join("x", *DEMO, token=short)
+    worker = coordinator.join("x", *DEMO, "--wire", "macfleet", token=short)
 
     assert worker.wait() == 1
     assert "has no port for functions" in worker.errors
@@ -235,7 +235,7 @@ def test_open_fleet_is_joined_with_or_without_a_token(
     programs: Programs, token: str
 ) -> None:
     coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
-    trusting = ("--slots", "1", "--trust-code")
+    trusting = ("--slots", "1", "--trust-code", "--wire", "macfleet")
     worker = coordinator.join("calls", *DEMO, *trusting, token=token)
 
     assert first_of(worker) == "joined"
@@ -250,7 +250,8 @@ def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
     programs: Programs,
 ) -> None:
     coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
-    worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
+    slot = ("--slots", "1", "--wire", "macfleet")
+    worker = coordinator.join("x", *DEMO, *slot, token="not-the-token")
 
     assert "--token" in worker.event("refused")["reason"]
     assert worker.wait() == 1
@@ -264,7 +265,7 @@ def test_worker_named_like_its_coordinator_joins(
 
     assert first_of(worker) == "joined"
     workers = [each["id"] for each in coordinator.workers()]
-    assert workers == ["macfleet:machine-worker"]
+    assert workers == ["shoal:machine"]
 
 
 def test_older_of_two_with_one_name_and_key_is_replaced(

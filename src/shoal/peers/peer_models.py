@@ -31,7 +31,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import ANY_MODEL, NamedWork
+from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
 
 MODELS_MAX = 256  # models per peer; further ones are ignored
@@ -279,7 +279,9 @@ class PeerModels:
             told = bool(model.offer.engine)
             other_jobs = 0 if told else len(self._running) - jobs[model.id]
             queued = self._load.queued + other_jobs
-            model.update_load(replace(self._load, queued=queued))
+            calls = JobKind.CALL in model.offer.kinds
+            lent = self._load.lent if calls else 0  # slots of functions
+            model.update_load(replace(self._load, queued=queued, lent=lent))
 
     def _recent(self, job_id: JobId) -> PeerModel | None:
         """Return the model of a job that ended recently."""

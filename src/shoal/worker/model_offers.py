@@ -182,7 +182,9 @@ class JointOffers:
         describe: returns the offer of a model with a number of slots.
         create_agent: creates the agent from a finder of models, the first offers, a
             receiver of events, and what it calls when it is admitted.
-        on_event: receives the events of a model, or of None if there is no model.
+        on_event: receives the events of a model, or of None if nothing is offered.
+        other_offers: are made beside those of models.
+        report_others: receives the events of the other offers.
     """
 
     def __init__(
@@ -199,8 +201,13 @@ class JointOffers:
             Agent,
         ],
         on_event: Callable[[OfferedModel | None, WorkerEvent], None],
+        *,
+        other_offers: tuple[Offer, ...] = (),
+        report_others: Callable[[WorkerEvent], None] | None = None,
     ) -> None:
         self._engines = engines
+        self._other_offers = other_offers
+        self._report_others = report_others
         self._describe = describe
         self._on_event = on_event
         self._backends: dict[tuple[int, ServedModel], ModelBackend] = {}
@@ -284,16 +291,21 @@ class JointOffers:
         reported = [
             each for name, each in self._offered.items() if name not in self._unreported
         ]
+        if self._report_others is not None:
+            self._report_others(event)
+            if not reported:
+                return
         if not reported and self._unreported and event.kind in ("joined", "left"):
             return  # it has joined once a model is loaded
         for offered in reported or (None,):
             self._on_event(offered, event)
 
     def _offers(self) -> tuple[Offer, ...]:
-        return tuple(
+        models = (
             replace(self._describe(offered.model, offered.slots), engine=offered.engine)
             for offered in self._offered.values()
         )
+        return (*self._other_offers, *models)
 
     def _current_models(self) -> Mapping[str, OfferedModel]:
         """Return the models of all engines by name, in the engines' order.

@@ -91,7 +91,7 @@ async def test_shoal_coordinator_is_joined_at_its_function_port(
     ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
     url = await sites({"/healthz": {**HEALTH, **ports}})
 
-    target = await resolve_call_target(url, "auto", token, tmp_path)
+    target = await resolve_call_target(url, "macfleet", token, tmp_path)
 
     assert (target.url, target.token) == (url, token)
     assert target.protocol.name == "macfleet"
@@ -101,7 +101,7 @@ async def test_shoal_coordinator_is_joined_at_its_function_port(
 async def test_unreachable_coordinator_is_queried_later(
     sites: Sites, tmp_path: Path
 ) -> None:
-    target = await resolve_call_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_call_target("http://127.0.0.1:1", "macfleet", "", tmp_path)
 
     assert target.protocol.name == "macfleet"
     assert target.direct == "tcp://127.0.0.1:4010"
@@ -151,7 +151,7 @@ async def test_coordinator_without_a_function_port_is_an_error(
     url = await sites({"/healthz": {**HEALTH, "direct": {}}})
 
     with pytest.raises(ConfigError, match="has no port for functions"):
-        await resolve_call_target(url, "auto", "", tmp_path)
+        await resolve_call_target(url, "macfleet", "", tmp_path)
 
 
 @pytest.mark.parametrize("wire", ["auto", "dispatch"])
@@ -185,7 +185,7 @@ async def test_shoal_coordinator_calls_functions_whatever_the_wire_of_models(
 
     target = await resolve_call_target(url, "dispatch", "", tmp_path)
 
-    assert target.protocol.name == "macfleet"
+    assert target.protocol.name == "shoal"
 
 
 async def test_code_cannot_be_offered_where_only_tasks_are_given_out(
@@ -217,7 +217,7 @@ async def test_discovered_coordinator_must_be_named(
 
 async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:
     url = await sites({"/healthz": HEALTH})
-    target = await resolve_call_target(url, "auto", "", tmp_path)
+    target = await resolve_call_target(url, "macfleet", "", tmp_path)
 
     assert await resolve_direct(target) == "tls-any://127.0.0.1:50052"
 

@@ -301,13 +301,12 @@ async def test_shoal_coordinator_is_joined_by_the_preferred_wire(
         ([4011], ""),
     ],
 )
-@pytest.mark.parametrize("wire", ["auto", "tealenet"])
 async def test_coordinator_reports_its_direct_port(
-    sites: Sites, tmp_path: Path, ports: object, direct: str, wire: str
+    sites: Sites, tmp_path: Path, ports: object, direct: str
 ) -> None:
     url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
 
-    target = await resolve_target(url, wire, "", tmp_path)
+    target = await resolve_target(url, "tealenet", "", tmp_path)
 
     assert target.protocol.name == "tealenet"
     assert target.direct == direct
@@ -318,7 +317,7 @@ async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> N
         return {**HEALTH, "direct": {"tealenet": ports}}
 
     answers: dict[str, object] = {"/healthz": ports(tcp=4011)}
-    target = await resolve_target(await sites(answers), "auto", "", tmp_path)
+    target = await resolve_target(await sites(answers), "tealenet", "", tmp_path)
     assert target.direct == "tcp://127.0.0.1:4011"
 
     answers["/healthz"] = ports(tcp=4012)
@@ -331,7 +330,7 @@ async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> N
 async def test_direct_port_is_looked_up_after_an_outage(
     tmp_path: Path, sites: Sites
 ) -> None:
-    target = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_target("http://127.0.0.1:1", "tealenet", "", tmp_path)
     with pytest.raises(Unavailable, match="connection refused"):
         await resolve_direct(target)
 
@@ -359,7 +358,7 @@ async def test_a_direct_port_is_dialled_with_encryption_unless_plain(
     ports = {"tcp": 4011, "tls": 4012}
     url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
 
-    target = await resolve_target(url, "auto", "", tmp_path)
+    target = await resolve_target(url, "tealenet", "", tmp_path)
 
     assert target.direct_url == "noise://127.0.0.1:4011"
     assert replace(target, direct="tls://host:1").direct_url == "noise+tls://host:1"
@@ -452,7 +451,7 @@ async def test_original_coordinator_is_joined_by_its_own_wire(
 async def test_shoal_is_not_mistaken_for_an_original_coordinator(
     sites: Sites, tmp_path: Path, answers: Answers
 ) -> None:
-    target = await resolve_target(await sites(answers), "auto", "", tmp_path)
+    target = await resolve_target(await sites(answers), "tealenet", "", tmp_path)
 
     assert target.protocol.preferred
 

@@ -7,6 +7,7 @@ offered as well.
 import asyncio
 import os
 import random
+import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,7 +18,13 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shoal.app.fleet_files import load_fleet
-from shoal.cli.worker.join_models import WorkerContext, base_profile, make_agent
+from shoal.cli.worker.join_models import (
+    ENGINE_SIZE,
+    FunctionsBeside,
+    WorkerContext,
+    base_profile,
+    make_agent,
+)
 from shoal.cli.worker.join_target import (
     HTTP,
     JoinTarget,
@@ -118,6 +125,17 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def functions_beside_models(
+    worker: WorkerContext, functions: FunctionBackend
+) -> FunctionsBeside:
+    """Return functions that are offered on the connection of the models."""
+    offer, about = _offer(worker, functions.caller), _about(worker, functions.caller)
+    # So named, models and functions do not share their slots.
+    offer = replace(offer, engine=secrets.token_hex(ENGINE_SIZE))
+    report = partial(_report, worker, about)
+    return FunctionsBeside(_with_slots(worker, functions), offer, report)
 
 
 def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Agent:
@@ -269,8 +287,10 @@ async def resolve_call_target(
         if task_wire is None:
             raise
         return await resolve_target(url, wire, token, data)
+    by_default = next((each for each in wires.values() if each.preferred), None)
     target = replace(
-        coordinator, protocol=wires.get(wire) or next(iter(wires.values()))
+        coordinator,
+        protocol=wires.get(wire) or by_default or next(iter(wires.values())),
     )
     if urlsplit(coordinator.url).scheme not in HTTP:
         raise ConfigError(
@@ -280,11 +300,15 @@ async def resolve_call_target(
         )
     if _runs_only_tasks(coordinator.protocol):
         return coordinator
-    if not coordinator.protocol.preferred:
+    if not coordinator.protocol.encrypts:
         raise ConfigError(
             f"{coordinator.display_url} does not call functions; leave out --tasks, or "
             "join a coordinator of `shoal serve`"
         )
+    if target.protocol.address is None:  # it has no port of its own
+        if coordinator.unreachable and task_wire is not None:
+            return replace(coordinator, protocol=task_wire)
+        return target
     try:
         direct = await resolve_direct(target)
     except Unavailable:  # machines start in any order
@@ -322,7 +346,7 @@ def _runs_only_tasks(protocol: AnyWireProtocol) -> bool:
 
     Shoal's coordinators have a better way for both.
     """
-    carries_tasks = JobKind.TASK in protocol.kinds and not protocol.preferred
+    carries_tasks = JobKind.TASK in protocol.kinds and not protocol.encrypts
     return carries_tasks and not supports_calls(protocol)
 
 

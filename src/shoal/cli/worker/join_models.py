@@ -87,12 +87,29 @@ class WorkerContext:
             self.joined()
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionsBeside:
+    """Functions that are offered on the connection of the models.
+
+    ``report`` receives the events of the worker, for the user.
+    """
+
+    backend: FunctionBackend
+    offer: Offer
+    report: Callable[[WorkerEvent], None]
+
+
 def model_memberships(
-    worker: WorkerContext, sources: Sequence[EngineSource]
+    worker: WorkerContext,
+    sources: Sequence[EngineSource],
+    beside: FunctionsBeside | None = None,
 ) -> Sequence[SeparateOffers | JointOffers]:
-    """Return the offers of the engines' models; the caller runs each."""
+    """Return the offers of the engines' models; the caller runs each.
+
+    Functions may be ``beside`` on a wire with one connection for all models.
+    """
     if worker.target.protocol.joint:
-        return [_joint_offers(worker, sources)]
+        return [_joint_offers(worker, sources, beside)]
     # Several engines may have models of the same name.
     several = len({source.label for source in sources}) > 1
     return [
@@ -104,7 +121,9 @@ def model_memberships(
 
 
 def _joint_offers(
-    worker: WorkerContext, sources: Sequence[EngineSource]
+    worker: WorkerContext,
+    sources: Sequence[EngineSource],
+    beside: FunctionsBeside | None,
 ) -> JointOffers:
     """Return the offer of all models over one connection."""
     public_key = worker.signer.public_key.hex() if worker.signer else ""
@@ -141,16 +160,15 @@ def _joint_offers(
                 for model in each.offered_models(each.engine.models)
             ),
         )
-        slots = [engine.slots for engine in engines]
-        return make_agent(
-            worker,
-            profile,
-            find,
-            report,
-            offers,
-            slots=slots,
+        agent = make_agent(
+            *(worker, profile, find, report, offers),
+            functions=None if beside is None else beside.backend,
+            slots=[engine.slots for engine in engines],
             on_admitted=on_admitted,
         )
+        if beside is not None:
+            beside.backend.caller.on_lent = agent.update_lent_slots
+        return agent
 
     def on_event(offered: OfferedModel | None, event: WorkerEvent) -> None:
         about: dict[str, object] = {"wire": worker.target.protocol.name}
@@ -166,7 +184,13 @@ def _joint_offers(
         )
         for each in sources
     ]
-    return JointOffers(engines, describe, create_agent, on_event)
+    if beside is None:
+        return JointOffers(engines, describe, create_agent, on_event)
+    return JointOffers(
+        *(engines, describe, create_agent, on_event),
+        other_offers=(beside.offer,),
+        report_others=beside.report,
+    )
 
 
 def _separate_offers(

@@ -92,9 +92,9 @@ class JoinTarget:
         """Whether a worker learns whether it is admitted without getting jobs.
 
         Coordinators of other programs have no word for that.  Only Shoal's have join
-        tokens on the preferred wire.
+        tokens on wires that its workers can encrypt.
         """
-        return self.is_shoal or (self.protocol.preferred and bool(self.token))
+        return self.is_shoal or (self.protocol.encrypts and bool(self.token))
 
     @property
     def display_url(self) -> str:
@@ -155,7 +155,7 @@ async def _on_this_machine(
     if fingerprint is not None:
         url = url.replace("http://", "https://", 1)
     wire = chosen or _preferred() or _by_scheme(url)
-    if not wire.preferred:
+    if not wire.encrypts:
         return JoinTarget(url, wire, plain_token, fingerprint, is_shoal=True)
     try:
         health = await _health(url, fingerprint)
@@ -246,6 +246,7 @@ async def _is_this_machine(host: str) -> bool:
 async def _on_local_network(
     wire: AnyWireProtocol, token: str, local_error: str
 ) -> JoinTarget:
+    wire = _announced(wire)
     token, fingerprint = split_token(token)
     secure = fingerprint is not None
     url = await find_lan_coordinator(
@@ -266,7 +267,7 @@ async def _at_url(
     """
     by_scheme = chosen or _by_scheme(url)
     parts = urlsplit(url)
-    detects = chosen is None or chosen.preferred
+    detects = chosen is None or chosen.encrypts
     if not detects or parts.scheme not in WEB or not parts.netloc:
         known = parts.scheme in HTTP and await _answers_as_shoal(url, fingerprint)
         return JoinTarget(url, by_scheme, token, fingerprint, is_shoal=known)
@@ -287,7 +288,7 @@ async def _at_url(
                 f"{_web_url(url)}: what answers there does not speak HTTP; give the "
                 "address that `shoal serve` printed"
             ) from error
-        direct = placeholder_direct(url) if preferred.preferred else ""
+        direct = placeholder_direct(url) if preferred.encrypts else ""
         # Only Shoal's tokens name a certificate.
         guessed = chosen is None and fingerprint is None
         advice = _advice(parts, guessed=guessed)
@@ -297,7 +298,7 @@ async def _at_url(
             token,
             fingerprint,
             direct,
-            is_shoal=preferred.preferred,
+            is_shoal=preferred.encrypts,
             unreachable=str(error),
             advice=advice,
         )
@@ -468,6 +469,12 @@ def _wire_named(name: str) -> AnyWireProtocol:
 def _preferred() -> AnyWireProtocol | None:
     """Return the wire of Shoal's own coordinators, if it is installed."""
     return next((each for each in discover().values() if each.preferred), None)
+
+
+def _announced(chosen: AnyWireProtocol) -> AnyWireProtocol:
+    """Return the wire on which coordinators are found: the chosen one, if it can be."""
+    with_service = [each for each in discover().values() if each.service]
+    return chosen if chosen.service else next(iter(with_service), chosen)
 
 
 def _by_scheme(url: str) -> AnyWireProtocol:

@@ -16,6 +16,7 @@ from shoal.cli.worker.join_functions import (
     CreateMember,
     check_task_options,
     function_membership,
+    functions_beside_models,
     listening_membership,
     ray_engines,
     ray_membership,
@@ -24,7 +25,12 @@ from shoal.cli.worker.join_functions import (
     supports_calls,
     task_membership,
 )
-from shoal.cli.worker.join_models import WorkerContext, base_profile, model_memberships
+from shoal.cli.worker.join_models import (
+    FunctionsBeside,
+    WorkerContext,
+    base_profile,
+    model_memberships,
+)
 from shoal.cli.worker.join_target import (
     JoinTarget,
     ListeningTarget,
@@ -325,15 +331,22 @@ async def _memberships(
     config, functions = arguments.config, targets.functions
     offered: list[Membership] = []
     only_tasks = functions is not None and not supports_calls(functions.protocol)
+    with_ray = RAY in config.engine
+    beside: FunctionsBeside | None = None
     if only_tasks:
         check_task_options(config, targets.main, models=targets.models is not None)
     if functions is not None and only_tasks and targets.models is not None:
         # Over one connection.
         backend = await start_functions(config, functions, stack)
         worker = replace(worker, functions=backend)
+    elif functions is not None and _on_one_connection(targets) and not with_ray:
+        backend = await start_functions(config, functions, stack)
+        beside = functions_beside_models(worker, backend)
     elif functions is not None:
         caller = replace(
             worker,
+            # Beside models, Ray is another worker: it leaves with its cluster.
+            name=f"{worker.name}-{RAY}" if _on_one_connection(targets) else worker.name,
             target=functions,
             signer=_signer(functions, config, worker.name, arguments.data),
         )
@@ -344,8 +357,19 @@ async def _memberships(
         protocol.dial(targets.models.url, base_profile(worker, worker.name))  # checks
         if not targets.models.tells_admission:
             sources = [await _loaded(worker.loader, each) for each in sources]
-        offered += model_memberships(worker, sources)
+        offered += model_memberships(worker, sources, beside)
     return offered
+
+
+def _on_one_connection(targets: JoinTargets) -> bool:
+    """Return whether models and functions are offered on a wire that carries both."""
+    functions, models = targets.functions, targets.models
+    return (
+        functions is not None
+        and models is not None
+        and functions.protocol is models.protocol
+        and functions.protocol.joint
+    )
 
 
 async def _loaded(loader: ModelLoader, source: EngineSource) -> EngineSource:

@@ -195,13 +195,8 @@ class FleetDialer:
         return FramedWorkerSession(session_end, session)
 
     def final_reason(self, code: int, text: str) -> str | None:
-        if self._membership.declined:
-            return self._membership.declined
-        if self._membership.refusal:
-            refusal = f"the coordinator refuses this worker: {self._membership.refusal}"
-            # Most refusals name an option or a command.
-            names_remedy = "--" in refusal or "`" in refusal
-            return refusal if names_remedy else f"{refusal}: check --token"
+        if reason := self._membership.final_reason("--token"):
+            return reason
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
         if self._rejections >= REJECTIONS_MAX:

@@ -136,6 +136,15 @@ class MembershipState:
     declined: str = ""
     peer_name: str = ""
 
+    def final_reason(self, options: str) -> str | None:
+        """Return why this worker is not served, and what to check; None: it may be."""
+        if self.declined or not self.refusal:
+            return self.declined or None
+        refused = f"the coordinator refuses this worker: {self.refusal}"
+        # Most refusals name the option to change, or the command to give.
+        names_remedy = "--" in refused or "`" in refused
+        return refused if names_remedy else f"{refused}: check {options}"
+
 
 AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
 

@@ -87,13 +87,8 @@ class ShoalDialer:
         return WorkerSession(self._session, EVENTS, self._membership)
 
     def final_reason(self, code: int, text: str) -> str | None:
-        membership = self._membership
-        if membership.declined:
-            return membership.declined
-        if membership.refusal:
-            return f"the coordinator refuses this worker: {membership.refusal}"
-        membership.admitted = False
-        return None
+        self._membership.admitted = False  # until the next admission
+        return self._membership.final_reason("--token")
 
     def _session(self, now: float) -> PeerSession:
         return ShoalSession(self._local)
@@ -113,5 +108,6 @@ PROTOCOL = WireProtocol(
     kinds=frozenset(JobKind),
     signs=True,
     joint=True,
+    preferred=True,
     encrypts=True,
 )

@@ -5,7 +5,8 @@ From then on each sends its half of the vocabulary as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from shoal import __version__
 from shoal.domain.credentials import digest_of
@@ -37,6 +38,7 @@ from shoal.domain.vocabulary import (
     RunJob,
     SendBlob,
 )
+from shoal.domain.work import Feature
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
@@ -84,11 +86,19 @@ CLOSE_TEXT_MAX = 100  # characters
 KEY_LABEL = b"shoal key proof v1\n"
 BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
 
+NAME_TAKEN = (
+    "another machine of this name is connected, which has another key: choose another "
+    "--name"
+)
 UNPROVEN = (
     "what answers there has not proved the join token: it only pretends to have it"
 )
 PLAIN = "workers encrypt their connections to this coordinator: join without --plain"
 WRONG_KEY = "the other end has not proved its key"
+NO_CODE = (
+    "code is only sent to workers that joined with a token, and only run for "
+    "coordinators that proved it: this pool has none, give --join-token"
+)
 
 ENDS = (CancelJob, Completed, Rejected, Failed)
 OF_JOBS = (
@@ -101,7 +111,8 @@ OF_JOBS = (
 class LocalEnd:
     """What is the same for all sessions of this end.
 
-    ``verify`` and ``admission`` are a coordinator's.  The others are a worker's: a
+    ``verify`` and ``admission`` are a coordinator's, and so are the last ``sessions``
+    with workers, by their names.  The others are a worker's: a
     coordinator has to prove its ``token``, and ``models`` are those that it will offer
     once they are loaded.  ``on_refused`` gets the reason of a final refusal.
     """
@@ -112,6 +123,9 @@ class LocalEnd:
     plain: bool = False
     verify: Callable[[bytes, bytes, bytes], bool] = lambda *_: False
     admission: AdmissionCheck | None = None
+    sessions: "WeakValueDictionary[str, ShoalSession]" = field(
+        default_factory=WeakValueDictionary
+    )
     token: str = ""
     offers: tuple[Offer, ...] = ()
     models: tuple[str, ...] = ()
@@ -133,6 +147,7 @@ class ShoalSession:
         self._presented: PresentedProof | None = None
         self._peer: Hello | None = None
         self._key = ""  # the peer's, proven
+        self._trusted = False  # it has proved the join token
         self._joiner = PieceJoiner(HELLO_MAX)
         self._decode = (COMMAND_DECODER if local.is_worker else EVENT_DECODER).decode
         self.accepts = EVENTS if local.is_worker else COMMANDS
@@ -150,6 +165,10 @@ class ShoalSession:
     def bind(self, binding: bytes) -> None:
         """Record the binding of the encrypted connection."""
         self._binding = binding
+
+    def holds_name(self, key: str, now: float) -> bool:
+        """Return whether the peer is connected, and has another key than this one."""
+        return self._key != key and not self._closed and now < self._lost_at
 
     @property
     def deadline(self) -> float | None:
@@ -207,6 +226,11 @@ class ShoalSession:
     # Sending.
 
     def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
+        if isinstance(content, RunJob) and not self._trusted:
+            if Feature.CODE in content.work.needs:
+                refused = Rejected(content.job_id, content.lease, NO_CODE)
+                return self._answer_itself(refused, now)
+            content = replace(content, grant="")
         job = (content.job_id, content.lease) if isinstance(content, OF_JOBS) else None
         # What refers to a large value, and all about its job, must not overtake it.
         in_order = isinstance(content, SendBlob) or self._jobs.get(job, False)
@@ -243,11 +267,15 @@ class ShoalSession:
         failed = Failed(*job, reason, Fault.REQUEST)
         if isinstance(content, RunJob):
             del self._jobs[job]
-            self._pending.append(PeerMessage(ALL_PEERS, failed))
-            self._pending_since = now
-            return ()
+            return self._answer_itself(failed, now)
         self._jobs[job] = True
         return self._encode(failed, now)
+
+    def _answer_itself(self, event: Rejected | Failed, now: float) -> Sequence[Output]:
+        """Report an event in place of the peer, at the next tick."""
+        self._pending.append(PeerMessage(ALL_PEERS, event))
+        self._pending_since = now
+        return ()
 
     # Hello.
 
@@ -281,11 +309,12 @@ class ShoalSession:
         grant = NO_JOIN_TOKEN
         outputs: list[PeerMessage | Output] = []
         if local.is_worker:
-            if reason := self._distrust(hello):
-                return (self._close(reason),)
+            if not self._proves_token(hello):
+                return (self._close(UNPROVEN),)
+            self._trusted = bool(local.token)
         else:
             try:
-                grant = self._admit(hello)
+                grant = self._admit(hello, now)
             except (NotAdmitted, Unavailable) as error:
                 refused = Refused(str(error), isinstance(error, NotAdmitted))
                 close = self._close(f"{hello.name!a} is refused: {error}")
@@ -313,15 +342,18 @@ class ShoalSession:
                 outputs += self._encode(each, now)
         return outputs
 
-    def _distrust(self, hello: Hello) -> str:
-        """Return why a worker does not trust the coordinator; empty: it does."""
+    def _proves_token(self, hello: Hello) -> bool:
+        """Return whether the coordinator has this worker's token, if it has one.
+
+        On a connection that is not encrypted nobody can prove it.
+        """
         token, binding = self._local.token, self._binding
         if not token or not binding:
-            return ""
+            return True
         proof = PresentedProof(hello.token_proof, ProofRole.COORDINATOR, binding)
-        return "" if proof.matches(digest_of(token)) else UNPROVEN
+        return proof.matches(digest_of(token))
 
-    def _admit(self, hello: Hello) -> AdmissionGrant:
+    def _admit(self, hello: Hello, now: float) -> AdmissionGrant:
         """Check a worker's proofs.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
@@ -337,9 +369,16 @@ class ShoalSession:
             proof = PresentedProof(hello.token_proof, ProofRole.WORKER, binding)
             self._presented = proof
             token = TokenProof(b"", proof.matches)
-        return local.admission(
+        grant = local.admission(
             JoinRequest(token, hello.name, frozenset(hello.models), self._address)
         )
+        other = local.sessions.get(hello.name)
+        if other is not None and other.holds_name(self._key, now):
+            raise NotAdmitted(NAME_TAKEN)
+        local.sessions[hello.name] = self
+        proven = self._presented is not None and bool(self._presented.digest)
+        self._trusted = proven or bool(hello.token)
+        return grant
 
     def _described(self, hardware: Hardware | None) -> PeerMessage:
         assert self._peer is not None, "the peer has said hello"
@@ -364,6 +403,10 @@ class ShoalSession:
         if not self._is_current(message):
             return ()
         match message:
+            case RunJob(job_id, lease, work) if (
+                Feature.CODE in work.needs and not self._trusted
+            ):
+                return self._encode(Rejected(job_id, lease, NO_CODE), now)
             case OffersChanged() | LoadChanged() | Draining():
                 if isinstance(message, OffersChanged):
                     message = OffersChanged(tuple(map(self._proven, message.offers)))

@@ -191,7 +191,6 @@ PROTOCOL = WireProtocol(
     peers="Macs, other pools and relays",
     signs=True,
     joint=True,
-    preferred=True,
     encrypts=True,
     plain_peers=lambda config, tls: "peers that are not Shoal's workers",
     service=SERVICE,

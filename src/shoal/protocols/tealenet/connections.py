@@ -250,15 +250,8 @@ class TealeDialer:
         )
 
     def final_reason(self, code: int, text: str) -> str | None:
-        if self._membership.declined:
-            return self._membership.declined
-        if self._membership.refusal:
-            refused = f"the coordinator refuses this worker: {self._membership.refusal}"
-            # Most refusals name the option to change, or the command to give.
-            names_remedy = "--" in refused or "`" in refused
-            return (
-                refused if names_remedy else f"{refused}: check --token or --passcode"
-            )
+        if reason := self._membership.final_reason("--token or --passcode"):
+            return reason
         if text == CLOSE_REPLACED and (node := self._relay_node) is not None:
             if node.is_host_proven:
                 return SAME_KEY
