@@ -52,7 +52,8 @@ def listed(faults: Sequence[str], remedy: str) -> str:
     return "\n".join([f"{remedy}:", *(f"  {each}" for each in faults)])
 
 
-@pytest.mark.parametrize("name", discover())
+# Our own wire has the name of everything here.
+@pytest.mark.parametrize("name", sorted(discover().keys() - {"shoal"}))
 def test_name_of_a_protocol_stays_in_its_folder_and_its_face(name: str) -> None:
     mounts = {f"gateway/{name}.py", "gateway/operations.py"}
     strays = [

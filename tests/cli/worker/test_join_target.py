@@ -209,7 +209,7 @@ async def test_without_a_data_folder_the_lan_is_searched(
     assert (plain.url, plain.token) == ("tcp://192.0.2.7:4011", "secret")
     assert asked == [False, True]
     assert (secure.token, secure.fingerprint) == ("secret", bytes(32))
-    assert plain.protocol.preferred
+    assert plain.protocol.service == "_teale._tcp"
 
 
 async def test_local_coordinator_that_is_down_is_awaited(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ async def test_original_coordinator_is_joined_by_its_own_wire(
 async def test_shoal_is_not_mistaken_for_an_original_coordinator(
     sites: Sites, tmp_path: Path, answers: Answers
 ) -> None:
-    target = await resolve_target(await sites(answers), "tealenet", "", tmp_path)
+    target = await resolve_target(await sites(answers), "auto", "", tmp_path)
 
     assert target.protocol.preferred
 

@@ -271,9 +271,10 @@ async def resolve_call_target(
         raise ConfigError("--tasks: no installed wire carries functions")
     if url and urlsplit(url).scheme not in HTTP:
         if wire not in wires:
+            peers = [each.name for each in wires.values() if each.address is not None]
             raise ConfigError(
                 f"{url.partition('?')[0]}: --tasks needs a coordinator at "
-                f"http://HOST:PORT, or a peer with --wire {' or '.join(wires)}"
+                f"http://HOST:PORT, or a peer with --wire {' or '.join(peers)}"
             )
         plain, fingerprint = without_fingerprint(token)
         if not plain:

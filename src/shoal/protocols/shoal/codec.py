@@ -193,7 +193,7 @@ class Ping(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A sign of life."""
 
 
-class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The first message of each end.
 
     ``key_proof`` signs the channel's binding, and ``token_proof`` proves the join token
@@ -213,14 +213,14 @@ class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     release: str = ""
 
 
-class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The last message, to an end that is not admitted; ``final``: nor later."""
 
     reason: str
     final: bool
 
 
-Message: TypeAlias = Hello | Refused | Ping | Hardware | Command | Event
+Message: TypeAlias = Opening | Refusal | Ping | Hardware | Command | Event
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=dict)
 # No part of an array's or a map's head.
@@ -232,7 +232,7 @@ class MessageDecoder:
 
     def __init__(self, vocabulary: frozenset[type]) -> None:
         structs = [_form_of(each).struct for each in {Hardware} | vocabulary]
-        expected: Any = reduce(or_, structs, Hello | Refused | Ping)
+        expected: Any = reduce(or_, structs, Opening | Refusal | Ping)
         self._decode = msgspec.msgpack.Decoder(expected).decode
 
     def decode(self, data: bytes) -> Message:

@@ -71,9 +71,9 @@ from shoal.protocols.shoal.codec import (
     EVENT_DECODER,
     EVENTS,
     VERSION,
-    Hello,
+    Opening,
     Ping,
-    Refused,
+    Refusal,
     encode,
 )
 from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, write
@@ -145,7 +145,7 @@ class ShoalSession:
         self._address = address
         self._binding = b""
         self._presented: PresentedProof | None = None
-        self._peer: Hello | None = None
+        self._peer: Opening | None = None
         self._key = ""  # the peer's, proven
         self._trusted = False  # it has proved the join token
         self._joiner = PieceJoiner(HELLO_MAX)
@@ -277,20 +277,20 @@ class ShoalSession:
         self._pending_since = now
         return ()
 
-    # Hello.
+    # Opening.
 
     def _greet(self) -> Iterable[Output]:
         yield write((encode(self._hello()),))
         yield write((encode(self._local.hardware),))
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> Opening:
         local, binding = self._local, self._binding
         digest = digest_of(local.token) if local.token else b""
         if self._presented is not None:
             digest = self._presented.digest
         role = ProofRole.WORKER if local.is_worker else ProofRole.COORDINATOR
         identity = local.identity if binding else None
-        return Hello(
+        return Opening(
             VERSION,
             local.name,
             local.is_worker,
@@ -302,7 +302,7 @@ class ShoalSession:
             __version__,
         )
 
-    def _on_hello(self, hello: Hello, now: float) -> Sequence[PeerMessage | Output]:
+    def _on_hello(self, hello: Opening, now: float) -> Sequence[PeerMessage | Output]:
         local = self._local
         if hello.is_worker is local.is_worker:
             raise PeerError("both ends have the same role")
@@ -316,7 +316,7 @@ class ShoalSession:
             try:
                 grant = self._admit(hello, now)
             except (NotAdmitted, Unavailable) as error:
-                refused = Refused(str(error), isinstance(error, NotAdmitted))
+                refused = Refusal(str(error), isinstance(error, NotAdmitted))
                 close = self._close(f"{hello.name!a} is refused: {error}")
                 return (write((encode(refused),)), close)
             outputs += self._greet()
@@ -342,7 +342,7 @@ class ShoalSession:
                 outputs += self._encode(each, now)
         return outputs
 
-    def _proves_token(self, hello: Hello) -> bool:
+    def _proves_token(self, hello: Opening) -> bool:
         """Return whether the coordinator has this worker's token, if it has one.
 
         On a connection that is not encrypted nobody can prove it.
@@ -353,7 +353,7 @@ class ShoalSession:
         proof = PresentedProof(hello.token_proof, ProofRole.COORDINATOR, binding)
         return proof.matches(digest_of(token))
 
-    def _admit(self, hello: Hello, now: float) -> AdmissionGrant:
+    def _admit(self, hello: Opening, now: float) -> AdmissionGrant:
         """Check a worker's proofs.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
@@ -390,11 +390,11 @@ class ShoalSession:
     def _receive_message(
         self, message: object, now: float
     ) -> Sequence[PeerMessage | Output]:
-        if isinstance(message, Hello):
+        if isinstance(message, Opening):
             if self._peer is not None:
                 raise PeerError("a second hello")
             return self._on_hello(message, now)
-        if isinstance(message, Refused) and self._peer is None:
+        if isinstance(message, Refusal) and self._peer is None:
             if message.final:
                 self._local.on_refused(message.reason)
             return (self._close(message.reason),)
