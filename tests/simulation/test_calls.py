@@ -264,11 +264,11 @@ def worker_of(
         streams=False,
     )
     direct = world.protocol.address
-    assert direct is not None
+    ports = {"transport": 1}  # of a wire that has its own
     member = replace(
         world.member(f"w{number}", ServedModel("none"), slots),
         offers=(offer,),
-        direct_url=direct("coordinator", {"transport": 1}),
+        direct_url="" if direct is None else direct("coordinator", ports),
     )
     dialer = world.protocol.dial("http://coordinator:4010", member)
     return world.be(dialer, lambda work: None, (offer,), FunctionBackend(caller, blobs))

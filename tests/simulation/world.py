@@ -150,8 +150,9 @@ class World:
         self.calls = self.hub.carried = DurableCalls(self.hub, self.store, self.clock)
         await self.hub.restore()
         endpoints = self.protocol.endpoints(self.protocol.config(), self._setting())
-        wanted = Listener if self.protocol.joint else WebSocketRoute
-        self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
+        listeners = [each for each in endpoints if isinstance(each, Listener)]
+        routes = [each for each in endpoints if isinstance(each, WebSocketRoute)]
+        self._endpoint = [*listeners, *routes][0]
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
         self.peers = PeerConnections(self.hub, self.clock, admission)
@@ -187,7 +188,7 @@ class World:
         """Stand in for the transport's ``dial``."""
         if not self.up:
             raise LinkClosed("connection refused")
-        wire = Wire(self.random, encrypted=url.startswith("noise:"))
+        wire = Wire(self.random, encrypted=url.startswith("noise"))
         serve, answer = self._accept(url, headers, wire)
         serving = asyncio.create_task(serve)
         self._serving[serving] = wire
@@ -208,7 +209,7 @@ class World:
         if isinstance(self._endpoint, Listener):
             session = self._endpoint.accept("coordinator", now)
             return self.peers.serve(name, session, wire.coordinator), {}
-        path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
+        path, _, query = url.partition("://coordinator:4010")[2].partition("?")
         lower = {name.lower(): value for name, value in headers.items()}
         accepted = self._endpoint.accept(UpgradeRequest(path, query, lower), now)
         answer = {name.lower(): value for name, value in accepted.headers.items()}
@@ -226,7 +227,7 @@ class World:
             stalls=self._stalls,
         )
         member = self.member(name, engine.models[0], slots)
-        scheme = "tcp" if self.protocol.joint else "ws"
+        scheme = "tcp" if isinstance(self._endpoint, Listener) else "ws"
         dialer = self.protocol.dial(f"{scheme}://coordinator:4010", member)
         await self.be(dialer, only_model(engine, EngineSlots(slots)))
 
