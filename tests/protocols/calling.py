@@ -40,6 +40,9 @@ OFFER = Offer(
 )
 
 
+REQUEST = UpgradeRequest("/shoal", address="127.0.0.1")
+
+
 def counted_bytes(owner: str) -> Callable[[int], bytes]:
     """Return what draws bytes that are different each time, and the same each run."""
     count = 0
@@ -128,8 +131,8 @@ def unconnected(
         (route,) = endpoints
         assert isinstance(route, WebSocketRoute)
         dialer = protocol.dial("http://127.0.0.1:4010", member)
-        request = UpgradeRequest(urlsplit(dialer.url).path, address="127.0.0.1")
-        accepted = route.accept(request, 0.0)
+        assert urlsplit(dialer.url).path == REQUEST.path
+        accepted = route.accept(REQUEST, 0.0)
         return Pair(
             *(accepted.session, dialer.start_session({}), dialer),
             partial(ToPeer, ALL_PEERS),

@@ -150,9 +150,8 @@ class World:
         self.calls = self.hub.carried = DurableCalls(self.hub, self.store, self.clock)
         await self.hub.restore()
         endpoints = self.protocol.endpoints(self.protocol.config(), self._setting())
-        listeners = [each for each in endpoints if isinstance(each, Listener)]
-        routes = [each for each in endpoints if isinstance(each, WebSocketRoute)]
-        self._endpoint = [*listeners, *routes][0]
+        usable = [e for e in endpoints if isinstance(e, Listener | WebSocketRoute)]
+        self._endpoint = max(usable, key=lambda each: isinstance(each, Listener))
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
         self.peers = PeerConnections(self.hub, self.clock, admission)

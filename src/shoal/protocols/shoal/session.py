@@ -311,7 +311,7 @@ class ShoalSession:
         if local.is_worker:
             if not self._proves_token(hello):
                 return (self._close(UNPROVEN),)
-            self._trusted = bool(local.token)
+            self._trusted = bool(local.token and self._binding)
         else:
             try:
                 grant = self._admit(hello, now)
@@ -376,8 +376,7 @@ class ShoalSession:
         if other is not None and other.holds_name(self._key, now):
             raise NotAdmitted(NAME_TAKEN)
         local.sessions[hello.name] = self
-        proven = self._presented is not None and bool(self._presented.digest)
-        self._trusted = proven or bool(hello.token)
+        self._trusted = self._presented is not None and bool(self._presented.digest)
         return grant
 
     def _described(self, hardware: Hardware | None) -> PeerMessage:

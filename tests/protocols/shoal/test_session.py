@@ -1,0 +1,206 @@
+"""What Shoal's own wire promises beyond the laws of all wires."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from protocols import calling
+from protocols.calling import (
+    CALL,
+    MEMBER,
+    RUN,
+    TOKEN,
+    CallPair,
+    connect,
+    fleet_context,
+    packed,
+    start_job,
+    unconnected,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.job import JobTerms, Webhook
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Failed,
+    LoadChanged,
+    OffersChanged,
+    Rejected,
+    RunJob,
+    SendBlob,
+)
+from shoal.domain.work import Feature, Task
+from shoal.domain.worker import Hardware, WorkerLoad
+from shoal.ledger.keys import Signer
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import WebSocketRoute
+from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
+from shoal.protocols.seam.session import Bulk, Send
+from shoal.protocols.shoal import PROTOCOL
+from shoal.protocols.shoal.codec import EVENT_DECODER, encode
+from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, UNPROVEN
+
+OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
+CODE = replace(CALL, needs=frozenset({Feature.CODE}))
+BLOB = b"\xc7\x20\x02" + bytes(32)  # refers to a large value
+
+
+def describe(pair: CallPair) -> PeerJoined:
+    joined = pair.events[0]
+    assert isinstance(joined, PeerJoined)
+    return joined
+
+
+def test_a_worker_is_known_by_its_proven_key_and_describes_its_machine() -> None:
+    hardware = Hardware("M4", memory_gb=64.0)
+    pair = connect(PROTOCOL, replace(MEMBER, hardware=hardware))
+
+    assert describe(pair).public_key == calling.SIGNER.public_key.hex()
+    described = [e.profile for e in pair.events if isinstance(e, PeerDescribed)]
+    assert described[-1].hardware == hardware
+    assert described[0].release
+
+
+def test_a_token_is_proved_and_never_sent() -> None:
+    pair = connect(PROTOCOL)
+
+    seen = b"".join(map(bytes, pair.worker_sent + pair.coordinator_sent))  # type: ignore[arg-type]
+    assert TOKEN.encode() not in seen
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "binding", "reason"),
+    [
+        ("another", TOKEN, b"same", "Invalid token"),
+        ("", TOKEN, b"same", "Invalid token"),
+        (TOKEN, "", b"same", UNPROVEN),  # a coordinator without a token proves none
+        (TOKEN, TOKEN, b"", PLAIN),
+    ],
+)
+def test_who_proves_nothing_is_refused(
+    theirs: str, ours: str, binding: bytes, reason: str
+) -> None:
+    member = replace(MEMBER, token=theirs, plain=not binding)
+    pair = unconnected(PROTOCOL, member, fleet_context(ours))
+    pair.binding = binding
+
+    pair.begin()
+
+    assert any(reason in each for each in pair.ends)
+    assert not any(isinstance(each, PeerJoined) for each in pair.events[1:])
+
+
+def test_a_proof_is_of_one_channel_only() -> None:
+    """A man in the middle has two channels, and no proof of one is valid on another."""
+    pair = unconnected(PROTOCOL, MEMBER, fleet_context())
+    pair.worker.bind(b"one")  # type: ignore[attr-defined]
+    pair.coordinator.bind(b"another")  # type: ignore[attr-defined]
+    pair.binding = b""
+
+    pair.begin()
+
+    assert not pair.events
+    assert pair.ends
+
+
+def test_a_name_is_that_of_the_key_that_is_connected() -> None:
+    context = fleet_context()
+    (route,) = PROTOCOL.endpoints(PROTOCOL.config(), context)
+    assert isinstance(route, WebSocketRoute)
+
+    def join(member: WorkerProfile, now: float) -> CallPair:
+        pair = unconnected(PROTOCOL, member, context)
+        pair.coordinator = route.accept(calling.REQUEST, now).session
+        pair.begin(now)
+        return pair
+
+    first = join(MEMBER, 0.0)
+    second = join(OTHER, 1.0)
+    again = join(MEMBER, 2.0)
+    later = join(OTHER, 100.0)
+
+    assert describe(first).name == describe(again).name == describe(later).name
+    assert not second.events
+    assert any(NAME_TAKEN in each for each in second.ends)
+    assert NAME_TAKEN in (second.dialer.final_reason(1000, "") or "")
+
+
+def test_code_and_grants_need_a_proven_token() -> None:
+    proven = connect(PROTOCOL)
+    open_to_all = connect(PROTOCOL, replace(MEMBER, token=""), fleet_context(""))
+    run = replace(RUN, work=CODE, grant="a grant")
+
+    assert start_job(proven, run).grant == "a grant"
+    assert open_to_all.command(run) == []
+    open_to_all.tick(0.0)
+    assert open_to_all.events[-1] == Rejected(run.job_id, run.lease, NO_CODE)
+    assert start_job(open_to_all, replace(run, work=CALL)).grant == ""
+
+
+def test_nothing_of_who_pays_is_sent() -> None:
+    terms = JobTerms(user="someone", webhook=Webhook("http://h/?t=secret", "s3cr3t"))
+    pair = connect(PROTOCOL)
+
+    assert start_job(pair, replace(RUN, terms=terms)).terms == JobTerms()
+    seen = b"".join(map(bytes, pair.coordinator_sent))  # type: ignore[arg-type]
+    assert b"secret" not in seen
+    assert b"someone" not in seen
+
+
+def test_a_job_that_cannot_be_written_fails_and_nothing_else_does() -> None:
+    pair = connect(PROTOCOL)
+
+    assert pair.command(replace(RUN, work=Task("demo.add", {"n": 2**64}))) == []
+    pair.tick(0.0)
+    heard = pair.events[-1]
+
+    assert isinstance(heard, Failed)
+    assert (heard.job_id, heard.fault) == (RUN.job_id, Fault.REQUEST)
+    assert "64 bits" in heard.error
+    start_job(pair, replace(RUN, job_id=JobId("next")))
+
+
+def test_what_refers_to_a_value_does_not_overtake_it() -> None:
+    pair = connect(PROTOCOL)
+    blob = SendBlob(bytes(32), bytes(1 << 20))
+    refers = replace(CALL, args=packed([1]) + BLOB)
+    plain = replace(RUN, job_id=JobId("plain"))
+
+    def is_in_order(message: object) -> bool:
+        (output,) = pair.coordinator.send(ToPeer("", message), 0.0)  # type: ignore[arg-type]
+        return isinstance(output, Bulk)
+
+    assert is_in_order(blob)
+    assert is_in_order(replace(RUN, work=refers))
+    assert is_in_order(CancelJob(RUN.job_id, RUN.lease))
+    assert not is_in_order(plain)
+    assert not is_in_order(CancelJob(plain.job_id, plain.lease))
+
+
+def test_an_older_program_ignores_what_it_does_not_know() -> None:
+    told = msgspec.msgpack.decode(encode(OffersChanged(MEMBER.offers)))
+    told[1][0][1].append("a kind of job from the future")
+    told[1][0].append("a field from the future")
+    shorter = msgspec.msgpack.decode(encode(LoadChanged(WorkerLoad("hot"))))
+    del shorter[1][2:]
+
+    offers = EVENT_DECODER.decode(packed(told))
+    load = EVENT_DECODER.decode(packed(shorter))
+
+    assert offers == OffersChanged(MEMBER.offers)
+    assert load == LoadChanged(WorkerLoad("hot"))
+
+
+def test_a_token_takes_few_bytes() -> None:
+    pair = connect(PROTOCOL)
+    run = start_job(pair, replace(RUN, job_id=JobId("0" * 24)))
+    assert isinstance(run, RunJob)
+
+    (output,) = pair.worker.send(AnswerChunk(run.job_id, run.lease, ["word "]), 0.0)
+
+    assert isinstance(output, Send)
+    assert len(output.data) < 50
+    assert pair.event(Completed(run.job_id, run.lease)) != []
