@@ -19,13 +19,12 @@ def unchanged(data: bytes) -> bytes:
 class Tap:
     """A port that forwards its connections to another port of this machine.
 
-    ``seen`` is all that passed, before a change.  ``to_server`` and ``to_client``
-    change what passes, and may be set at any time.
+    ``to_server`` and ``to_client`` change what passes, and may be set at any time.
     """
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self.seen = bytearray()
+        self._streams: list[bytearray] = []  # each direction of each connection
         self.to_server: Change = unchanged
         self.to_client: Change = unchanged
         self._sockets: list[socket.socket] = []
@@ -33,6 +32,12 @@ class Tap:
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
+
+    @property
+    def seen(self) -> bytes:
+        """All that passed, before a change, and what frames of WebSockets carry."""
+        streams = [bytes(each) for each in self._streams]
+        return b"".join((*streams, *map(unmasked, streams)))
 
     def close(self) -> None:
         """Close the port and all connections."""
@@ -59,13 +64,29 @@ class Tap:
     def _copy(
         self, source: socket.socket, target: socket.socket, change: Change
     ) -> None:
+        seen = bytearray()
+        self._streams.append(seen)
         with suppress(OSError):
             while data := source.recv(READ_SIZE):
-                self.seen += data
+                seen += data
                 target.sendall(change(data))
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def unmasked(stream: bytes) -> bytes:
+    """Return what the frames of a WebSocket's client carry (RFC 6455, section 5.2)."""
+    head, _, frames = stream.partition(b"\r\n\r\n")
+    carried, at = bytearray(), 0
+    while b"upgrade: websocket" in head.lower() and at + 2 <= len(frames):
+        size, at = frames[at + 1] & 0x7F, at + 2
+        if wide := {126: 2, 127: 8}.get(size, 0):
+            size, at = int.from_bytes(frames[at : at + wide]), at + wide
+        mask, payload = frames[at : at + 4], frames[at + 4 : at + 4 + size]
+        carried += bytes(each ^ mask[n % 4] for n, each in enumerate(payload))
+        at += 4 + size
+    return bytes(carried)
 
 
 class Eavesdropper:
@@ -92,7 +113,7 @@ class Eavesdropper:
     @property
     def seen(self) -> bytes:
         """Everything that passed."""
-        return b"".join(bytes(tap.seen) for tap in self.taps.values())
+        return b"".join(tap.seen for tap in self.taps.values())
 
     def close(self) -> None:
         """Close all ports."""

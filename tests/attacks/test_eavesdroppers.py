@@ -88,6 +88,11 @@ def ask(pool: Pool) -> str:
         return "".join(text_in(stream))
 
 
+# Each wire of a worker with models, and the port that it uses.
+every_wire = pytest.mark.parametrize(
+    ("wire", "port"), [("auto", "http"), ("tealenet", "tealenet")]
+)
+
 SECRETS = [
     TOKEN.encode(),
     TOKEN.encode().hex().encode(),
@@ -104,42 +109,59 @@ def leaked(between: Eavesdropper) -> list[bytes]:
     return [each for each in SECRETS if each in seen]
 
 
+@every_wire
 def test_an_eavesdropper_reads_no_token_prompt_or_answer(
-    pool: Pool, programs: Programs, between: Eavesdropper, model: GatedModel
+    pool: Pool,
+    programs: Programs,
+    between: Eavesdropper,
+    model: GatedModel,
+    wire: str,
+    port: str,
 ) -> None:
     model.go_on.set()
-    join(programs, between, *model.flags).event("joined")
+    join(programs, between, *model.flags, "--wire", wire).event("joined")
 
     assert ask(pool) == "".join(ANSWER)
 
     assert leaked(between) == []
-    assert PREFACE in between.taps["tealenet"].seen
+    assert PREFACE in between.taps[port].seen
     (status,) = pool.workers()
     assert status["protection"] == "noise"
 
 
+@every_wire
 def test_the_same_without_encryption_is_read(
-    pool: Pool, programs: Programs, between: Eavesdropper, model: GatedModel
+    pool: Pool,
+    programs: Programs,
+    between: Eavesdropper,
+    model: GatedModel,
+    wire: str,
+    port: str,
 ) -> None:
     """The control: what the eavesdropper would find."""
     model.go_on.set()
-    join(programs, between, *model.flags, "--plain").event("joined")
+    flags = ("--plain", "--wire", wire)
+    join(programs, between, *model.flags, *flags).event("joined")
 
     assert ask(pool) == "".join(ANSWER)
 
     found = leaked(between)
     assert TOKEN.encode() in found
     assert PROMPT.encode() in found
+    assert PROMPT.encode() in between.taps[port].seen
     (status,) = pool.workers()
     assert status["protection"] == "plain"
 
 
+@pytest.mark.parametrize(
+    ("wire", "port"), [("auto", "http"), ("macfleet", "macfleet_transport")]
+)
 def test_an_eavesdropper_reads_no_argument_of_a_function(
-    pool: Pool, programs: Programs, between: Eavesdropper
+    pool: Pool, programs: Programs, between: Eavesdropper, wire: str, port: str
 ) -> None:
     module = programs.folder / "echoing.py"
     module.write_text(MODULE)
-    worker = join(programs, between, "--tasks", str(module))
+    worker = join(programs, between, "--tasks", str(module), "--wire", wire)
     worker.event("joined")
 
     with shoal.Pool(pool.url, KEY) as client:
@@ -147,14 +169,21 @@ def test_an_eavesdropper_reads_no_argument_of_a_function(
 
     assert result == ARGUMENT
     assert leaked(between) == []
-    assert between.taps["macfleet_transport"].seen
+    assert between.taps[port].seen
 
 
+@every_wire
 def test_a_job_whose_bytes_are_changed_is_done_by_another_worker(
-    pool: Pool, programs: Programs, between: Eavesdropper, model: GatedModel
+    pool: Pool,
+    programs: Programs,
+    between: Eavesdropper,
+    model: GatedModel,
+    wire: str,
+    port: str,
 ) -> None:
-    join(programs, between, *model.flags, "--name", "attacked").event("joined")
-    tap = between.taps["tealenet"]
+    flags = ("--name", "attacked", "--wire", wire)
+    join(programs, between, *model.flags, *flags).event("joined")
+    tap = between.taps[port]
 
     with pool.client() as client, answer_to(client, PROMPT) as stream:
         texts = text_in(stream)
@@ -206,7 +235,8 @@ def test_who_removes_the_encryption_only_diverts_to_the_encrypted_relay(
     model.go_on.set()
     between.taps["tealenet"].to_server = _strip
 
-    worker = join(programs, between, *model.flags, "--log-level", "info")
+    flags = ("--log-level", "info", "--wire", "tealenet")
+    worker = join(programs, between, *model.flags, *flags)
     worker.event("joined")
 
     assert ask(pool) == "".join(ANSWER)
@@ -220,8 +250,14 @@ def _strip(data: bytes) -> bytes:
     return data.removeprefix(PREFACE)
 
 
+@every_wire
 def test_a_replayed_connection_admits_nobody(
-    pool: Pool, programs: Programs, between: Eavesdropper, model: GatedModel
+    pool: Pool,
+    programs: Programs,
+    between: Eavesdropper,
+    model: GatedModel,
+    wire: str,
+    port: str,
 ) -> None:
     sent = bytearray()
 
@@ -229,18 +265,19 @@ def test_a_replayed_connection_admits_nobody(
         sent.extend(data)
         return data
 
-    between.taps["tealenet"].to_server = record
-    worker = join(programs, between, *model.flags)
+    between.taps[port].to_server = record
+    worker = join(programs, between, *model.flags, "--wire", wire)
     worker.event("joined")
     worker.terminate()
     eventually(lambda: not pool.workers(), "the worker has left")
 
-    replay = pool.ready["ports"]["tealenet"]
+    replay = pool.ready["ports"][port]
     answer = b""
     with socket.create_connection(("127.0.0.1", replay), PATIENCE) as attacker:
         attacker.sendall(bytes(sent))
         while data := attacker.recv(1 << 16):
             answer += data
 
-    assert len(answer) == SECOND_SIZE  # of the handshake; then the end
+    if port != "http":
+        assert len(answer) == SECOND_SIZE  # of the handshake; then the end
     assert pool.workers() == []

@@ -45,7 +45,7 @@ def join(programs: Programs, pool: Pool, wire: str) -> None:
     programs.run("join", *place, *model).event("joined")
 
 
-@pytest.mark.parametrize("wire", ["tealenet", "dispatch", "grandsage"])
+@pytest.mark.parametrize("wire", ["shoal", "tealenet", "dispatch", "grandsage"])
 def test_a_machine_gets_jobs_from_its_approval_on(
     programs: Programs, others: Programs, wire: str
 ) -> None:

@@ -57,7 +57,7 @@ def test_chat_prints_json_on_request(pool: Pool) -> None:
 
     told = json.loads(done.stdout)
     assert (told["model"], told["text"]) == ("tiny", "pong")
-    assert (told["finish_reason"], told["worker"]) == ("stop", "tealenet:one/tiny")
+    assert (told["finish_reason"], told["worker"]) == ("stop", "shoal:one/tiny")
 
 
 def test_chat_reports_a_truncated_answer(pool: Pool) -> None:
@@ -180,7 +180,7 @@ def test_status_shows_the_workers(pool: Pool) -> None:
     assert status["ready"] is True
     shown = shoal("status", *connection(pool)).stdout
     assert re.search(r"^one +active +0/4 ", shown, re.MULTILINE)
-    assert "; tealenet (Noise); Shoal " in shown
+    assert "; shoal (Noise); Shoal " in shown
 
 
 def test_other_server_is_not_a_coordinator(slow_model: GatedModel) -> None:

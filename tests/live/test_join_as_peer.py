@@ -22,7 +22,8 @@ from live.programs import (
 from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
-TINY_MODEL = ("--model", f"tiny={TINY}")
+ONE_MODEL = ("--model", f"tiny={TINY}")
+TINY_MODEL = (*ONE_MODEL, "--wire", "tealenet")
 TWO_MODELS = (*TINY_MODEL, "--model", f"twin={TINY}")
 
 
@@ -61,11 +62,11 @@ def answers(pool: Pool, question: str = "ping", model: str = "tiny") -> bool:
 
 def test_all_models_join_and_leave_with_one_connection(programs: Programs) -> None:
     pool = programs.serve()
-    worker = pool.join("one", *TWO_MODELS)
+    worker = pool.join("one", *ONE_MODEL, "--model", f"twin={TINY}")
     said = [worker.event("joined")["model"] for _ in range(2)]
 
     assert said == ["tiny", "twin"]
-    both = ["tealenet:one/tiny", "tealenet:one/twin"]
+    both = ["shoal:one/tiny", "shoal:one/twin"]
     eventually(lambda: ids(pool) == both, "it joined with each model")
     assert answers(pool, STORY, "tiny")
     assert answers(pool, STORY, "twin")
@@ -86,7 +87,7 @@ def test_dead_engine_withdraws_only_its_model(
 
     slow_model.close()
     assert worker.event("left")["model"] == "tiny"
-    eventually(lambda: ids(pool) == ["tealenet:one/twin"], "the coordinator knows")
+    eventually(lambda: ids(pool) == ["shoal:one/twin"], "the coordinator knows")
 
     assert answers(pool, model="twin")
 

@@ -106,7 +106,8 @@ def test_worker_uses_the_relay_if_the_direct_port_is_blocked(
     middle = between.serve(*RELAY, "--tealenet-port", port)
     url = f"http://{one.machine.peer_address}:{PORT}"
 
-    worker = one.join(url, "--name", "far", "--model", f"tiny={TINY}")
+    teale = ("--wire", "tealenet", "--model", f"tiny={TINY}")
+    worker = one.join(url, "--name", "far", *teale)
 
     assert (
         f"trying ws://{one.machine.peer_address}:{PORT}/ws"

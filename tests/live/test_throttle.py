@@ -53,7 +53,7 @@ def tell_story(pool: Pool) -> str:
         return "".join(text_in(stream))
 
 
-@pytest.mark.parametrize("wire", ["tealenet", "grandsage", "dispatch"])
+@pytest.mark.parametrize("wire", ["shoal", "tealenet", "grandsage", "dispatch"])
 def test_a_worker_pauses_and_resumes_without_a_restart(
     programs: Programs, pool: Pool, wire: str
 ) -> None:

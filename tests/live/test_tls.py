@@ -196,7 +196,7 @@ def test_error_names_an_invalid_certificate(
     assert "Traceback" not in serve.errors
 
 
-def test_functions_are_called_over_a_separately_certified_port(
+def test_functions_are_called_within_tls_and_on_a_separately_certified_port(
     programs: Programs, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
@@ -204,13 +204,17 @@ def test_functions_are_called_over_a_separately_certified_port(
     pool = programs.serve(*certificate.flags, "--join-token", "join-me-please", *ports)
     token = token_of(pool)
     assert token.startswith("join-me-please.sha256-")
-    worker = pool.join("calls", "--tasks", "tasks.demo_tasks", token=token)
-    worker.event("joined")
+    for name, wire in (("http", "auto"), ("port", "macfleet")):
+        tasks = ("--tasks", "tasks.demo_tasks", "--slots", "1", "--wire", wire)
+        pool.join(name, *tasks, token=token).event("joined")
 
     with Client(pool.url, KEY, cacert=certificate.authority) as client:
-        assert client.submit("demo.add", 20, 22).result(PATIENCE) == 42
+        calls = [client.submit("demo.add", 20, 22) for _ in range(2)]
+        assert [each.result(PATIENCE) for each in calls] == [42, 42]
 
     data = ("--data-dir", str(programs.folder / "data"))
     status = shoal("status", "--json", "--url", pool.url, *data)
-    (joined,) = json.loads(status.stdout)["workers"]
-    assert joined["protection"] == "tls"
+    workers = json.loads(status.stdout)["workers"]
+    # Noise also within TLS, which may end at a proxy.
+    protections = {each["id"]: each["protection"] for each in workers}
+    assert protections == {"shoal:http": "noise", "macfleet:port": "tls"}

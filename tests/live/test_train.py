@@ -247,7 +247,7 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
             if events[-1].get("values", {}).get("step") == 10:
                 break
         run = events[0]["run"]
-        given = f"machine {node}: given to macfleet:"
+        given = f"machine {node}: given to shoal:"
         (lost,) = [each for each in workers if given + each in explained(pool, run)]
         workers[lost].kill()
         if least == 2:

@@ -121,8 +121,11 @@ def test_a_name_is_that_of_the_key_that_is_connected() -> None:
     second = join(OTHER, 1.0)
     again = join(MEMBER, 2.0)
     later = join(OTHER, 100.0)
+    later.coordinator.connection_lost(101.0)  # type: ignore[attr-defined]
+    next_ = join(MEMBER, 101.0)
 
-    assert describe(first).name == describe(again).name == describe(later).name
+    for each in (first, again, later, next_):
+        assert describe(each).name == MEMBER.name
     assert not second.events
     assert any(NAME_TAKEN in each for each in second.ends)
     assert NAME_TAKEN in (second.dialer.final_reason(1000, "") or "")

@@ -223,6 +223,11 @@ class ShoalSession:
             return (write((encode(content),)), self._close(content.reason))
         return self._encode(content, now)
 
+    def connection_lost(self, now: float) -> Sequence[Output]:
+        """Leave the name to whoever comes next."""
+        self._closed = True
+        return ()
+
     # Sending.
 
     def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
