@@ -170,7 +170,7 @@ def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
         )
     worker.event("joined")
 
-    assert "met peer='tealenet:far' protection=noise" in here.program.errors
+    assert "met peer='shoal:far' protection=noise" in here.program.errors
 
 
 @pytest.mark.parametrize("flags", [LOOKING, LOOKING[:-2]], ids=["passcode", "nothing"])

@@ -279,7 +279,7 @@ async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
         await asyncio.to_thread(pool.joined, "one")
         await asyncio.to_thread(eventually, refused_peers, "the node is refused")
         (refused,) = refused_peers()
-        assert [each["id"] for each in pool.workers()] == ["tealenet:one/tiny"]
+        assert [each["id"] for each in pool.workers()] == ["shoal:one/tiny"]
 
     assert refused["id"] == f"tealenet:{node.node_id}"
     assert "--tealenet-open" in refused["reason"]

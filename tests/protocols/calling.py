@@ -40,7 +40,7 @@ OFFER = Offer(
 )
 
 
-REQUEST = UpgradeRequest("/shoal", address="127.0.0.1")
+REQUEST = UpgradeRequest("/shoal", address="192.0.2.7")
 
 
 def counted_bytes(owner: str) -> Callable[[int], bytes]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from shoal import __version__
+from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import digest_of
 from shoal.domain.errors import (
     InvalidRequest,
@@ -362,7 +363,7 @@ class ShoalSession:
         """Check a worker's proofs.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
-        if not binding and not local.plain:
+        if not binding and not local.plain and not is_loopback(self._address):
             raise NotAdmitted(PLAIN)
         if hello.key and binding:
             signed = KEY_LABEL + ProofRole.WORKER.value + binding
