@@ -102,6 +102,17 @@ class EncryptedLink(Protocol):
 
 
 @runtime_checkable
+class JoiningLink(Protocol):
+    """A link on which messages that are sent together may arrive as one.
+
+    The session tells them apart.
+    """
+
+    joined_max: int
+    """Bytes that are joined at most; 0: each message arrives for itself."""
+
+
+@runtime_checkable
 class FramingLink(Protocol):
     """A byte link that splits messages itself, as a framed session directs."""
 

@@ -1,9 +1,10 @@
 """The send queue of one connection: messages in order, which overtake bulk data."""
 
 import asyncio
+from collections.abc import Sequence
 
 from shoal.protocols.seam.session import Bulk, Data
-from shoal.transports.link import FramingLink, Link
+from shoal.transports.link import FramingLink, JoiningLink, Link
 
 OUTBOX_MAX = 16 << 20  # unread bytes of replies
 ISSUED_MAX = 16  # times as much for commands: long prompts, in all slots
@@ -24,6 +25,7 @@ class Outbox:
         "_bulks",
         "_closed",
         "_framing",
+        "_joining",
         "_link",
         "_messages",
         "_size",
@@ -36,6 +38,7 @@ class Outbox:
         # worker takes.
         self._link = link
         self._framing = link if isinstance(link, FramingLink) else None
+        self._joining = link if isinstance(link, JoiningLink) else None
         self._messages: list[Data] = []
         self._bulks: list[Bulk] = []
         self._size = 0  # bytes of messages, with those that are being sent
@@ -105,6 +108,8 @@ class Outbox:
     async def _write_messages(self) -> None:
         """Write the queued messages."""
         batch, self._messages = self._messages, []
+        if len(batch) > 1 and self._joining is not None and self._joining.joined_max:
+            batch = joined(batch, self._joining.joined_max)
         for data in batch:
             await self._link.send(data)
             self._size -= len(data)
@@ -154,6 +159,21 @@ class Outbox:
         if self._idle:
             assert self._writer is not None
             self._writer.set_result(None)
+
+
+def joined(messages: Sequence[Data], size_max: int) -> list[Data]:
+    """Return messages with those joined that have ``size_max`` bytes together."""
+    found: list[Data] = []
+    together: list[bytes] = []
+    size = 0
+    for data in messages:
+        assert isinstance(data, bytes), "text is not joined"
+        if together and size + len(data) > size_max:
+            found.append(b"".join(together))
+            together, size = [], 0
+        together.append(data)
+        size += len(data)
+    return [*found, b"".join(together)]
 
 
 def _size_of(bulk: Bulk) -> int:

@@ -73,6 +73,7 @@ class WebSocketLink:
         self._unadmitted = unadmitted  # None: the peer is no stranger
         self._farewell = ""  # the text of our close frame
         self.binding = b""
+        self.joined_max = 0
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
         self._put_back: list[Data] = []
@@ -84,6 +85,8 @@ class WebSocketLink:
         self._sealer = RecordSealer(keys.sealer)
         self._opener = RecordOpener(keys.opener)
         self.binding = keys.hash
+        # One call of the cipher, and one frame, cost more than most messages.
+        self.joined_max = JOINED_MAX
         if received:
             self._put_back.extend(self._opened([received]))
 

@@ -9,6 +9,7 @@ from shoal.domain.errors import PeerError
 from shoal.protocols.seam.session import Bulk, Send
 from shoal.protocols.shoal.pieces import (
     FRAME_MAX,
+    HEAD,
     LAST,
     MESSAGE_MAX,
     MORE,
@@ -36,32 +37,37 @@ def test_a_message_arrives_whole_and_small_ones_pass_it(
     assert isinstance(output, Bulk if in_order or size > PIECE_MAX else Send)
     assert all(len(each) <= FRAME_MAX for each in frames)
     assert not any(before)
-    assert last == message
+    assert last == [message]
+    assert joiner.receive(b"".join((*frames, *frames))) == [message, message]
+
+
+def piece(kind: int, data: bytes) -> bytes:
+    return HEAD.pack(kind, len(data)) + data
 
 
 def test_small_messages_may_come_between_pieces() -> None:
     joiner = PieceJoiner(MESSAGE_MAX)
+    pieces = [piece(MORE, b"a"), piece(WHOLE, b"small"), piece(MORE, b"b")]
 
-    heard = [
-        joiner.receive(each)
-        for each in (MORE + b"a", WHOLE + b"small", MORE + b"b", LAST + b"c")
-    ]
+    heard = [joiner.receive(each) for each in (*pieces, piece(LAST, b"c"))]
 
-    assert heard == [None, b"small", None, b"abc"]
-    assert joiner.receive(LAST + b"next") == b"next"
+    assert heard == [[], [b"small"], [], [b"abc"]]
+    assert joiner.receive(piece(LAST, b"next")) == [b"next"]
 
 
-@pytest.mark.parametrize("frame", ["text", b"", b"\3what"])
-def test_what_is_no_piece_is_refused(frame: bytes | str) -> None:
+@pytest.mark.parametrize(
+    "data", ["text", b"\0", piece(WHOLE, b"cut")[:-1], piece(3, b"what")]
+)
+def test_what_is_no_piece_is_refused(data: bytes | str) -> None:
     with pytest.raises(PeerError):
-        PieceJoiner(MESSAGE_MAX).receive(frame)
+        PieceJoiner(MESSAGE_MAX).receive(data)
 
 
 def test_a_message_is_limited_however_it_is_cut() -> None:
     joiner = PieceJoiner(8)
 
-    assert joiner.receive(MORE + b"12345678") is None
+    assert joiner.receive(piece(MORE, b"12345678")) == []
     with pytest.raises(PeerError, match="8"):
-        joiner.receive(MORE + b"9")
+        joiner.receive(piece(MORE, b"9"))
     with pytest.raises(PeerError, match="8"):
-        PieceJoiner(8).receive(WHOLE + b"123456789")
+        PieceJoiner(8).receive(piece(WHOLE, b"123456789"))

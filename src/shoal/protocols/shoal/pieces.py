@@ -1,19 +1,22 @@
 """Large messages in pieces, so that small ones can pass them.
 
-The first byte of each piece says whether more of its message follow.  One message at a
-time is sent in pieces; small ones, which are whole, may come between.
+Before each piece is a byte that says whether more of its message follow, and its size.
+One message at a time is sent in pieces; small ones, which are whole, may come between.
+Pieces that are sent together may arrive as one message of the WebSocket.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.session import Bulk, Data, Send
 
 PIECE_MAX = 256 << 10  # bytes of a message in a piece
-FRAME_MAX = PIECE_MAX + 1  # bytes of a piece with its first byte
 MESSAGE_MAX = 320 << 20  # bytes: a value of 256 MiB and what surrounds it
 
-WHOLE, MORE, LAST = b"\0", b"\1", b"\2"
+WHOLE, MORE, LAST = range(3)
+HEAD = struct.Struct(">BI")  # which of them, and the size in bytes
+FRAME_MAX = HEAD.size + PIECE_MAX
 
 
 def write(
@@ -25,10 +28,10 @@ def write(
     it must not overtake large ones before it.
     """
     if (size := sum(map(len, parts))) <= PIECE_MAX:
-        whole = b"".join((WHOLE, *parts))
+        whole = b"".join((HEAD.pack(WHOLE, size), *parts))
         return Bulk((whole,)) if in_order else Send(whole)
     count = -(-size // PIECE_MAX)
-    return Bulk(_pieces(b"".join(parts), count), size + count)
+    return Bulk(_pieces(b"".join(parts), count), size + count * HEAD.size)
 
 
 def _pieces(message: bytes, count: int) -> Iterator[bytes]:
@@ -36,7 +39,8 @@ def _pieces(message: bytes, count: int) -> Iterator[bytes]:
     for number in range(1, count + 1):
         yield b""  # small messages go first
         kind = LAST if number == count else MORE
-        yield kind + view[(number - 1) * PIECE_MAX : number * PIECE_MAX]
+        piece = view[(number - 1) * PIECE_MAX : number * PIECE_MAX]
+        yield HEAD.pack(kind, len(piece)) + piece
 
 
 class PieceJoiner:
@@ -47,14 +51,28 @@ class PieceJoiner:
         self._pieces: list[memoryview] = []
         self._size = 0
 
-    def receive(self, frame: Data) -> bytes | None:
-        """Return the message that a piece completes; None: it completes none.
+    def receive(self, data: Data) -> Sequence[bytes]:
+        """Return the messages that are complete with some pieces.
 
         Raises PeerError.
         """
-        if isinstance(frame, str):
+        if isinstance(data, str):
             raise PeerError("a text message")
-        kind, piece = frame[:1], memoryview(frame)[1:]
+        complete: list[bytes] = []
+        view, at = memoryview(data), 0
+        while at < len(view):
+            try:
+                kind, size = HEAD.unpack_from(view, at)
+            except struct.error as error:
+                raise PeerError("half of a piece's head") from error
+            begin, at = at + HEAD.size, at + HEAD.size + size
+            if at > len(view):
+                raise PeerError(f"a piece of {size} bytes is cut")
+            if (message := self._add(kind, view[begin:at])) is not None:
+                complete.append(message)
+        return complete
+
+    def _add(self, kind: int, piece: memoryview) -> bytes | None:
         size = len(piece) + (0 if kind == WHOLE else self._size)
         if size > self.message_max:
             raise LimitExceeded("message", size, self.message_max)

@@ -199,12 +199,11 @@ class ShoalSession:
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
         outputs: list[PeerMessage | Output] = []
         try:
-            for frame in batch:
-                if self._closed:
-                    break
-                if (data := self._joiner.receive(frame)) is not None:
-                    outputs += self._receive_message(self._decode(data), now)
-                self._lost_at = now + SILENCE_MAX
+            for pieces in batch:
+                for data in self._joiner.receive(pieces):
+                    if not self._closed:
+                        outputs += self._receive_message(self._decode(data), now)
+            self._lost_at = now + SILENCE_MAX
         except PeerError as error:
             self._closed = True
             outputs.append(protocol_error(error))
