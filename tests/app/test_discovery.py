@@ -19,7 +19,7 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
     ServiceRecord,
 )
-from shoal.transports.tcp_server import BoundAddress
+from shoal.transports.acceptor import BoundAddress
 
 HERE = ("127.0.0.1",)
 kinds = (f"_near{number}x{id(object()) % 9999}._tcp" for number in count())

@@ -42,8 +42,8 @@ class Site:
         app = web.Application()
         app.router.add_get("/", self.answer)
         listener = http_server.http_listener(app, "127.0.0.1", 0, None, self.strangers)
-        async with listener as port:
-            yield f"http://127.0.0.1:{port}/"
+        async with listener as bound:
+            yield f"http://127.0.0.1:{bound.port}/"
 
 
 async def test_requests_without_a_credential_wait_for_their_turn() -> None:

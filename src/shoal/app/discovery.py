@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from shoal.domain.errors import Unavailable
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.protocols.seam.endpoints import ServiceRecord
+from shoal.transports.acceptor import BoundAddress
 from shoal.transports.mdns import LocalNetwork, local_network
-from shoal.transports.tcp_server import BoundAddress
 
 WILDCARD_ADDRESSES = ("0.0.0.0", "::")
 CHECK_INTERVAL = 10.0  # seconds between looks whether this machine is on other networks
@@ -21,11 +21,12 @@ log = logging.getLogger("shoal.app")
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedService:
-    """A service, and where it listens."""
+    """A service, and where it listens.  ``peers``: its wire also dials peers."""
 
     wire: str
     service: ServiceRecord
     bound: BoundAddress
+    peers: bool = True
 
 
 class LocalDiscovery:
@@ -107,7 +108,7 @@ class LocalDiscovery:
         if self._warned:
             return
         self._warned = True
-        wires = {each.wire for each in self._announced}
+        wires = {each.wire for each in self._announced if each.peers}
         wires |= {each.wire for each in self._discovered}
         flags = " or ".join(f"--{wire}-peers HOST:PORT" for wire in sorted(wires))
         log.warning(

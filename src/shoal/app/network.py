@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
@@ -21,8 +21,11 @@ from shoal.protocols.seam.endpoints import (
     MembershipProber,
     OutgoingConnection,
     ServiceBrowser,
+    ServiceRecord,
+    WebSocketRoute,
 )
 from shoal.protocols.seam.protocol import Endpoint
+from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import Clock
 from shoal.transports.dialer import dial
 from shoal.transports.link import LinkClosed
@@ -30,10 +33,11 @@ from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, accept_encrypti
 from shoal.transports.mdns import addresses_of
 from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_server import BoundAddress, ConnectionPolicy, tcp_listener
+from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls, self_signed_tls
 
 CLOSE_TIMEOUT = 3.0  # seconds for outbound connections to end
+TLS_KEY = "tls"  # in the record of a service over HTTP that has TLS
 
 PortsByWire: TypeAlias = Mapping[str, Mapping[str, int]]
 """Ports by wire, and by ``Listener.advertised_label``."""
@@ -48,7 +52,8 @@ class NetworkContext:
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not
     opened.  ``addresses`` returns the addresses at which others reach a listener's
-    address.  ``hidden`` turns announcements and browsing off.  Whoever connects is one
+    address.  ``hidden`` turns announcements and browsing off, and ``http``
+    is where HTTP is served, if it is.  Whoever connects is one
     of ``strangers`` until it is admitted.
     """
 
@@ -59,6 +64,7 @@ class NetworkContext:
     host: str
     tls: ServerTls | None = None
     hidden: bool = False
+    http: BoundAddress | None = None
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
     strangers: Strangers = field(default_factory=Strangers)
 
@@ -79,6 +85,8 @@ async def open_network(
     fallbacks: list[str] = []
     async with AsyncExitStack() as listening:
         for wire, endpoint in endpoints:
+            if isinstance(endpoint, WebSocketRoute) and endpoint.service is not None:
+                announced += _over_http(wire, endpoint.service, context)
             if not isinstance(endpoint, Listener):
                 continue
             if endpoint.security is ListenerTls.COORDINATOR and context.tls is None:
@@ -96,6 +104,17 @@ async def open_network(
             log.info("ports are in use, so others are taken: %s", ", ".join(fallbacks))
         async with _outbound(endpoints, announced, context):
             yield ports
+
+
+def _over_http(
+    wire: str, service: ServiceRecord, context: NetworkContext
+) -> Sequence[AnnouncedService]:
+    """Return the announcement of a service that is reached over HTTP."""
+    if context.http is None or context.hidden:
+        return ()
+    if context.tls is not None:
+        service = replace(service, text={**service.text, TLS_KEY: "1"})
+    return (AnnouncedService(wire, service, context.http, peers=False),)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -249,7 +249,7 @@ async def run_coordinator(
                 config.port,
                 None if https is None else https.context,
                 strangers,
-            ) as port,
+            ) as http,
             _ollama_listener(
                 make_ollama_app(app, gateway, strangers), config, https, strangers
             ) as ollama_port,
@@ -266,11 +266,14 @@ async def run_coordinator(
                 tasks.create_task(_end_if_broken(hub.store_health)),
                 tasks.create_task(trim_memory_regularly()),
             ]
+            port = http.port
             urls = partial(public_urls, config.host, port, secure=https is not None)
             admission.urls = urls
             admission.join_token = stored.token
             admission.loopback_only = is_own_host(config.host)
-            async with open_network(endpoints, network) as admission.ports:
+            async with open_network(
+                endpoints, replace(network, http=http)
+            ) as admission.ports:
                 websockets.open(tasks)
                 join = admission.invitation(stored.token)
                 finally_.enter_context(
@@ -446,8 +449,8 @@ async def _ollama_listener(
     tls = None if https is None else https.context
     where = (config.host, config.ollama_port)
     flag = "--ollama-port"
-    async with http_listener(app, *where, tls, strangers, flag=flag) as port:
-        yield port
+    async with http_listener(app, *where, tls, strangers, flag=flag) as bound:
+        yield bound.port
 
 
 def _spot_checks(hub: Hub, store: Store, settings: CoordinatorSettings) -> SpotChecks:

@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.transports.strangers import Strangers, has_left
@@ -14,6 +15,19 @@ ACCEPTED_IN_A_ROW = 32  # until others get their turn
 ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
 
 log = logging.getLogger("shoal.transports")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAddress:
+    """The address and port of a listener; the address may be a wildcard."""
+
+    address: str
+    port: int
+
+    @classmethod
+    def of(cls, listener: socket.socket) -> "BoundAddress":
+        """Return the address of a listening socket."""
+        return cls(*listener.getsockname()[:2])
 
 
 async def listen(host: str, port: int, *, all_addresses: bool) -> list[socket.socket]:

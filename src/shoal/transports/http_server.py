@@ -17,7 +17,7 @@ from aiohttp.http import HttpProcessingError
 from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
 from shoal.processes.port_user import port_user
-from shoal.transports.acceptor import accepted, listen
+from shoal.transports.acceptor import BoundAddress, accepted, listen
 from shoal.transports.mdns import addresses_of
 from shoal.transports.strangers import (
     MESSAGE_TIMEOUT,
@@ -53,8 +53,8 @@ async def http_listener(
     strangers: Strangers,
     *,
     flag: str = "--port",
-) -> AsyncIterator[int]:
-    """Serve ``app`` for the length of the block; gives the port, if that was 0.
+) -> AsyncIterator[BoundAddress]:
+    """Serve ``app`` for the length of the block; gives its address and port.
 
     Connections begin as ``strangers``, until ``admit`` is called for one.  ``flag`` is
     the setting of the port.
@@ -93,7 +93,7 @@ async def http_listener(
                 for listener in listeners
             ]
             try:
-                yield listeners[0].getsockname()[1]
+                yield BoundAddress.of(listeners[0])
             finally:
                 for each in accepting:
                     each.cancel()

@@ -16,7 +16,7 @@ from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.protocols.seam.session import CloseCode
-from shoal.transports.acceptor import accepted, listen
+from shoal.transports.acceptor import BoundAddress, accepted, listen
 from shoal.transports.http_server import PORT_MAX, describe_bind_error
 from shoal.transports.link import CLOSE_TIMEOUT
 from shoal.transports.strangers import BY_STRANGER, LeftEarly, Stranger, Strangers
@@ -29,14 +29,6 @@ CLOSE_GRACE = 3.0  # seconds for connections to end when the port is closed
 REFUSED = "refused peer=%s reason=%r"
 
 log = logging.getLogger("shoal.transports")
-
-
-@dataclass(frozen=True, slots=True)
-class BoundAddress:
-    """The address and port of a listener; the address may be a wildcard."""
-
-    address: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +78,7 @@ async def tcp_listener(
             policy.strangers.meter_accepting(partial(connections.accept, sock))
         )
         try:
-            address, bound = sock.getsockname()[:2]
-            yield BoundAddress(address, bound)
+            yield BoundAddress.of(sock)
             connections.patience = CLOSE_GRACE
         finally:
             accepting.cancel()

@@ -202,17 +202,20 @@ async def test_code_cannot_be_offered_where_only_tasks_are_given_out(
     check_task_options(ray, target, models=False)
 
 
-async def test_discovered_coordinator_must_be_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_functions_are_offered_to_a_discovered_coordinator(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = await sites({"/healthz": HEALTH})
+
     async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
-        return "tcp://192.0.2.7:4011"
+        return found
 
     monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
     monkeypatch.setattr(join_target, "local_url", lambda folder: "http://127.0.0.1:1")
 
-    with pytest.raises(ConfigError, match="give its address: shoal join http://HOST"):
-        await resolve_call_target("", "auto", "", tmp_path)
+    target = await resolve_call_target("", "auto", "", tmp_path)
+
+    assert (target.url, target.protocol.name) == (found, "shoal")
 
 
 async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:

@@ -189,15 +189,16 @@ async def test_https_to_a_port_without_tls_is_an_error(
 
 
 async def test_without_a_data_folder_the_lan_is_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
+    found = await sites({"/healthz": HEALTH})
 
     async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
         assert "connection refused" in local_error
-        assert kind == "_teale._tcp"
+        assert kind == "_shoal._tcp"
         asked.append(secure)
-        return "tcp://192.0.2.7:4011"
+        return found
 
     monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
     monkeypatch.setattr(join_target, "local_url", lambda folder: "http://127.0.0.1:1")
@@ -206,10 +207,10 @@ async def test_without_a_data_folder_the_lan_is_searched(
     plain = await resolve_target("", "auto", "secret", tmp_path / "none")
     secure = await resolve_target("", "auto", pinned, tmp_path / "none")
 
-    assert (plain.url, plain.token) == ("tcp://192.0.2.7:4011", "secret")
+    assert (plain.url, plain.token) == (found, "secret")
     assert asked == [False, True]
     assert (secure.token, secure.fingerprint) == ("secret", bytes(32))
-    assert plain.protocol.service == "_teale._tcp"
+    assert plain.protocol.preferred
 
 
 async def test_local_coordinator_that_is_down_is_awaited(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def sighting(
 @pytest.mark.parametrize(
     ("addresses", "url"),
     [
-        (("192.0.2.7",), "tcp://192.0.2.7:4011"),
-        (("2001:db8::1", "192.0.2.7"), "tcp://192.0.2.7:4011"),
-        (("2001:db8::1",), "tcp://[2001:db8::1]:4011"),
-        (("fe80::1%eth0",), "tcp://[fe80::1%25eth0]:4011"),
+        (("192.0.2.7",), "http://192.0.2.7:4011"),
+        (("2001:db8::1", "192.0.2.7"), "http://192.0.2.7:4011"),
+        (("2001:db8::1",), "http://[2001:db8::1]:4011"),
+        (("fe80::1%eth0",), "http://[fe80::1%25eth0]:4011"),
     ],
     ids=["IPv4", "both versions", "IPv6", "with a zone"],
 )
@@ -42,17 +42,20 @@ def test_addresses_are_formatted_as_join_urls(
     assert f"  shoal join {url}  # one" in str(caught.value).splitlines()
 
 
-def test_only_coordinator_is_selected() -> None:
-    mac, one = sighting("a Mac", text={"deviceID": "X"}), sighting("one", "192.0.2.8")
+@pytest.mark.parametrize("secure", [False, True])
+def test_only_coordinator_is_selected(secure: bool) -> None:
+    tls = sighting("tls", text={**OURS, "tls": "1"})
+    plain = sighting("plain", "192.0.2.8")
+    seen = [tls, plain] if secure else [plain]
 
-    assert only_coordinator([mac, one], secure=False, local_error=GONE) is one
+    assert only_coordinator(seen, secure=secure, local_error=GONE) is seen[0]
 
 
 def test_token_with_a_fingerprint_is_not_sent_without_tls() -> None:
     with pytest.raises(ConfigError, match="with a certificate") as caught:
         only_coordinator([sighting("one")], secure=True, local_error=GONE)
 
-    assert "shoal join https://192.0.2.7:PORT  # one" in str(caught.value)
+    assert "shoal join http://192.0.2.7:4011  # one" in str(caught.value)
 
 
 def test_several_coordinators_are_an_error_that_lists_them() -> None:
@@ -62,8 +65,8 @@ def test_several_coordinators_are_an_error_that_lists_them() -> None:
         only_coordinator(seen, secure=False, local_error=GONE)
 
     assert str(caught.value).splitlines()[1:] == [
-        "  shoal join tcp://192.0.2.7:4011  # o\\x1bne",
-        "  shoal join tcp://192.0.2.8:4011  # two",
+        "  shoal join http://192.0.2.7:4011  # o\\x1bne",
+        "  shoal join http://192.0.2.8:4011  # two",
     ]
 
 
@@ -98,7 +101,7 @@ async def test_announced_coordinator_is_found(
 
         url = await find_lan_coordinator(KIND, secure=False, local_error=GONE)
 
-    assert url == f"tcp://127.0.0.1:{port}"
+    assert url == f"http://127.0.0.1:{port}"
 
 
 def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,8 +113,8 @@ async def test_reachable_address_is_joined() -> None:
         port: int = server.sockets[0].getsockname()[1]
         one = DiscoveredService("one", ("::1", "127.0.0.2", "127.0.0.3"), port, OURS)
 
-        assert await lan_discovery._reachable_url(one) == f"tcp://127.0.0.3:{port}"
+        assert await lan_discovery._reachable_url(one) == f"http://127.0.0.3:{port}"
 
     with pytest.raises(ConfigError, match="firewall") as caught:
         await lan_discovery._reachable_url(one)
-    assert f"tcp://127.0.0.2:{port}" in str(caught.value)
+    assert f"http://127.0.0.2:{port}" in str(caught.value)

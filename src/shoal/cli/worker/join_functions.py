@@ -293,12 +293,6 @@ async def resolve_call_target(
         coordinator,
         protocol=wires.get(wire) or by_default or next(iter(wires.values())),
     )
-    if urlsplit(coordinator.url).scheme not in HTTP:
-        raise ConfigError(
-            f"{coordinator.display_url} was found on the local network; to run "
-            "functions for it, give its address: shoal join http://HOST:PORT --tasks "
-            "MODULE"
-        )
     if _runs_only_tasks(coordinator.protocol):
         return coordinator
     if not coordinator.protocol.encrypts:

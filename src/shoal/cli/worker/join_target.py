@@ -161,11 +161,11 @@ async def _on_this_machine(
         health = await _health(url, fingerprint)
     except Unavailable as error:
         if not (stored_token or certificate):  # this machine never ran one
-            return await _on_local_network(wire, token, str(error))
+            return await _on_local_network(chosen, token, str(error))
         if token not in ("", stored_token):  # No secret: both are the user's own.
             # The token may be for this machine's coordinator after all.
             with suppress(ConfigError):
-                return await _on_local_network(wire, token, str(error))
+                return await _on_local_network(chosen, token, str(error))
         return JoinTarget(
             url,
             wire,
@@ -244,15 +244,13 @@ async def _is_this_machine(host: str) -> bool:
 
 
 async def _on_local_network(
-    wire: AnyWireProtocol, token: str, local_error: str
+    chosen: AnyWireProtocol | None, token: str, local_error: str
 ) -> JoinTarget:
-    wire = _announced(wire)
+    announced = next(each.service for each in discover().values() if each.service)
     token, fingerprint = split_token(token)
     secure = fingerprint is not None
-    url = await find_lan_coordinator(
-        wire.service, secure=secure, local_error=local_error
-    )
-    return JoinTarget(url, wire, token, fingerprint, is_shoal=True)
+    url = await find_lan_coordinator(announced, secure=secure, local_error=local_error)
+    return await _at_url(url, chosen, token, fingerprint)
 
 
 async def _at_url(
@@ -469,12 +467,6 @@ def _wire_named(name: str) -> AnyWireProtocol:
 def _preferred() -> AnyWireProtocol | None:
     """Return the wire of Shoal's own coordinators, if it is installed."""
     return next((each for each in discover().values() if each.preferred), None)
-
-
-def _announced(chosen: AnyWireProtocol) -> AnyWireProtocol:
-    """Return the wire on which coordinators are found: the chosen one, if it can be."""
-    with_service = [each for each in discover().values() if each.service]
-    return chosen if chosen.service else next(iter(with_service), chosen)
 
 
 def _by_scheme(url: str) -> AnyWireProtocol:

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from shoal.app.network import TLS_KEY
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols.seam.endpoints import DiscoveredService
 from shoal.transports.mdns import addresses_of, local_network
 
 BROWSE_TIME = 3.0  # seconds; most coordinators answer within one
 CONNECT_TIMEOUT = 2.0  # seconds to each of a coordinator's addresses
-MARK = "shoal"  # key in the TXT record of Shoal's coordinators
 EVERYWHERE = "0.0.0.0"  # all networks of this machine
 ADVICE = (
     "start one with `shoal serve`, or give its address: shoal join http://HOST:4010"
@@ -60,22 +60,24 @@ def only_coordinator(
 
     Raises ConfigError naming the coordinators, and what to do.
     """
-    coordinators = {
-        each.name: each for each in services if MARK in each.text and each.addresses
+    coordinators = {each.name: each for each in services if each.addresses}
+    fitting = {
+        name: each
+        for name, each in coordinators.items()
+        if TLS_KEY in each.text or not secure
     }
-    if len(coordinators) == 1 and not secure:
-        (coordinator,) = coordinators.values()
+    if len(fitting) == 1:
+        (coordinator,) = fitting.values()
         return coordinator
-    if secure and coordinators:
-        # Announced ports have no TLS.
+    if coordinators and not fitting:
         raise ConfigError(
-            "the token is for a coordinator with a certificate; give its address and "
-            f"port: {_listed(coordinators, 'https://{host}:PORT')}"
+            "the token is for a coordinator with a certificate, and none on the local "
+            f"network has one; there is: {_listed(coordinators)}"
         )
-    if coordinators:
+    if fitting:
         raise ConfigError(
-            f"{len(coordinators)} coordinators are on the local network; choose one: "
-            + _listed(coordinators, "tcp://{host}:{port}")
+            f"{len(fitting)} coordinators are on the local network; choose one: "
+            + _listed(fitting)
         )
     raise ConfigError(
         f"no coordinator runs on this machine ({local_error}), and none answered on "
@@ -91,8 +93,8 @@ async def _reachable_url(coordinator: DiscoveredService) -> str:
         except (OSError, TimeoutError):
             continue
         writer.transport.abort()
-        return _url(address, coordinator.port)
-    tried = ", ".join(_url(each, coordinator.port) for each in _ipv4_first(coordinator))
+        return _url(coordinator, address)
+    tried = ", ".join(_url(coordinator, each) for each in _ipv4_first(coordinator))
     raise ConfigError(
         f"the coordinator {coordinator.name!a} announces itself on the local network, "
         f"but does not answer at {tried}; check for a firewall, or give its address: "
@@ -100,10 +102,9 @@ async def _reachable_url(coordinator: DiscoveredService) -> str:
     )
 
 
-def _listed(coordinators: Mapping[str, DiscoveredService], url: str) -> str:
+def _listed(coordinators: Mapping[str, DiscoveredService]) -> str:
     return "".join(
-        f"\n  shoal join {url.format(host=_host(_ipv4_first(each)[0]), port=each.port)}"
-        f"  # {ascii(name)[1:-1]}"
+        f"\n  shoal join {_url(each, _ipv4_first(each)[0])}  # {ascii(name)[1:-1]}"
         for name, each in sorted(coordinators.items())[:LISTED_MAX]
     )
 
@@ -113,9 +114,7 @@ def _ipv4_first(service: DiscoveredService) -> list[str]:
     return sorted(service.addresses, key=lambda each: ":" in each)
 
 
-def _url(address: str, port: int) -> str:
-    return f"tcp://{_host(address)}:{port}"
-
-
-def _host(address: str) -> str:
-    return f"[{address.replace('%', ZONE)}]" if ":" in address else address
+def _url(service: DiscoveredService, address: str) -> str:
+    scheme = "https" if TLS_KEY in service.text else "http"
+    host = f"[{address.replace('%', ZONE)}]" if ":" in address else address
+    return f"{scheme}://{host}:{service.port}"

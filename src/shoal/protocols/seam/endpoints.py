@@ -36,7 +36,7 @@ class AcceptedConnection:
 class WebSocketRoute:
     """A claim on WebSocket connections; of several, the lowest ``rank`` wins.
 
-    ``encrypts`` is as in ``Listener``.
+    ``encrypts`` is as in ``Listener``, and ``service`` announces the HTTP port.
     """
 
     rank: int
@@ -47,6 +47,7 @@ class WebSocketRoute:
     idle_max: float | None = None
     """Seconds without a message or a pong until a peer is lost; None: no pings."""
     encrypts: bool = False
+    service: "ServiceRecord | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from shoal import __version__
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
+    ServiceRecord,
     UpgradeRequest,
     WebSocketRoute,
 )
@@ -26,6 +28,8 @@ from shoal.protocols.shoal.session import LocalEnd, ShoalSession
 __all__ = ["PROTOCOL", "Config"]
 
 PATH = "/shoal"
+SERVICE = "_shoal._tcp"
+MARK = "shoal"  # in the record of the service: the release
 RANK = 0  # no other protocol has a path of its own that begins so
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 MESSAGE_MAX = FRAME_MAX + 1024  # bytes, with the records that encrypt it
@@ -47,7 +51,12 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
         return AcceptedConnection(ShoalSession(local, request.address))
 
-    return [WebSocketRoute(RANK, _is_ours, accept, MESSAGE_MAX, encrypts=True)]
+    service = ServiceRecord(SERVICE, context.name, {MARK: __version__})
+    return [
+        WebSocketRoute(
+            *(RANK, _is_ours, accept, MESSAGE_MAX), encrypts=True, service=service
+        )
+    ]
 
 
 def _is_ours(request: UpgradeRequest) -> bool:
@@ -109,5 +118,6 @@ PROTOCOL = WireProtocol(
     signs=True,
     joint=True,
     preferred=True,
+    service=SERVICE,
     encrypts=True,
 )

@@ -193,6 +193,5 @@ PROTOCOL = WireProtocol(
     joint=True,
     encrypts=True,
     plain_peers=lambda config, tls: "peers that are not Shoal's workers",
-    service=SERVICE,
     peering=dial_peer,
 )
