@@ -155,17 +155,18 @@ def test_listening_worker_and_the_coordinator_of_its_fleet_find_each_other(
     assert worker.terminate() == 0
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "found"])
 def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
-    places: tuple[Site, Site], tmp_path: Path
+    places: tuple[Site, Site], tmp_path: Path, named: bool
 ) -> None:
     one, other = places
     here = one.serve(*EVERYWHERE, *issue(tmp_path / "tls").flags)
     words: list[str] = here.ready["join"].split()
     token = words[words.index("--token") + 1]
-    url = f"https://{one.machine.address}:{here.port}"
+    url = [f"https://{one.machine.address}:{here.port}"] if named else []
     with other.machine.inside():
         worker = other.programs.run(
-            *("join", url, "--json", "--token", token, "--name", "far"),
+            *("join", *url, "--json", "--token", token, "--name", "far"),
             *("--model", f"tiny={TINY}"),
         )
     worker.event("joined")
