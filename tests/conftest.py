@@ -1,6 +1,7 @@
 """The suite's options, profiles and guards: CONTRIBUTING.md tells how to use them."""
 
 import gc
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -53,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     slowness()  # for the processes below this one
+    # A shell lets what runs in the background ignore it, and programs pass that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Failures(), "failures")
     if config.option.costs:
         config.pluginmanager.register(Costs(), "costs")

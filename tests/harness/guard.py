@@ -61,7 +61,7 @@ class Phase:
             return self.hung
         now, used = time.monotonic(), processor_seconds()
         # Less than before, if a program has ended that nobody waited for.
-        if abs(used - self._used) > idle_share() * (now - self._looked):
+        if abs(used - self._used) > IDLE * (now - self._looked):
             self._active = now
         self._looked, self._used = now, used
         if now - self._active >= self.idle_max:
@@ -161,15 +161,6 @@ def limits_of(item: pytest.Item) -> tuple[float, float]:
     if item.get_closest_marker("long"):
         return scaled(LONG_LIMIT), LONG_IDLE_MAX
     return scaled(LIMIT), IDLE_MAX
-
-
-def idle_share() -> float:
-    """Return the share of a core below which nothing happens.
-
-    Beside other work, what runs gets a part of a core only.
-    """
-    cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
-    return IDLE * min(cores / max(load, 1.0), 1.0)
 
 
 def processor_seconds() -> float:

@@ -215,7 +215,7 @@ async def test_dialling_dispatcher_submits_to_the_pool(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     pool = serve(programs, *flags)
-    our_nonce = ("--tasks", str(TASKS), "--slots", "2")
+    our_nonce = ("--tasks", str(TASKS), "--slots", "2", "--wire", "macfleet")
     ours_there = pool.join("ours", *our_nonce, token=token)
     await asyncio.to_thread(ours_there.event, "joined")
     transport = PeerTransport("boss-1", token)

@@ -74,7 +74,7 @@ def test_model_of_a_worker_is_found_and_copied_from_the_coordinator(
         *("--to", str(to)),
     )
 
-    assert lines[1].startswith("tealenet:otter "), find.errors
+    assert lines[1].startswith("shoal:otter "), find.errors
     assert (
         lines[2]
         == f"to copy it: shoal models get tiny --from {pool.url} --token JOIN_TOKEN"

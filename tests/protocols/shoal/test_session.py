@@ -1,11 +1,12 @@
 """What Shoal's own wire promises beyond the laws of all wires."""
 
+import json
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from protocols import calling
+from protocols import calling, pairs
 from protocols.calling import (
     CALL,
     MEMBER,
@@ -18,23 +19,27 @@ from protocols.calling import (
     start_job,
     unconnected,
 )
+from shoal.domain.answer_assembly import assemble
 from shoal.domain.ids import JobId
 from shoal.domain.job import JobTerms, Webhook
-from shoal.domain.outcome import Fault
+from shoal.domain.outcome import AnswerPiece, Delta, Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CancelJob,
     Completed,
     Failed,
+    Joined,
     LoadChanged,
     OffersChanged,
     Rejected,
     RunJob,
     SendBlob,
 )
-from shoal.domain.work import Feature, Task
+from shoal.domain.work import Feature, Task, Work
 from shoal.domain.worker import Hardware, WorkerLoad
-from shoal.ledger.keys import Signer
+from shoal.ledger.keys import Signer, verify
+from shoal.ledger.outputs import output_of
+from shoal.ledger.worker_receipts import output_hash_of
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
@@ -195,6 +200,41 @@ def test_an_older_program_ignores_what_it_does_not_know() -> None:
 
     assert offers == OffersChanged(MEMBER.offers)
     assert load == LoadChanged(WorkerLoad("hot"))
+
+
+@pytest.mark.parametrize("pieces", [["a", " text"], ["a", Delta(1, {"content": "é"})]])
+@pytest.mark.parametrize("work", [pairs.CHAT, Task("demo.add", {"x": 1})])
+def test_an_answer_has_a_receipt_of_its_output(
+    work: Work, pieces: list[AnswerPiece]
+) -> None:
+    pair, (joined,) = pairs.connect(PROTOCOL)
+    assert isinstance(joined, Joined)
+    (run,) = pair.command(replace(RUN, work=work, continues="begun"))
+    assert isinstance(run, RunJob)
+
+    heard = pair.event(AnswerChunk(run.job_id, run.lease, pieces))
+    heard += pair.event(Completed(run.job_id, run.lease, rest=("\ud800",)))
+
+    chunk, end = heard
+    assert isinstance(chunk, AnswerChunk)
+    assert isinstance(end, Completed)
+    assert end.receipt is not None
+    told = assemble(["begun", *chunk.pieces, *end.rest], end.finish_reason, None)
+    receipt, key = json.loads(end.receipt.body), pairs.SIGNER.public_key
+    assert receipt["output_hash"] == output_hash_of(output_of(work, told))
+    assert (receipt["job_id"], receipt["provider_pubkey"]) == (RUN.job_id, key.hex())
+    assert verify(key, end.receipt.signature, end.receipt.body)
+    assert joined.offer.receipts
+
+
+def test_a_value_has_no_receipt() -> None:
+    pair = connect(PROTOCOL)
+    run = start_job(pair)
+
+    (end,) = pair.event(Completed(run.job_id, run.lease, value=packed(1)))
+
+    assert isinstance(end, Completed)
+    assert end.receipt is None
 
 
 def test_a_token_takes_few_bytes() -> None:

@@ -87,6 +87,7 @@ class ShoalDialer:
         self._local = LocalEnd(
             *(profile.name, profile.identity, profile.hardware, profile.plain),
             token=profile.token,
+            epoch=profile.epoch,
             offers=profile.first_offers,
             models=profile.expected_models,
             on_refused=self._on_refused,

@@ -23,6 +23,7 @@ from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 from shoal.domain.vocabulary import Command, Event, RunJob
 from shoal.domain.worker import Hardware
+from shoal.protocols.seam.json_text import well_formed
 
 VERSION = 1
 
@@ -275,7 +276,7 @@ def encode(message: object) -> bytes:
 def _well_formed(value: Any) -> Any:
     match value:
         case str():
-            return value.encode(errors="replace").decode()
+            return well_formed(value)
         case Mapping():
             return {_well_formed(k): _well_formed(v) for k, v in value.items()}
         case list() | tuple():

@@ -6,6 +6,7 @@ From then on each sends its half of the vocabulary as it is.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from shoal import __version__
@@ -39,7 +40,7 @@ from shoal.domain.vocabulary import (
     RunJob,
     SendBlob,
 )
-from shoal.domain.work import Feature
+from shoal.domain.work import Call, CallStream, Feature, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
@@ -48,6 +49,7 @@ from shoal.protocols.seam.admission import (
     JoinRequest,
     TokenProof,
 )
+from shoal.protocols.seam.answer_receipts import ReceiptSigner
 from shoal.protocols.seam.context import Identity
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
@@ -101,11 +103,19 @@ NO_CODE = (
     "coordinators that proved it: this pool has none, give --join-token"
 )
 
+CALLS = (Call, CallStream)
 ENDS = (CancelJob, Completed, Rejected, Failed)
 OF_JOBS = (
     *(RunJob, PushCalls, CancelCalls, AnswerChunk, CallProgress, CallsReturned),
     *ENDS,
 )
+
+
+class _Answer(NamedTuple):
+    """An answer that this worker gives: to what, and its receipt."""
+
+    work: Work
+    signer: ReceiptSigner
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,8 @@ class LocalEnd:
     ``verify`` and ``admission`` are a coordinator's, and so are the last ``sessions``
     with workers, by their names.  The others are a worker's: a
     coordinator has to prove its ``token``, and ``models`` are those that it will offer
-    once they are loaded.  ``on_refused`` gets the reason of a final refusal.
+    once they are loaded.  ``on_refused`` gets the reason of a final refusal.  ``epoch``
+    is the Unix time at which the clock passed as ``now`` was at 0.
     """
 
     name: str
@@ -128,6 +139,7 @@ class LocalEnd:
         default_factory=WeakValueDictionary
     )
     token: str = ""
+    epoch: float = 0.0
     offers: tuple[Offer, ...] = ()
     models: tuple[str, ...] = ()
     on_refused: Callable[[str], None] = lambda reason: None
@@ -157,6 +169,7 @@ class ShoalSession:
         }
         # The open jobs, and whether what is sent about them goes in order.
         self._jobs: dict[tuple[JobId, LeaseNumber] | None, bool] = {}
+        self._answers: dict[tuple[JobId, LeaseNumber], _Answer] = {}  # given here
         self._last: dict[type, object] = {}  # what the peer said last of itself
         self._pending: list[PeerMessage] = []  # events that arose while sending
         self._pending_since = 0.0
@@ -241,6 +254,8 @@ class ShoalSession:
         in_order = isinstance(content, SendBlob) or self._jobs.get(job, False)
         if not self._is_current(content):
             return ()
+        if isinstance(content, AnswerChunk | Completed | Rejected | Failed):
+            content = self._with_receipt(content, now)
         try:
             parts = _parts(content)
         except InvalidRequest as error:
@@ -261,6 +276,22 @@ class ShoalSession:
         elif isinstance(message, ENDS):
             return self._jobs.pop(job, None) is not None
         return job in self._jobs
+
+    def _with_receipt(
+        self, event: AnswerChunk | Completed | Rejected | Failed, now: float
+    ) -> Event:
+        """Collect an answer that this worker gives, and sign it at its end."""
+        job = (event.job_id, event.lease)
+        if isinstance(event, AnswerChunk):
+            if (answer := self._answers.get(job)) is not None:
+                answer.signer.add(event.pieces)
+            return event
+        answer = self._answers.pop(job, None)
+        if answer is None or not isinstance(event, Completed):
+            return event
+        answer.signer.add(event.rest)
+        at = now + self._local.epoch
+        return replace(event, receipt=answer.signer.sign(answer.work, event, at))
 
     def _fail(
         self, content: Event | Command, reason: str, now: float
@@ -394,6 +425,7 @@ class ShoalSession:
     def _receive_message(
         self, message: object, now: float
     ) -> Sequence[PeerMessage | Output]:
+        local = self._local
         if isinstance(message, Opening):
             if self._peer is not None:
                 raise PeerError("a second hello")
@@ -411,6 +443,11 @@ class ShoalSession:
                 Feature.CODE in work.needs and not self._trusted
             ):
                 return self._encode(Rejected(job_id, lease, NO_CODE), now)
+            case RunJob(job_id, lease, work) if not isinstance(work, CALLS):
+                signer = ReceiptSigner(local.identity, job_id, message.beginning)
+                self._answers[job_id, lease] = _Answer(work, signer)
+            case CancelJob(job_id, lease):
+                self._answers.pop((job_id, lease), None)
             case OffersChanged() | LoadChanged() | Draining():
                 if isinstance(message, OffersChanged):
                     message = OffersChanged(tuple(map(self._proven, message.offers)))
@@ -429,9 +466,13 @@ class ShoalSession:
         return (PeerMessage(ALL_PEERS, message),)  # type: ignore[arg-type]
 
     def _proven(self, offer: Offer) -> Offer:
-        """Return an offer with what the worker has proved, whatever it claims."""
+        """Return an offer with what the worker has proved, whatever it claims.
+
+        There are receipts for what models answer, and none for values of functions.
+        """
         return replace(
             offer,
+            receipts=bool(offer.models),
             public_key=self._key or offer.public_key,
             proven=bool(self._key),
             neighbour=False,

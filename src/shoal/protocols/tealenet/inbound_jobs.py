@@ -18,6 +18,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import ANY_MODEL, Task, Work
 from shoal.domain.worker import Offer
+from shoal.protocols.seam.answer_receipts import ReceiptSigner
 from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.admission import MAY_NOT_SUBMIT
 from shoal.protocols.tealenet.codec.chunks import ChunkWriter
@@ -49,7 +50,6 @@ from shoal.protocols.tealenet.codec.scalars import (
     normalized_id,
     well_formed,
 )
-from shoal.protocols.tealenet.codec.signatures import ReceiptSigner
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealePeer

@@ -7,13 +7,14 @@ Source: TealeNet's "Cluster Messages", and what real peers do: dates are doubles
 import hashlib
 import re
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Raw, UnsetType
 
-from shoal.domain.errors import PeerError
 from shoal.domain.worker import ThermalLevel
+from shoal.protocols.seam.json_text import encode_json as encode_json  # re-exported
+from shoal.protocols.seam.json_text import well_formed as well_formed
 
 REFERENCE_DATE = 978307200.0  # Unix time of 2001-01-01T00:00:00Z, in seconds
 
@@ -45,7 +46,6 @@ ShoalField: TypeAlias = Raw | UnsetType
 It keeps the bytes of the whole message alive: decode it immediately.
 """
 
-_LONE = re.compile("[\ud800-\udfff]")
 _WORDS = {
     "id": "ID",
     "ids": "IDs",
@@ -119,51 +119,3 @@ def from_date(date: Date) -> float:
 def is_uuid(text: str) -> bool:
     """Return whether a text is a UUID: Macs refuse any other owner."""
     return re.fullmatch(_UUID, text) is not None
-
-
-def well_formed(text: str) -> str:
-    """Return ``text`` with U+FFFD for each character that UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _LONE.sub("\ufffd", text)
-    return text
-
-
-def encode_json(value: object) -> bytes:
-    """Encode a value or a message as JSON, with well-formed texts.
-
-    Raises PeerError if it is nested too deeply: peers refuse that.
-    """
-    try:
-        try:
-            return _encode(value)
-        except UnicodeEncodeError:  # half of a surrogate pair
-            return _encode(
-                _well_formed_tree(msgspec.to_builtins(value, enc_hook=_to_builtin))
-            )
-    except RecursionError as error:
-        raise PeerError("nested too deeply to be sent") from error
-
-
-def _to_builtin(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, Raw) else dict(value)
-
-
-def _well_formed_tree(value: Any) -> Any:
-    match value:
-        case str():
-            return well_formed(value)
-        case dict():
-            return {
-                _well_formed_tree(name): _well_formed_tree(inner)
-                for name, inner in value.items()
-            }
-        case list() | tuple():
-            return [_well_formed_tree(inner) for inner in value]
-        case _:
-            return value
-
-
-# The hook encodes mappings that are not dicts.
-_encode = msgspec.json.Encoder(enc_hook=dict).encode
