@@ -137,14 +137,14 @@ def test_dashboard_follows_the_pool_through_a_proxy(
             assert "event: facts" in [*_until(lines, "event: facts")]
 
 
-def test_functions_are_called_through_a_proxy(
-    pool: Pool,
+def test_functions_are_called_and_offered_through_a_proxy(
+    programs: Programs,
     url: str,
     certificate: Certificate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-    pool.joined("one", "--tasks", "tasks.demo_tasks")  # the proxy hides their port
+    join(programs, url, "--tasks", "tasks.demo_tasks")
 
     with shoal.Pool(url, api_key=KEY, cacert=certificate.authority) as client:
         assert client.submit(add, 1, 2).result(PATIENCE) == 3

@@ -44,9 +44,10 @@ from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
 from shoal.protocols.seam.session import Bulk, Send
+from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.shoal import PROTOCOL
 from shoal.protocols.shoal.codec import EVENT_DECODER, encode
-from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, UNPROVEN
+from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
 CODE = replace(CALL, needs=frozenset({Feature.CODE}))
@@ -81,7 +82,7 @@ def test_a_token_is_proved_and_never_sent() -> None:
     [
         ("another", TOKEN, b"same", "Invalid token"),
         ("", TOKEN, b"same", "Invalid token"),
-        (TOKEN, "", b"same", UNPROVEN),  # a coordinator without a token proves none
+        (TOKEN, "", b"same", NOT_PROVEN),  # a coordinator without a token proves none
         (TOKEN, TOKEN, b"", PLAIN),
     ],
 )

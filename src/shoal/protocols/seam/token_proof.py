@@ -19,6 +19,10 @@ import hmac
 from enum import Enum
 from hashlib import sha256
 
+NOT_PROVEN = (
+    "the peer has not proved the join token: it is another coordinator, or only "
+    "pretends to be one"
+)
 _KEY_LABEL = b"shoal token proof v1\n"
 
 

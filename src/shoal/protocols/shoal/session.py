@@ -67,7 +67,12 @@ from shoal.protocols.seam.session import (
     PeerProfile,
     protocol_error,
 )
-from shoal.protocols.seam.token_proof import PresentedProof, ProofRole, prove_token
+from shoal.protocols.seam.token_proof import (
+    NOT_PROVEN,
+    PresentedProof,
+    ProofRole,
+    prove_token,
+)
 from shoal.protocols.shoal.codec import (
     COMMAND_DECODER,
     COMMANDS,
@@ -92,9 +97,6 @@ BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 
 NAME_TAKEN = (
     "another machine of this name is connected, which has another key: choose another "
     "--name"
-)
-UNPROVEN = (
-    "what answers there has not proved the join token: it only pretends to have it"
 )
 PLAIN = "workers encrypt their connections to this coordinator: join without --plain"
 WRONG_KEY = "the other end has not proved its key"
@@ -346,7 +348,7 @@ class ShoalSession:
         outputs: list[PeerMessage | Output] = []
         if local.is_worker:
             if not self._proves_token(hello):
-                return (self._close(UNPROVEN),)
+                return (self._close(NOT_PROVEN),)
             self._trusted = bool(local.token and self._binding)
         else:
             try:

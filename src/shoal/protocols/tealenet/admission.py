@@ -15,12 +15,9 @@ from shoal.protocols.seam.admission import (
     JoinRequest,
     TokenProof,
 )
+from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 
-TOKEN_NOT_PROVEN = (
-    "the peer has not proved the join token: it is another coordinator, or only "
-    "pretends to be one"
-)
 CREDENTIALS_REQUIRED = (
     "a peer needs a passcode or a join token here: start the coordinator with "
     "--tealenet-passcode or --tealenet-open, or join as a worker with --token"
@@ -94,7 +91,7 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     if peer.token and local.admission is not None:
         return _admit_by_token(local.admission, peer)
     if local.token and not local.plain and not peer.proves_token:
-        raise NotAdmitted(TOKEN_NOT_PROVEN)
+        raise NotAdmitted(NOT_PROVEN)
     if local.token and peer.passcode is None:
         # A worker's coordinator: it admits this end by the token.
         return PeerPermissions(submits_jobs=True)

@@ -23,12 +23,12 @@ from shoal.protocols.seam.admission import TokenProof
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Close, Notice
 from shoal.protocols.seam.token_proof import (
+    NOT_PROVEN,
     PresentedProof,
     ProofRole,
     prove_token,
 )
 from shoal.protocols.tealenet.admission import (
-    TOKEN_NOT_PROVEN,
     PeerCredentials,
     PeerPermissions,
     admit,
@@ -227,7 +227,7 @@ class HelloHandshake:
             return (self._reject(reason),)
         if not self._proves_token(greeting):
             # It may pretend to be the coordinator: the worker goes on looking for it.
-            return (self._close(TOKEN_NOT_PROVEN),)
+            return (self._close(NOT_PROVEN),)
         if self._is_plain_worker(greeting):
             return self._refuse(greeting, PLAIN_WORKER, now)
         self.credentials = self._credentials(greeting)
