@@ -43,10 +43,11 @@ from shoal.ledger.worker_receipts import output_hash_of
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
-from shoal.protocols.seam.session import Bulk, Send
+from shoal.protocols.seam.session import Bulk, Close, Send
 from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.shoal import PROTOCOL
 from shoal.protocols.shoal.codec import EVENT_DECODER, encode
+from shoal.protocols.shoal.pieces import HEAD, MORE
 from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
@@ -97,6 +98,18 @@ def test_who_proves_nothing_is_refused(
 
     assert any(reason in each for each in pair.ends)
     assert not any(isinstance(each, PeerJoined) for each in pair.events[1:])
+
+
+def test_who_says_no_hello_in_time_is_lost_whatever_it_sends() -> None:
+    pair = unconnected(PROTOCOL, MEMBER, fleet_context())
+    pair.coordinator.tick(0.0)
+    piece = HEAD.pack(MORE, 1) + b"x"
+
+    for now in range(10):
+        assert pair.coordinator.receive([piece], now) == []
+
+    (close,) = pair.coordinator.tick(10.0)
+    assert isinstance(close, Close)
 
 
 def test_a_proof_is_of_one_channel_only() -> None:

@@ -125,10 +125,10 @@ class LocalEnd:
     """What is the same for all sessions of this end.
 
     ``verify`` and ``admission`` are a coordinator's, and so are the last ``sessions``
-    with workers, by their names.  The others are a worker's: a
-    coordinator has to prove its ``token``, and ``models`` are those that it will offer
-    once they are loaded.  ``on_refused`` gets the reason of a final refusal.  ``epoch``
-    is the Unix time at which the clock passed as ``now`` was at 0.
+    with workers, by their names.  The others are a worker's: a coordinator has to prove
+    its ``token``, and ``models`` are those that it will offer once they are loaded.
+    ``on_refused`` gets the reason of a final refusal.  ``epoch`` is the Unix time at
+    which the clock passed as ``now`` was at 0.
     """
 
     name: str
@@ -218,7 +218,8 @@ class ShoalSession:
                 for data in self._joiner.receive(pieces):
                     if not self._closed:
                         outputs += self._receive_message(self._decode(data), now)
-            self._lost_at = now + SILENCE_MAX
+            if self._peer is not None:
+                self._lost_at = now + SILENCE_MAX
         except PeerError as error:
             self._closed = True
             outputs.append(protocol_error(error))
