@@ -8,7 +8,6 @@ one fails, and so on around.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, PeerError
@@ -300,15 +299,20 @@ class RankGroup:
         array: "Array",
     ) -> None:
         """Send or receive an array, and wait for it."""
-        ended: SimpleQueue[Exception | None] = SimpleQueue()
-        begin(ArrayTransfer(peer, tag, bytes_of(array), ended.put))
-        try:
-            error = ended.get(timeout=self._timeout)
-        except Empty:
+        # No SimpleQueue: a signal at the limit lets that wait for ever (Python 3.11).
+        ended = threading.Event()
+        errors: list[Exception | None] = []
+
+        def on_end(error: Exception | None) -> None:
+            errors.append(error)
+            ended.set()
+
+        begin(ArrayTransfer(peer, tag, bytes_of(array), on_end))
+        if not ended.wait(self._timeout):
             self.expire(peer)
-            error = ended.get()
-        if error is not None:
-            raise error
+            ended.wait()
+        if errors[0] is not None:
+            raise errors[0]
 
     def _expire(self, timeout: float) -> None:
         self._links.abort(_late(self._suspect(), timeout), self._waits_for)
