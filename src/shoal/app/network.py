@@ -52,9 +52,8 @@ class NetworkContext:
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not
     opened.  ``addresses`` returns the addresses at which others reach a listener's
-    address.  ``hidden`` turns announcements and browsing off, and ``http``
-    is where HTTP is served, if it is.  Whoever connects is one
-    of ``strangers`` until it is admitted.
+    address.  ``hidden`` turns announcements and browsing off, and ``http`` is where
+    HTTP is served, if it is.  Each peer is one of ``strangers`` until it is admitted.
     """
 
     serve: ServeSession

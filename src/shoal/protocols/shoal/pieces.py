@@ -31,16 +31,22 @@ def write(
         whole = b"".join((HEAD.pack(WHOLE, size), *parts))
         return Bulk((whole,)) if in_order else Send(whole)
     count = -(-size // PIECE_MAX)
-    return Bulk(_pieces(b"".join(parts), count), size + count * HEAD.size)
+    return Bulk(_pieces(parts, size), size + count * HEAD.size)
 
 
-def _pieces(message: bytes, count: int) -> Iterator[bytes]:
-    view = memoryview(message)
-    for number in range(1, count + 1):
+def _pieces(parts: Sequence[bytes | memoryview], size: int) -> Iterator[bytes]:
+    """Yield the pieces of a message, which are copied one at a time."""
+    for begin in range(0, size, PIECE_MAX):
         yield b""  # small messages go first
-        kind = LAST if number == count else MORE
-        piece = view[(number - 1) * PIECE_MAX : number * PIECE_MAX]
-        yield HEAD.pack(kind, len(piece)) + piece
+        end = min(begin + PIECE_MAX, size)
+        head = HEAD.pack(LAST if end == size else MORE, end - begin)
+        piece: list[bytes | memoryview] = [head]
+        before = 0  # bytes of the parts before this one
+        for part in parts:
+            view = memoryview(part)
+            piece.append(view[max(begin - before, 0) : max(end - before, 0)])
+            before += len(view)
+        yield b"".join(piece)
 
 
 class PieceJoiner:

@@ -488,7 +488,7 @@ class ShoalSession:
 
 
 def _parts(content: Event | Command) -> Sequence[bytes | memoryview]:
-    """Return a message in parts; a large value is not copied.
+    """Return a message in parts; a large value is one of them.
 
     Raises InvalidRequest if it cannot be encoded.
     """
