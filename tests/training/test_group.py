@@ -442,7 +442,7 @@ def test_compressions_of_the_same_size_are_not_mistaken_for_each_other() -> None
 @pytest.mark.parametrize(
     ("differs", "problem"),
     [
-        ({"secrets": {1: "another secret"}}, "Invalid token"),
+        ({"secrets": {1: "another secret"}}, "has not proved the secret"),
         ({"generations": {1: 3}}, "generation 0 of this group is not open here"),
     ],
     ids=["secret", "generation"],

@@ -20,7 +20,7 @@ from training.in_memory import Array, run_mixed
 
 
 def wire() -> Any:
-    return next(each.ranks() for each in discover().values() if each.ranks)
+    return next(each.mixed_ranks() for each in discover().values() if each.mixed_ranks)
 
 
 def array_of(recorded: dict[str, Any]) -> Array:

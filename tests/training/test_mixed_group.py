@@ -30,7 +30,7 @@ def group(
     timeout: float = LIMIT,
     tls: bool | None = None,
 ) -> MixedGroup:
-    wire = next(each.ranks() for each in discover().values() if each.ranks)
+    wire = next(each.mixed_ranks() for each in discover().values() if each.mixed_ranks)
     server = self_signed_tls("rank") if tls or token else None
     listener = RankListener("127.0.0.1", 0, server)
     return MixedGroup(

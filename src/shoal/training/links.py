@@ -14,8 +14,8 @@ from shoal.domain.errors import PeerError
 from shoal.protocols.seam.ranks import (
     GENERATION_MAX,
     STEP_MAX,
-    RankWire,
     SegmentLabel,
+    SegmentWire,
 )
 from shoal.training.collectives import Kind
 from shoal.transports.rank_socket import Disconnected, RankSocket
@@ -78,7 +78,7 @@ class OutgoingLink:
     def __init__(
         self,
         connect: Callable[[], RankSocket],
-        wire: RankWire,
+        wire: SegmentWire,
         on_failure: Callable[[str], None],
     ) -> None:
         self._connect = connect
@@ -162,7 +162,7 @@ class OutgoingLink:
 class IncomingLink:
     """Receives segments from one rank."""
 
-    def __init__(self, connection: RankSocket, wire: RankWire) -> None:
+    def __init__(self, connection: RankSocket, wire: SegmentWire) -> None:
         self._connection = connection
         self._wire = wire
         self._labels = _Labels()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError
-from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
+from shoal.protocols.seam.ranks import ArrayWire, RankIdentity, RankRefused
 from shoal.training import mixed_collectives
 from shoal.training.collectives import Place
 from shoal.training.mixed_collectives import MixedOp, MixedOperation
@@ -49,7 +49,7 @@ class MixedGroup:
 
     def __init__(
         self,
-        wire: RankWire,
+        wire: ArrayWire,
         listener: RankListener,
         rank: int,
         names: Sequence[str],

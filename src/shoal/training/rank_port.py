@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted, Unavailable
-from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
+from shoal.protocols.seam.ranks import RankIdentity, RankRefused, SegmentWire
 from shoal.training.links import IncomingLink, OutgoingLink
 from shoal.training.rank_connections import RankAcceptor, Way, connect_to
 from shoal.training.relayed_sockets import RelayedSockets
@@ -111,7 +111,7 @@ class RankPort:
 
     def __init__(
         self,
-        wire: RankWire,
+        wire: SegmentWire,
         listener: RankListener,
         *,
         encrypts: bool | None,

@@ -29,7 +29,7 @@ PROTOCOL = WireProtocol(
     joint=True,
     address=coordinator_url,
     fleets=FLEETS,
-    ranks=FleetRanks,
+    mixed_ranks=FleetRanks,
     worker_endpoints=worker_endpoints,
     plain_peers=lambda config, tls: (
         "" if config.tls or not config.open else "nodes of the open fleet"

@@ -14,7 +14,7 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
     WebSocketRoute,
 )
-from shoal.protocols.seam.ranks import RankWire
+from shoal.protocols.seam.ranks import ArrayWire, SegmentWire
 from shoal.protocols.seam.relay import RelayRoute
 
 C = TypeVar("C")
@@ -137,8 +137,10 @@ class WireProtocol(Generic[C]):
     Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is invalid.
     """
     fleets: FleetAccess[C] | None = None
-    ranks: Callable[[], RankWire] | None = None
+    ranks: Callable[[], SegmentWire] | None = None
     """Returns the messages between the ranks of a training run, for one rank."""
+    mixed_ranks: Callable[[], ArrayWire] | None = None
+    """The same for ranks of which some are other programs."""
     worker_endpoints: Callable[[C, ProtocolContext], Sequence[Endpoint]] | None = None
     """The endpoints of a worker that coordinators dial; None: workers only dial.
 

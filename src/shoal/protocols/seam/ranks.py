@@ -50,14 +50,14 @@ class SegmentHead(NamedTuple):
 class RankIdentity:
     """A rank's id, and the secret that all ranks of its group have.
 
-    ``fleet`` names the fleet to whose programs ``secret`` is the token; None: the group
-    has Shoal's ranks only.  An empty secret: nobody has to prove one.
+    ``fleet`` names the fleet to whose programs ``secret`` is the token, in a group with
+    ranks of other programs.  An empty secret: nobody has to prove one.
     """
 
     node_id: str
     secret: str
     random_bytes: Callable[[int], bytes]
-    fleet: str | None = None
+    fleet: str = ""
 
 
 class HandshakeStep(NamedTuple):
@@ -101,11 +101,9 @@ class RankHandshake(Protocol):
 
 
 class RankWire(Protocol):
-    """The messages between ranks."""
+    """How ranks prove to each other that they are of one group."""
 
     head_size: int
-    payload_max: int
-    """Bytes of one array, with its shape and dtype."""
 
     def client(
         self, identity: RankIdentity, server: str, address: str
@@ -123,6 +121,10 @@ class RankWire(Protocol):
         """
         ...
 
+
+class SegmentWire(RankWire, Protocol):
+    """The messages between Shoal's ranks."""
+
     def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
         """Return the head of a segment."""
         ...
@@ -130,6 +132,13 @@ class RankWire(Protocol):
     def decode_segment(self, head: bytes) -> SegmentHead:
         """Return the head of a segment.  Raises PeerError for other messages."""
         ...
+
+
+class ArrayWire(RankWire, Protocol):
+    """The messages with ranks of other programs."""
+
+    payload_max: int
+    """Bytes of one array, with its shape and dtype."""
 
     def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
         """Return what precedes an array's numbers, and these, without a copy.

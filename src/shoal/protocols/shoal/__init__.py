@@ -23,6 +23,7 @@ from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.shoal.codec import EVENTS
 from shoal.protocols.shoal.pieces import FRAME_MAX
+from shoal.protocols.shoal.ranks import ShoalRanks
 from shoal.protocols.shoal.session import LocalEnd, ShoalSession
 
 __all__ = ["PROTOCOL", "Config"]
@@ -121,4 +122,5 @@ PROTOCOL = WireProtocol(
     preferred=True,
     service=SERVICE,
     encrypts=True,
+    ranks=ShoalRanks,
 )

@@ -1,29 +1,18 @@
-"""The messages between ranks: frames with parts of arrays, or with whole arrays.
+"""The messages between ranks: frames with whole arrays, in the order of the schedule.
 
-MacFleet's own programs send whole arrays, in the order of the schedule, on stream 1.
-Between Shoal's ranks a segment is a GRADIENT frame too, without a shape and a dtype,
-which both ends know, and without a checksum::
-
-    stream     number of the operation
-    flags      CHUNKED, and from bit 8 on the kind of the collective
-    sequence   number of the segment
-    reserved   generation, 12 bits | step, 20 bits
-
-Only after the strong handshake are there segments: a rank of Shoal's own groups accepts
-no other.
+MacFleet's own programs send them as GRADIENT frames on stream 1.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.domain.credentials import digest_of
-from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.domain.errors import NotAdmitted
 from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
 from shoal.protocols.macfleet.codec.frames import (
     DEFAULT_STREAM,
     HEADER,
     PAYLOAD_MAX,
-    Flag,
     FrameReader,
     FrameType,
     crc32,
@@ -31,9 +20,7 @@ from shoal.protocols.macfleet.codec.frames import (
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
-    DEFAULT_STRENGTHS,
     HandshakeSettings,
-    HandshakeStrength,
     SentChallenges,
 )
 from shoal.protocols.macfleet.handshake_client import ClientHandshake
@@ -47,22 +34,16 @@ from shoal.protocols.seam.admission import (
     proves_token,
 )
 from shoal.protocols.seam.framing import FramedMessage
-from shoal.protocols.seam.ranks import (
-    RankIdentity,
-    SegmentHead,
-    SegmentLabel,
-)
+from shoal.protocols.seam.ranks import RankIdentity
 
 if TYPE_CHECKING:
     from shoal.protocols.macfleet.codec.arrays import Array
 
-_KIND_SHIFT = 8  # of the flags: the lower bits are the document's
-_STEP_BITS = 20
 _NO_PROFILE = b"{}"
 
 
 class FleetRanks:
-    """The messages and handshakes of one rank; see ``RankWire``."""
+    """The messages and handshakes of one rank; see ``ArrayWire``."""
 
     head_size = HEADER.size
     payload_max = PAYLOAD_MAX
@@ -77,7 +58,6 @@ class FleetRanks:
             ClientHandshake(
                 self._settings(identity),
                 server,
-                require_strong=identity.fleet is None,
                 server=address,
             )
         )
@@ -93,28 +73,6 @@ class FleetRanks:
         return FleetRankHandshake(
             ServerHandshake(self._settings(identity, admission), address), secret_of
         )
-
-    def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
-        kind, operation, index, generation, step = label
-        return encode_header(
-            FrameType.GRADIENT,
-            size,
-            0,
-            operation,
-            Flag.CHUNKED | kind << _KIND_SHIFT,
-            index,
-            generation << _STEP_BITS | step,
-        )
-
-    def decode_segment(self, head: bytes) -> SegmentHead:
-        stream, type, flags, size, sequence, _, group = HEADER.unpack(head)
-        if type != FrameType.GRADIENT or not flags & Flag.CHUNKED:
-            raise PeerError(f"expected a segment, found a frame of type {type}")
-        step = group & (1 << _STEP_BITS) - 1
-        label = SegmentLabel(
-            flags >> _KIND_SHIFT, stream, sequence, group >> _STEP_BITS, step
-        )
-        return SegmentHead(label, size)
 
     def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
         head, numbers = encode_array(array)
@@ -139,19 +97,13 @@ class FleetRanks:
         admission: Callable[[JoinRequest], AdmissionGrant] | None = None,
     ) -> HandshakeSettings:
         """Return the settings of one handshake."""
-        mixed = identity.fleet is not None
         return HandshakeSettings(
             node_id=identity.node_id,
-            key=fleet_key(identity.secret, identity.fleet or "")
-            if mixed and identity.secret
-            else None,
+            key=fleet_key(identity.secret, identity.fleet) if identity.secret else None,
             profile=_NO_PROFILE,
             random_bytes=identity.random_bytes,
             challenges=self._challenges,
             digest=digest_of(identity.secret) if identity.secret else b"",
-            fleet=identity.fleet or "",
+            fleet=identity.fleet,
             admission=admission,
-            accepts=DEFAULT_STRENGTHS
-            if mixed
-            else frozenset({HandshakeStrength.STRONG}),
         )
