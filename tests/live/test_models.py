@@ -30,7 +30,7 @@ def model(programs: Programs) -> Path:
 def share(programs: Programs, model: Path, *flags: str) -> tuple[Program, str]:
     """Start a coordinator that shares a model; return it, and where peers reach it."""
     pool = programs.serve("--share", f"org/name={model}", *flags)
-    return pool.program, f"127.0.0.1:{pool.ready['ports']['tealenet']}"
+    return pool.program, f"127.0.0.1:{pool.port}"
 
 
 def getting(programs: Programs, peer: str, *flags: str) -> Program:

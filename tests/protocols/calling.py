@@ -128,7 +128,7 @@ def unconnected(
     }
     binding = b"the only channel" if protocol.encrypts else b""
     if not listeners:
-        (route,) = endpoints
+        route = endpoints[0]
         assert isinstance(route, WebSocketRoute)
         dialer = protocol.dial("http://127.0.0.1:4010", member)
         assert urlsplit(dialer.url).path == REQUEST.path

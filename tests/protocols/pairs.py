@@ -115,7 +115,7 @@ def _connect(
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
             session = endpoint.accept("127.0.0.1", now)
             return dialer, AcceptedWorker(OneWorker(session))
-    (route,) = endpoints
+    route = endpoints[0]
     assert isinstance(route, WebSocketRoute)
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
     url = urlsplit(dialer.url)

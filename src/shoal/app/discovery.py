@@ -21,12 +21,11 @@ log = logging.getLogger("shoal.app")
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedService:
-    """A service, and where it listens.  ``peers``: its wire also dials peers."""
+    """A service, and where it listens."""
 
     wire: str
     service: ServiceRecord
     bound: BoundAddress
-    peers: bool = True
 
 
 class LocalDiscovery:
@@ -108,7 +107,7 @@ class LocalDiscovery:
         if self._warned:
             return
         self._warned = True
-        wires = {each.wire for each in self._announced if each.peers}
+        wires = {each.wire for each in self._announced}
         wires |= {each.wire for each in self._discovered}
         flags = " or ".join(f"--{wire}-peers HOST:PORT" for wire in sorted(wires))
         log.warning(

@@ -16,6 +16,7 @@ from shoal.peers.outbound import FixedTarget, OutboundConnections
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.admission import Throttle
 from shoal.protocols.seam.endpoints import (
+    TLS_KEY,
     Listener,
     ListenerTls,
     MembershipProber,
@@ -37,7 +38,6 @@ from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls, self_signed_tls
 
 CLOSE_TIMEOUT = 3.0  # seconds for outbound connections to end
-TLS_KEY = "tls"  # in the record of a service over HTTP that has TLS
 
 PortsByWire: TypeAlias = Mapping[str, Mapping[str, int]]
 """Ports by wire, and by ``Listener.advertised_label``."""
@@ -51,9 +51,10 @@ class NetworkContext:
 
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not
-    opened.  ``addresses`` returns the addresses at which others reach a listener's
-    address.  ``hidden`` turns announcements and browsing off, and ``http`` is where
-    HTTP is served, if it is.  Each peer is one of ``strangers`` until it is admitted.
+    opened.  ``fingerprint`` is that of the certificate's key, if HTTP has one.
+    ``addresses`` returns the addresses at which others reach a listener's address.
+    ``hidden`` turns announcements and browsing off, and ``http`` is where HTTP is
+    served, if it is.  Each peer is one of ``strangers`` until it is admitted.
     """
 
     serve: ServeSession
@@ -62,6 +63,7 @@ class NetworkContext:
     random: Random
     host: str
     tls: ServerTls | None = None
+    fingerprint: bytes | None = None
     hidden: bool = False
     http: BoundAddress | None = None
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
@@ -111,9 +113,10 @@ def _over_http(
     """Return the announcement of a service that is reached over HTTP."""
     if context.http is None or context.hidden:
         return ()
-    if context.tls is not None:
-        service = replace(service, text={**service.text, TLS_KEY: "1"})
-    return (AnnouncedService(wire, service, context.http, peers=False),)
+    if context.fingerprint is not None:
+        named = {TLS_KEY: context.fingerprint.hex()}
+        service = replace(service, text={**service.text, **named})
+    return (AnnouncedService(wire, service, context.http),)
 
 
 @asynccontextmanager

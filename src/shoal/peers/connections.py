@@ -299,7 +299,7 @@ class _PeerConnection:
             self._connections.rejoining.add,
             self._on_left,
             # A link that was dialled is named by its URL.
-            self.driver.peer if "://" in self.driver.peer else "",
+            joined.address or (self.driver.peer if "://" in self.driver.peer else ""),
         )
         level = logging.DEBUG if joined.sole_worker else logging.INFO
         log.log(level, "met peer=%r protection=%s", peer.name, joined.protection.value)

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from shoal.app.network import TLS_KEY
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.protocols.seam.endpoints import DiscoveredService
+from shoal.protocols.seam.endpoints import TLS_KEY, DiscoveredService
 from shoal.transports.mdns import addresses_of, local_network
 
 BROWSE_TIME = 3.0  # seconds; most coordinators answer within one
@@ -14,7 +14,6 @@ EVERYWHERE = "0.0.0.0"  # all networks of this machine
 ADVICE = (
     "start one with `shoal serve`, or give its address: shoal join http://HOST:4010"
 )
-ZONE = "%25"  # prefix of an address's zone in URLs (RFC 6874)
 LISTED_MAX = 10  # coordinators that a message names
 
 
@@ -116,5 +115,4 @@ def _ipv4_first(service: DiscoveredService) -> list[str]:
 
 def _url(service: DiscoveredService, address: str) -> str:
     scheme = "https" if TLS_KEY in service.text else "http"
-    host = f"[{address.replace('%', ZONE)}]" if ":" in address else address
-    return f"{scheme}://{host}:{service.port}"
+    return replace(service, addresses=(address,)).url(scheme)

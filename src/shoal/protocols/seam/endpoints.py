@@ -220,6 +220,10 @@ class MembershipProber(Protocol):
         ...
 
 
+TLS_KEY = "tls"  # in the record of a service over HTTP: its certificate's fingerprint
+ZONE = "%25"  # prefix of an address's zone in URLs (RFC 6874)
+
+
 @dataclass(frozen=True, slots=True)
 class DiscoveredService:
     """A service discovered on the local network."""
@@ -228,6 +232,12 @@ class DiscoveredService:
     addresses: tuple[str, ...]
     port: int
     text: Mapping[str, str]
+
+    def url(self, scheme: str) -> str:
+        """Return its URL at its first address; it must have one."""
+        address = self.addresses[0]
+        host = f"[{address.replace('%', ZONE)}]" if ":" in address else address
+        return f"{scheme}://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class PeerJoined:
     offered on its connection: neither to the peer itself, nor to the others of a relay,
     which can use it directly.
 
+    ``address`` is the URL at which it was dialled; empty if it dialled.
+
     ``public_key`` is the key that it has proved, in hexadecimal; empty if none, or for
     a sole worker, whose offer has it.
 
@@ -60,6 +62,7 @@ class PeerJoined:
     respects_offers: bool = False
     paces_models: bool = False
     public_key: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ import hmac
 from enum import Enum
 from hashlib import sha256
 
+from shoal.domain.credentials import digest_of
+
 NOT_PROVEN = (
     "the peer has not proved the join token: it is another coordinator, or only "
     "pretends to be one"
@@ -53,6 +55,21 @@ class PresentedProof:
         """
         expected = prove_token(digest, self._role, self._binding)
         if not hmac.compare_digest(expected, self._proof):
+            return False
+        self.digest = digest
+        return True
+
+
+class PresentedToken:
+    """A token that a peer sent itself; as ``PresentedProof``."""
+
+    def __init__(self, token: str) -> None:
+        self._digest = digest_of(token)
+        self.digest = b""
+
+    def matches(self, digest: bytes) -> bool:
+        """Return whether the token has this digest."""
+        if not hmac.compare_digest(self._digest, digest):
             return False
         self.digest = digest
         return True

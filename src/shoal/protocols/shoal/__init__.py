@@ -5,7 +5,8 @@ and its coordinator: see ``docs/protocols/shoal.md``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from shoal import __version__
@@ -13,11 +14,16 @@ from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
+    TLS_KEY,
     AcceptedConnection,
+    DiscoveredService,
+    OutgoingConnection,
+    ServiceBrowser,
     ServiceRecord,
     UpgradeRequest,
     WebSocketRoute,
 )
+from shoal.protocols.seam.peer_addresses import AddressDialer
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
@@ -28,7 +34,8 @@ from shoal.protocols.shoal.session import LocalEnd, ShoalSession
 
 __all__ = ["PROTOCOL", "Config"]
 
-PATH = "/shoal"
+WORKER_PATH = "/shoal"
+POOL_PATH = "/shoal/pool"
 SERVICE = "_shoal._tcp"
 MARK = "shoal"  # in the record of the service: the release
 RANK = 0  # no other protocol has a path of its own that begins so
@@ -38,30 +45,145 @@ MESSAGE_MAX = FRAME_MAX + 1024  # bytes, with the records that encrypt it
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The wire has no settings."""
+    """How this pool meets other pools of Shoal.
+
+    Raises ConfigError from the constructor if it looks for pools without a passcode.
+    """
+
+    passcode: str = field(
+        default="",
+        metadata={
+            "help": "passcode of a group of pools; pools that have it serve each other "
+            "and submit jobs to each other",
+            "secret": True,
+        },
+    )
+    peers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "pools to connect to: http://HOST:PORT, separated by commas; the "
+            "passcode may be a join token of theirs, with which this pool only serves",
+            "metavar": "URLS",
+        },
+    )
+    browse: bool = field(
+        default=False,
+        metadata={
+            "help": "discovery of pools with this passcode on the local network, and "
+            "connections to those found"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.browse and not self.passcode:
+            raise ConfigError(
+                "--shoal-browse: anybody can announce a pool, so give the passcode of "
+                "yours: --shoal-passcode"
+            )
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
-    """Return the WebSocket for Shoal's workers."""
+    """Return the paths for workers and pools, and connections to other pools.
+
+    Raises ConfigError for an address that cannot be dialled.
+    """
     local = LocalEnd(
-        *(context.name, context.identity, context.hardware, context.plain),
+        *(context.name, context.identity, False, context.hardware, context.plain),
+        *(config.passcode, context.epoch),
         verify=context.verify,
         admission=context.admission,
+        throttle=context.throttle,
     )
 
-    def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
-        return AcceptedConnection(ShoalSession(local, request.address))
+    def route(path: str, service: ServiceRecord | None = None) -> WebSocketRoute:
+        def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
+            with_pool = path == POOL_PATH
+            return AcceptedConnection(
+                ShoalSession(local, request.address, with_pool=with_pool)
+            )
+
+        return WebSocketRoute(
+            *(RANK, lambda request: request.path == path, accept, MESSAGE_MAX),
+            encrypts=True,
+            service=service,
+        )
 
     service = ServiceRecord(SERVICE, context.name, {MARK: __version__})
-    return [
-        WebSocketRoute(
-            *(RANK, _is_ours, accept, MESSAGE_MAX), encrypts=True, service=service
+    enabled: list[Endpoint] = [route(WORKER_PATH, service), route(POOL_PATH)]
+    enabled += [_dial_pool(local, url) for url in config.peers]
+    if context.peer_addresses:
+        dial = partial(_dial_pool, local)
+        enabled.append(AddressDialer("shoal", context.peer_addresses, dial))
+    if config.browse:
+        enabled.append(ServiceBrowser(SERVICE, partial(_dial_found, local)))
+    return enabled
+
+
+def _dial_pool(
+    local: LocalEnd, address: str, fingerprint: bytes | None = None
+) -> OutgoingConnection:
+    """Return a connection to the pool at a URL, or HOST:PORT.
+
+    Raises ConfigError if it cannot be dialled.
+    """
+    address = address if "://" in address else f"http://{address}"
+    return OutgoingConnection(
+        _websocket_url(address, POOL_PATH, plain=local.plain),
+        lambda now: ShoalSession(local, address, dialled=True, with_pool=True),
+        message_max=MESSAGE_MAX,
+        fingerprint=fingerprint,
+    )
+
+
+def _dial_found(
+    local: LocalEnd, service: DiscoveredService, now: float
+) -> OutgoingConnection | None:
+    """Return a connection to a pool that was discovered; None: there is one.
+
+    Its announcement names the fingerprint of its certificate.  Whoever announced it has
+    to prove the passcode on the connection, so it may name any.
+    """
+    if service.name == local.name or local.is_connected(service.name, now):
+        return None
+    named = service.text.get(TLS_KEY)
+    try:
+        fingerprint = None if named is None else bytes.fromhex(named)
+        scheme = "http" if named is None else "https"
+        return _dial_pool(local, service.url(scheme), fingerprint)
+    except (ConfigError, ValueError):
+        return None
+
+
+def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
+    """Return a connection to a pool, for a peer that serves nothing.
+
+    Raises ConfigError if the URL cannot be dialled.
+    """
+    local = LocalEnd(
+        *(profile.name, profile.identity, False, profile.hardware, profile.plain),
+        *(profile.token or profile.passcode, profile.epoch),
+    )
+    return _dial_pool(local, url)
+
+
+def _websocket_url(url: str, path: str, *, plain: bool) -> str:
+    """Return the URL of a path below that of a coordinator.
+
+    Raises ConfigError if the URL is invalid.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.scheme not in SCHEMES:
+        raise ConfigError(
+            f"{url.partition('?')[0]!a}: expected the coordinator's address, as "
+            "http://HOST:PORT"
         )
-    ]
-
-
-def _is_ours(request: UpgradeRequest) -> bool:
-    return request.path == PATH
+    noise = "" if plain else "noise+"
+    path = parts.path.rstrip("/") + path
+    return f"{noise}{SCHEMES[parts.scheme]}://{parts.netloc}{path}"
 
 
 class ShoalDialer:
@@ -71,24 +193,11 @@ class ShoalDialer:
     headers: Mapping[str, str] = {}
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
-        try:
-            parts = urlsplit(url)
-            valid = bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            valid = False
-        if not valid or parts.scheme not in SCHEMES:
-            raise ConfigError(
-                f"{url.partition('?')[0]!a}: expected the coordinator's address, as "
-                "http://HOST:PORT"
-            )
-        noise = "" if profile.plain else "noise+"
-        path = parts.path.rstrip("/") + PATH
-        self.url = f"{noise}{SCHEMES[parts.scheme]}://{parts.netloc}{path}"
+        self.url = _websocket_url(url, WORKER_PATH, plain=profile.plain)
         self._membership = MembershipState(restriction=profile.restriction)
         self._local = LocalEnd(
-            *(profile.name, profile.identity, profile.hardware, profile.plain),
-            token=profile.token,
-            epoch=profile.epoch,
+            *(profile.name, profile.identity, True, profile.hardware, profile.plain),
+            *(profile.token, profile.epoch),
             offers=profile.first_offers,
             models=profile.expected_models,
             on_refused=self._on_refused,
@@ -102,7 +211,7 @@ class ShoalDialer:
         return self._membership.final_reason("--token")
 
     def _session(self, now: float) -> PeerSession:
-        return ShoalSession(self._local)
+        return ShoalSession(self._local, dialled=True)
 
     def _on_refused(self, reason: str) -> None:
         self._membership.refusal = reason
@@ -115,7 +224,7 @@ PROTOCOL = WireProtocol(
     token=lambda config: "",
     schemes=frozenset({"http", "https", "ws", "wss"}),
     dial=ShoalDialer,
-    peers="Shoal's workers",
+    peers="Shoal's workers and pools",
     kinds=frozenset(JobKind),
     signs=True,
     joint=True,
@@ -123,4 +232,5 @@ PROTOCOL = WireProtocol(
     service=SERVICE,
     encrypts=True,
     ranks=ShoalRanks,
+    peering=dial_peer,
 )

@@ -254,6 +254,7 @@ class MessageDecoder:
 
 COMMAND_DECODER = MessageDecoder(COMMANDS)
 EVENT_DECODER = MessageDecoder(EVENTS)
+POOL_DECODER = MessageDecoder(COMMANDS | EVENTS)
 
 
 def encode(message: object) -> bytes:

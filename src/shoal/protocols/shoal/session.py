@@ -1,7 +1,8 @@
-"""The session between a worker and its coordinator, for both ends.
+"""The session between a worker and a coordinator, or two pools, for both ends.
 
-Each end says hello, with proofs over the encrypted channel's binding: the worker first.
-From then on each sends its half of the vocabulary as it is.
+Each end says hello, with proofs over the encrypted channel's binding; who dialled goes
+first.  From then on a worker and its coordinator each send their half of the vocabulary
+as it is, and pools all of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from shoal.domain.errors import (
     Unsupported,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -47,7 +49,10 @@ from shoal.protocols.seam.admission import (
     AdmissionCheck,
     AdmissionGrant,
     JoinRequest,
+    NoThrottle,
+    Throttle,
     TokenProof,
+    proves_token,
 )
 from shoal.protocols.seam.answer_receipts import ReceiptSigner
 from shoal.protocols.seam.context import Identity
@@ -70,6 +75,7 @@ from shoal.protocols.seam.session import (
 from shoal.protocols.seam.token_proof import (
     NOT_PROVEN,
     PresentedProof,
+    PresentedToken,
     ProofRole,
     prove_token,
 )
@@ -78,6 +84,7 @@ from shoal.protocols.shoal.codec import (
     COMMANDS,
     EVENT_DECODER,
     EVENTS,
+    POOL_DECODER,
     VERSION,
     Opening,
     Ping,
@@ -99,6 +106,9 @@ NAME_TAKEN = (
     "--name"
 )
 PLAIN = "workers encrypt their connections to this coordinator: join without --plain"
+CONNECTED = "the two pools are connected already"
+ITSELF = "this is the pool itself"
+WRONG_PASSCODE = "the pools have different passcodes: see --shoal-passcode"
 WRONG_KEY = "the other end has not proved its key"
 NO_CODE = (
     "code is only sent to workers that joined with a token, and only run for "
@@ -124,48 +134,74 @@ class _Answer(NamedTuple):
 class LocalEnd:
     """What is the same for all sessions of this end.
 
-    ``verify`` and ``admission`` are a coordinator's, and so are the last ``sessions``
-    with workers, by their names.  The others are a worker's: a coordinator has to prove
-    its ``token``, and ``models`` are those that it will offer once they are loaded.
-    ``on_refused`` gets the reason of a final refusal.  ``epoch`` is the Unix time at
-    which the clock passed as ``now`` was at 0.
+    ``token`` is what this end proves, and the other has to: a worker's join token, or
+    the passcode of a group of pools.  ``verify`` and ``admission`` are a coordinator's,
+    and so are the last ``sessions``, by the other ends' names.  ``models`` are those
+    that a worker will offer once they are loaded.  ``on_refused`` gets the reason of a
+    final refusal.  ``epoch`` is the Unix time at which the clock passed as ``now`` was
+    at 0.
     """
 
     name: str
     identity: Identity | None
+    is_worker: bool = True
     hardware: Hardware = UNKNOWN_HARDWARE
     plain: bool = False
-    verify: Callable[[bytes, bytes, bytes], bool] = lambda *_: False
+    token: str = ""
+    epoch: float = 0.0
+    verify: Callable[[bytes, bytes, bytes], bool] | None = None
     admission: AdmissionCheck | None = None
+    throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     sessions: "WeakValueDictionary[str, ShoalSession]" = field(
         default_factory=WeakValueDictionary
     )
-    token: str = ""
-    epoch: float = 0.0
     offers: tuple[Offer, ...] = ()
     models: tuple[str, ...] = ()
     on_refused: Callable[[str], None] = lambda reason: None
 
     @property
-    def is_worker(self) -> bool:
-        """Whether it dials coordinators."""
-        return self.admission is None
+    def key(self) -> str:
+        """The public key, in hexadecimal; empty if it has none."""
+        return self.identity.public_key.hex() if self.identity else ""
+
+    def is_connected(self, name: str, now: float) -> bool:
+        """Return whether another end is connected under a name."""
+        other = self.sessions.get(name)
+        return other is not None and other.is_connected(now)
 
 
 class ShoalSession:
-    """One end of a connection.  ``address`` is that of the worker, at a coordinator."""
+    """One end of a connection.
 
-    def __init__(self, local: LocalEnd, address: str = "") -> None:
+    ``address`` is that of the other end: its URL, if this end ``dialled``.
+    ``with_pool``: both ends are pools.
+    """
+
+    def __init__(
+        self,
+        local: LocalEnd,
+        address: str = "",
+        *,
+        dialled: bool = False,
+        with_pool: bool = False,
+    ) -> None:
         self._local = local
         self._address = address
+        self._dialled = dialled
+        self._with_pool = with_pool
         self._binding = b""
-        self._presented: PresentedProof | None = None
+        self._presented: PresentedProof | PresentedToken | None = None
         self._peer: Opening | None = None
         self._key = ""  # the peer's, proven
-        self._trusted = False  # it has proved the join token
+        self._trusted = False  # it has proved the token
         self._joiner = PieceJoiner(HELLO_MAX)
-        self._decode = (COMMAND_DECODER if local.is_worker else EVENT_DECODER).decode
-        self.accepts = EVENTS if local.is_worker else COMMANDS
+        if with_pool:
+            self.accepts, decoder = EVENTS | COMMANDS, POOL_DECODER
+        elif local.is_worker:
+            self.accepts, decoder = EVENTS, COMMAND_DECODER
+        else:
+            self.accepts, decoder = COMMANDS, EVENT_DECODER
+        self._decode = decoder.decode
         self._unsent: dict[type, Event | Command] = {
             OffersChanged: OffersChanged(local.offers)
         }
@@ -182,9 +218,9 @@ class ShoalSession:
         """Record the binding of the encrypted connection."""
         self._binding = binding
 
-    def holds_name(self, key: str, now: float) -> bool:
-        """Return whether the peer is connected, and has another key than this one."""
-        return self._key != key and not self._closed and now < self._lost_at
+    def is_connected(self, now: float) -> bool:
+        """Return whether the peer is admitted, and heard."""
+        return self._peer is not None and not self._closed and now < self._lost_at
 
     @property
     def deadline(self) -> float | None:
@@ -192,7 +228,7 @@ class ShoalSession:
             return None
         if self._pending:
             return self._pending_since
-        pings = self._local.is_worker and self._peer is not None
+        pings = self._dialled and self._peer is not None
         return min(self._ping_at, self._lost_at) if pings else self._lost_at
 
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
@@ -200,13 +236,13 @@ class ShoalSession:
             return ()
         if not self._started:
             self._started, self._lost_at = True, now + HELLO_TIMEOUT
-            return [*self._greet()] if self._local.is_worker else ()
+            return [*self._greet()] if self._dialled else ()
         outputs: list[PeerMessage | Output] = [*self._pending]
         self._pending.clear()
         if now >= self._lost_at:
             what = "no hello" if self._peer is None else f"silent for {SILENCE_MAX:g} s"
             outputs.append(self._close(what))
-        elif self._local.is_worker and self._peer is not None and now >= self._ping_at:
+        elif self._dialled and self._peer is not None and now >= self._ping_at:
             self._ping_at = now + PING_INTERVAL
             outputs.append(write((encode(Ping()),)))
         return outputs
@@ -247,14 +283,18 @@ class ShoalSession:
     # Sending.
 
     def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
-        if isinstance(content, RunJob) and not self._trusted:
-            if Feature.CODE in content.work.needs:
+        if isinstance(content, RunJob):
+            if Feature.CODE in content.work.needs and not self._trusted:
                 refused = Rejected(content.job_id, content.lease, NO_CODE)
                 return self._answer_itself(refused, now)
-            content = replace(content, grant="")
+            # Another pool has credentials of its own for what it runs.
+            if content.grant and (self._with_pool or not self._trusted):
+                content = replace(content, grant="")
         job = (content.job_id, content.lease) if isinstance(content, OF_JOBS) else None
-        # What refers to a large value, and all about its job, must not overtake it.
-        in_order = isinstance(content, SendBlob) or self._jobs.get(job, False)
+        # What refers to a large value, and all about its job, must not overtake it; nor
+        # the end of a model its last part.
+        in_order = isinstance(content, SendBlob | ModelMessage)
+        in_order = in_order or self._jobs.get(job, False)
         if not self._is_current(content):
             return ()
         if isinstance(content, AnswerChunk | Completed | Rejected | Failed):
@@ -327,7 +367,7 @@ class ShoalSession:
         digest = digest_of(local.token) if local.token else b""
         if self._presented is not None:
             digest = self._presented.digest
-        role = ProofRole.WORKER if local.is_worker else ProofRole.COORDINATOR
+        role = ProofRole.WORKER if self._dialled else ProofRole.COORDINATOR
         identity = local.identity if binding else None
         return Opening(
             VERSION,
@@ -343,17 +383,23 @@ class ShoalSession:
 
     def _on_hello(self, hello: Opening, now: float) -> Sequence[PeerMessage | Output]:
         local = self._local
-        if hello.is_worker is local.is_worker:
-            raise PeerError("both ends have the same role")
-        grant = NO_JOIN_TOKEN
+        if hello.is_worker is (local.is_worker or self._with_pool):
+            raise PeerError("the other end has another role than its path says")
+        grant, submits = NO_JOIN_TOKEN, True
         outputs: list[PeerMessage | Output] = []
-        if local.is_worker:
+        if self._dialled:
             if not self._proves_token(hello):
                 return (self._close(NOT_PROVEN),)
             self._trusted = bool(local.token and self._binding)
+            if self._with_pool:
+                try:
+                    self._key = self._proven_key(hello, ProofRole.COORDINATOR)
+                except NotAdmitted as error:
+                    return (self._close(str(error)),)
+                local.sessions[hello.name] = self
         else:
             try:
-                grant = self._admit(hello, now)
+                grant, submits = self._admit(hello, now)
             except (NotAdmitted, Unavailable) as error:
                 refused = Refusal(str(error), isinstance(error, NotAdmitted))
                 close = self._close(f"{hello.name!a} is refused: {error}")
@@ -365,13 +411,14 @@ class ShoalSession:
         joined = PeerJoined(
             hello.name,
             cancels=True,
-            submits_jobs=not hello.is_worker,
+            submits_jobs=submits,
             grant=grant,
             protection=Protection.NOISE if self._binding else Protection.PLAIN,
             exclusive=hello.is_worker,
             respects_offers=True,
             paces_models=True,
             public_key=self._key,
+            address=self._address if self._dialled else "",
         )
         outputs.append(PeerMessage(ALL_PEERS, joined))
         outputs.append(self._described(None))
@@ -392,31 +439,77 @@ class ShoalSession:
         proof = PresentedProof(hello.token_proof, ProofRole.COORDINATOR, binding)
         return proof.matches(digest_of(token))
 
-    def _admit(self, hello: Opening, now: float) -> AdmissionGrant:
-        """Check a worker's proofs.  Raises NotAdmitted, and Unavailable."""
+    def _proven_key(self, hello: Opening, role: ProofRole) -> str:
+        """Return the key that the other end has proved; empty: it has not shown any.
+
+        Raises NotAdmitted.
+        """
+        verify = self._local.verify
+        if verify is None or not (hello.key and self._binding):
+            return ""
+        signed = KEY_LABEL + role.value + self._binding
+        if not verify(hello.key, hello.key_proof, signed):
+            raise NotAdmitted(WRONG_KEY)
+        return hello.key.hex()
+
+    def _admit(self, hello: Opening, now: float) -> tuple[AdmissionGrant, bool]:
+        """Check the proofs of who dialled; return also whether it may submit jobs.
+
+        Raises NotAdmitted, and Unavailable.
+        """
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
         if not binding and not local.plain and not is_loopback(self._address):
             raise NotAdmitted(PLAIN)
-        if hello.key and binding:
-            signed = KEY_LABEL + ProofRole.WORKER.value + binding
-            if not local.verify(hello.key, hello.key_proof, signed):
-                raise NotAdmitted(WRONG_KEY)
-            self._key = hello.key.hex()
-        token: str | TokenProof = hello.token
+        if self._with_pool and local.token:
+            local.throttle.check(self._address)
+        self._key = self._proven_key(hello, ProofRole.WORKER)
+        token: str | TokenProof = ""
         if binding and hello.token_proof:
-            proof = PresentedProof(hello.token_proof, ProofRole.WORKER, binding)
-            self._presented = proof
-            token = TokenProof(b"", proof.matches)
-        grant = local.admission(
-            JoinRequest(token, hello.name, frozenset(hello.models), self._address)
-        )
-        other = local.sessions.get(hello.name)
-        if other is not None and other.holds_name(self._key, now):
-            raise NotAdmitted(NAME_TAKEN)
+            self._presented = PresentedProof(
+                hello.token_proof, ProofRole.WORKER, binding
+            )
+        elif hello.token:
+            self._presented = PresentedToken(hello.token)
+        if self._presented is not None:
+            token = TokenProof(b"", self._presented.matches)
+        submits = self._with_pool and bool(local.token)
+        submits = submits and proves_token(token, local.token)
+        grant = NO_JOIN_TOKEN
+        if not submits:
+            # A pool with a join token only serves, as a worker.
+            request = JoinRequest(
+                token, hello.name, frozenset(hello.models), self._address
+            )
+            grant = local.admission(request)
+            if token and self._is_guess() and self._with_pool and local.token:
+                local.throttle.failed(self._address)
+                raise NotAdmitted(WRONG_PASSCODE)
+        self._check_name(hello.name, now)
         local.sessions[hello.name] = self
-        self._trusted = self._presented is not None and bool(self._presented.digest)
-        return grant
+        self._trusted = bool(binding) and not self._is_guess()
+        return grant, submits
+
+    def _is_guess(self) -> bool:
+        """Return whether no secret is known that the other end has."""
+        return self._presented is None or not self._presented.digest
+
+    def _check_name(self, name: str, now: float) -> None:
+        """Raise NotAdmitted if a name is another's, or Unavailable if it is connected.
+
+        Of the connections that two pools make to each other, that of the pool with the
+        smaller key stays.
+        """
+        local = self._local
+        if self._with_pool and self._key == local.key:
+            raise NotAdmitted(ITSELF)
+        other = local.sessions.get(name)
+        if other is None or not other.is_connected(now):
+            return
+        if other._key != self._key:
+            raise NotAdmitted(NAME_TAKEN)
+        if other._dialled and local.key < self._key:
+            raise Unavailable(CONNECTED)
 
     def _described(self, hardware: Hardware | None) -> PeerMessage:
         assert self._peer is not None, "the peer has said hello"
@@ -457,8 +550,8 @@ class ShoalSession:
                 if self._last.get(type(message)) == message:
                     return ()
                 self._last[type(message)] = message
-            case Ping():  # the worker pings, the coordinator answers
-                return () if self._local.is_worker else (write((encode(Ping()),)),)
+            case Ping():  # who dialled pings, the other answers
+                return () if self._dialled else (write((encode(Ping()),)),)
             case Hardware():
                 return (self._described(message),)
             case Dismiss(reason):

@@ -16,8 +16,7 @@ from shoal.cli.coordinator_api import CoordinatorApi, pass_api
 from shoal.cli.options import json_option
 from shoal.cli.terminal import console, format_peer, print_table, printable
 from shoal.cli.use.models import pull
-from shoal.cli.use.models.source import CopySource, download_from, model_wire
-from shoal.cli.worker.join_target import direct_address
+from shoal.cli.use.models.source import WEB, CopySource, download_from
 from shoal.config import data_folder
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.models.download import DownloadedModel, DownloadRequest
@@ -97,13 +96,12 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
         asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
         click.echo(f"no peer shares {name} ({asked} asked); to share it: {SHARE}")
     else:
-        own = _own_address(api)
+        own = api.http_url
         rows = [_found_row(each, own) for each in found["data"]]
         print_table(FOUND_HEAD, rows)
         first = next((address for _, _, address in rows if address), None)
         copy = f"to copy it: shoal models get {name} --from {first}"
-        token = " --token JOIN_TOKEN" if first == own else ""
-        click.echo(ADDRESSES_HINT if first is None else copy + token)
+        click.echo(ADDRESSES_HINT if first is None else copy + _secret(first, own))
     return 0 if found["data"] else 1
 
 
@@ -115,7 +113,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     required=True,
     metavar="WHERE",
     help="URL of a coordinator, as `shoal join` takes it: http://HOST:PORT, or "
-    "https://.  Or HOST:PORT of another peer; tls://HOST:PORT if it has a certificate.",
+    "https://.  With --plain, HOST:PORT of a peer of another program.",
 )
 @click.option(
     "--passcode",
@@ -123,7 +121,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     envvar="SHOAL_PASSCODE",
     show_envvar=True,
     metavar="PASSCODE",
-    help="Passcode of the peer's cluster, if it has one.",
+    help="Passcode of the pools, or of the other peer's cluster, if it has one.",
 )
 @click.option(
     "--token",
@@ -216,10 +214,12 @@ def add(
         _print_stored(added)
 
 
-def _own_address(api: CoordinatorApi) -> str:
-    """Return the URL to copy models from; empty if it has no port for peers."""
-    url = api.http_url
-    return url if direct_address(url, model_wire(), api.request("/healthz")) else ""
+def _secret(address: str, own: str) -> str:
+    """Return the option with which a model is copied from an address."""
+    if address == own:
+        return " --token JOIN_TOKEN"
+    is_pool = address.partition("://")[0] in WEB
+    return " --passcode PASSCODE" if is_pool else " --passcode PASSCODE --plain"
 
 
 def _found_row(copy: dict[str, Any], own: str) -> tuple[str, str, str]:

@@ -1,12 +1,11 @@
-"""Where a model is copied from: a coordinator by its URL, or another peer."""
+"""Where a model is copied from: a coordinator, or a peer of another program."""
 
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from shoal.cli.worker.join_target import resolve_direct, resolve_target, split_token
-from shoal.config import USER_DATA
+from shoal.cli.worker.join_target import split_token
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
@@ -15,7 +14,6 @@ from shoal.models.peer_download import download_model
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import OutgoingConnection
-from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
@@ -28,7 +26,8 @@ PEERS = ("tcp", "tls")
 class CopySource:
     """Where to copy a model from, as the command line gives it.
 
-    ``where`` is the URL of a coordinator, or the address of a peer.
+    ``where`` is the URL of a coordinator or HOST:PORT; ``plain``: the connection is not
+    encrypted, as to peers of other programs.
     """
 
     where: str
@@ -37,23 +36,40 @@ class CopySource:
     plain: bool
 
     @property
-    def is_url(self) -> bool:
-        """Whether it is the URL of a coordinator."""
-        return self.where.partition("://")[0] in WEB
+    def url(self) -> str:
+        """Where to connect to, with a scheme.
+
+        HOST:PORT is a coordinator's, unless the connection is ``plain``: with HTTPS, if
+        the token names a certificate.
+        """
+        if "://" in self.where:
+            return self.where
+        _, fingerprint = split_token(self.token)
+        web = "http" if fingerprint is None else "https"
+        return f"{'tcp' if self.plain else web}://{self.where}"
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether it is a coordinator of Shoal's."""
+        return self.url.partition("://")[0] in WEB
 
     def check(self) -> None:
         """Raise ConfigError unless it has a host, and a peer's address a port."""
-        url = self.where if "://" in self.where else f"tcp://{self.where}"
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(self.url)
             valid = parts.scheme in (*WEB, *PEERS) and bool(parts.hostname)
-            valid = valid and (parts.port is not None or self.is_url)
+            valid = valid and (parts.port is not None or self.is_pool)
         except ValueError:
             valid = False
         if not valid:
             raise ConfigError(
                 f"--from {self.where}: expected the URL of a coordinator, such as "
                 "http://HOST:4010, or HOST:PORT of another peer"
+            )
+        if not (self.is_pool or self.plain):
+            raise ConfigError(
+                f"--from {self.where}: the connection to a peer of another program is "
+                "not encrypted; to use it anyway, give --plain"
             )
 
 
@@ -64,53 +80,10 @@ async def download_from(
 ) -> DownloadedModel:
     """Download a model; ``progress`` is as in ``ModelDownload``.
 
-    HOST:PORT may also be that of a coordinator's HTTP API.
-
-    Raises as ``download_model`` does, and ConfigError if there is no coordinator at the
-    URL.
+    Raises as ``download_model`` does.
     """
-    if source.is_url:
-        address = await _peer_address(source, source.where)
-        return await _download_at(address, source, request, progress)
-    try:
-        return await _download_at(source.where, source, request, progress)
-    except Unavailable as error:
-        if "://" in source.where:
-            raise
-        _, fingerprint = split_token(source.token)
-        scheme = "http" if fingerprint is None else "https"
-        try:
-            address = await _peer_address(source, f"{scheme}://{source.where}")
-        except (Unavailable, ConfigError):
-            raise error from None
-    return await _download_at(address, source, request, progress)
-
-
-async def _peer_address(source: CopySource, url: str) -> str:
-    """Return the address for peers of the coordinator at a URL, as it reports it.
-
-    Raises ConfigError or Unavailable.
-    """
-    # The folder is for targets without a URL.
-    target = await resolve_target(url, model_wire().name, source.token, USER_DATA)
-    address = await resolve_direct(target)
-    if not address:
-        raise ConfigError(
-            f"--from {url}: this is no coordinator of Shoal, or it has no port for "
-            "peers; give HOST:PORT of another peer"
-        )
-    return address
-
-
-async def _download_at(
-    address: str,
-    source: CopySource,
-    request: DownloadRequest,
-    progress: Callable[[int, int | None], None],
-) -> DownloadedModel:
     token, fingerprint = split_token(source.token)
-    url = address if "://" in address else f"tcp://{address}"
-    outgoing = _outgoing(url, source.passcode, token, plain=source.plain)
+    outgoing = _outgoing(source, token)
     clock = LoopClock()
     try:
         async with dialer.dial(
@@ -122,13 +95,13 @@ async def _download_at(
             session = outgoing.new_session(clock.now())
             return await download_model(session, link, clock, request, progress)
     except LinkClosed as closed:
-        raise Unavailable(str(closed)) from closed
+        advice = "; a peer of another program, such as a Mac, needs --plain"
+        guessed = "://" not in source.where and not source.plain
+        raise Unavailable(f"{closed}{advice if guessed else ''}") from closed
 
 
-def _outgoing(
-    url: str, passcode: str, token: str, *, plain: bool
-) -> OutgoingConnection:
-    """Return how to connect to a peer, by the wire that carries models."""
+def _outgoing(source: CopySource, token: str) -> OutgoingConnection:
+    """Return how to connect, by the wire of the other end."""
     # A key of its own: with the worker's key it would replace the worker.
     signer = Signer.from_seed(secrets.token_bytes(32))
     profile = WorkerProfile(
@@ -138,14 +111,12 @@ def _outgoing(
         token,
         identity=signer,
         random_bytes=secrets.token_bytes,
-        passcode=passcode,
-        plain=plain,
+        passcode=source.passcode,
+        plain=source.plain,
     )
-    connect = model_wire().peering
-    assert connect is not None, "the wire carries models"
-    return connect(url, profile)
-
-
-def model_wire() -> AnyWireProtocol:
-    """Return the wire that carries models."""
-    return next(each for each in discover().values() if each.peering is not None)
+    connect = next(
+        each.peering
+        for each in discover().values()
+        if each.peering is not None and each.preferred is source.is_pool
+    )
+    return connect(source.url, profile)
