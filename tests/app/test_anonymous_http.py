@@ -46,6 +46,7 @@ QUERIES = {
 }
 
 
+PASSCODE = "reef-passcode-4f61"  # without one, no pools are looked for
 FLAGS = [
     (wire, each.name)
     for wire, protocol in discover().items()
@@ -59,7 +60,8 @@ def toggled(wire: str, flag: str) -> Any:
     """Return a wire's configuration with one flag toggled."""
     config = discover()[wire].config()
     ports = {each.name: 0 for each in fields(config) if each.name.endswith("_port")}
-    return replace(config, **ports, **{flag: not getattr(config, flag)})
+    passcode = {"passcode": PASSCODE} if flag == "browse" and wire == "shoal" else {}
+    return replace(config, **ports, **passcode, **{flag: not getattr(config, flag)})
 
 
 async def anonymous_statuses(

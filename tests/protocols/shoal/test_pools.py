@@ -294,7 +294,7 @@ def test_the_certificate_of_a_found_pool_is_the_announced_one() -> None:
 
 def test_pools_are_looked_for_only_with_a_passcode() -> None:
     with pytest.raises(ConfigError, match="--shoal-passcode"):
-        Config(browse=True)
+        OnePool("one", SMALL, "", browse=True)
 
 
 def test_the_wire_has_no_port_of_its_own() -> None:

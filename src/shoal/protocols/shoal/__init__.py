@@ -45,10 +45,7 @@ MESSAGE_MAX = FRAME_MAX + 1024  # bytes, with the records that encrypt it
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How this pool meets other pools of Shoal.
-
-    Raises ConfigError from the constructor if it looks for pools without a passcode.
-    """
+    """How this pool meets other pools of Shoal."""
 
     passcode: str = field(
         default="",
@@ -74,19 +71,18 @@ class Config:
         },
     )
 
-    def __post_init__(self) -> None:
-        if self.browse and not self.passcode:
-            raise ConfigError(
-                "--shoal-browse: anybody can announce a pool, so give the passcode of "
-                "yours: --shoal-passcode"
-            )
-
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     """Return the paths for workers and pools, and connections to other pools.
 
-    Raises ConfigError for an address that cannot be dialled.
+    Raises ConfigError for an address that cannot be dialled, and if pools are looked
+    for without a passcode.
     """
+    if config.browse and not config.passcode:
+        raise ConfigError(
+            "--shoal-browse: anybody can announce a pool, so give the passcode of "
+            "yours: --shoal-passcode"
+        )
     local = LocalEnd(
         *(context.name, context.identity, False, context.hardware, context.plain),
         *(config.passcode, context.epoch),
