@@ -1,6 +1,5 @@
 """Sessions for both ends of bench/transport.py: frames alone, and nodes that call."""
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,10 +7,7 @@ from typing import Any
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, RunJob
 from shoal.domain.work import Call
-from shoal.ledger.keys import Signer, verify
-from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
-from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
-from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameReader, FrameType
+from shoal.protocols.macfleet.codec.frames import FrameReader, FrameType, write_frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
@@ -44,14 +40,11 @@ class Frames:
     accepts: frozenset[type] = frozenset()
     deadline = None
 
-    def __init__(self, *, ours: bool) -> None:
+    def __init__(self) -> None:
         reader = FrameReader()
         self.body_size = reader.body_size
         self.checksum = reader.checksum
         self._read = reader.read
-        self._joiner = ChunkJoiner()
-        self.place = self._joiner.buffer_for
-        self._voice = FrameWriter(is_shoal=ours)
 
     def on_open(self, certificate: bytes) -> None:
         pass
@@ -64,21 +57,15 @@ class Frames:
     ) -> Sequence[Any]:
         received = []
         for message in messages:
-            frame: Frame | None = self._read(message)
-            if frame is not None and frame.flags & Flag.CHUNKED:
-                frame = self._joiner.add(frame)
-            if frame is not None:
-                payload = frame.type is FrameType.TASK
-                received.append(
-                    self._voice.write(FrameType.RESULT, b"") if payload else DONE
-                )
+            payload = self._read(message).type is FrameType.TASK
+            received.append(write_frame(FrameType.RESULT, b"") if payload else DONE)
         return received
 
     def receive(self, batch: Batch, now: float) -> Sequence[Any]:
         raise AssertionError("its link cuts messages")
 
     def send(self, payload: bytes, now: float) -> Sequence[Output]:
-        return (self._voice.write(FrameType.TASK, payload),)
+        return (write_frame(FrameType.TASK, payload),)
 
 
 class Calling:
@@ -140,9 +127,6 @@ def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calli
         b"",
         os.urandom,
         SentChallenges(),
-        digest=hashlib.sha256(TOKEN.encode()).digest() if secure else b"",
-        identity=Signer.from_seed(os.urandom(32)),
-        verifies=verify,
     )
     ourselves = FleetLocalNode(
         role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())
@@ -153,8 +137,7 @@ def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calli
 
 
 WAYS: dict[str, Callable[[str, bool, bool], Session[Any, Any]]] = {
-    "a frame": lambda address, dialled, secure: Frames(ours=False),
-    "pieces": lambda address, dialled, secure: Frames(ours=True),
+    "a frame": lambda address, dialled, secure: Frames(),
     "a call": lambda address, dialled, secure: node(
         FleetRole.COORDINATOR if dialled else FleetRole.WORKER,
         address,

@@ -3,9 +3,8 @@
 Shoal's links, drivers and MacFleet's frames, whose checksum is computed and checked,
 against blocking sockets of Python that check nothing and read into the same memory
 again and again (bench/yardstick_transport.py); alternating, in the clear and with TLS.
-Each payload waits until the one before is acknowledged.  To real peers it goes as one
-frame, between our own in pieces, which others may overtake; a call is the whole of what
-nodes do who have a function called with the payload as its argument.
+Each payload waits until the one before is acknowledged.  It goes as one frame; a call
+is the whole of what nodes do who have a function called with it as its argument.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ GOALS = [
         at_least=least,
     )
     for security, least in (("clear", 0.6), ("secure", 0.8))
-    for way in ("a frame", "pieces")
+    for way in ("a frame",)
     for size in SIZES
 ]
 

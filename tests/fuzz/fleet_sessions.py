@@ -8,21 +8,16 @@ deterministic, so that some inputs concern existing tasks.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any, TypeAlias
 
 import msgspec
 
 from fuzz.mutations import SEPARATOR
 from protocols.calling import (
-    MEMBER,
     RUN,
     STREAM,
-    CallPair,
-    counted_bytes,
     fleet_context,
     packed,
-    unconnected,
 )
 from protocols.macfleet.recorded import CASES
 from protocols.macfleet.upstream_node import (
@@ -30,30 +25,13 @@ from protocols.macfleet.upstream_node import (
     coordinator_with_node,
     worker_with_node,
 )
-from protocols.session_pair import binary
-from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import (
-    BlobMissing,
-    CallProgress,
-    CallResult,
-    CallsReturned,
-    CancelCalls,
-    CancelJob,
     Completed,
-    Draining,
-    HealthReported,
-    LoadChanged,
-    OffersChanged,
     PushCalls,
     RunJob,
-    SendBlob,
     StreamedCall,
 )
-from shoal.domain.work import CallStream
-from shoal.domain.worker import MachineHealth, WorkerLoad
-from shoal.protocols.macfleet import PROTOCOL
-from shoal.protocols.macfleet.codec.chunks import split_payload
 from shoal.protocols.macfleet.codec.frames import (
     Flag,
     Frame,
@@ -72,17 +50,6 @@ IN_LANE = replace(RUN, job_id=JobId("lane"), work=STREAM)
 LANE_CALL = StreamedCall(1, packed([1, 2]), packed({}))
 NOT_SOUND = {"taskrun/bad crc", "taskrun/unknown frame type"}
 LATE = 1000.0  # after every deadline of the connection
-
-
-def fleet_coordinator(data: bytes) -> None:
-    """A coordinator's connection to a Shoal worker with a task and a call stream."""
-    _crowd(_met().coordinator, data)
-
-
-def fleet_worker(data: bytes) -> None:
-    """A worker's connection to a Shoal coordinator."""
-    session = _met().worker
-    _listen(session, lambda word, now: session.send(word, now), data)
 
 
 def fleet_asked(data: bytes) -> None:
@@ -134,33 +101,14 @@ def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
         match each.message if isinstance(each, PeerMessage) else each:
             case Close():
                 return True
-            case RunJob(job_id, lease, work):
-                say(CallProgress(job_id, lease, 0.5, "half"), now)
-                if not isinstance(work, CallStream):
-                    say(Completed(job_id, lease, value=packed(1)), now)
-            case PushCalls(job_id, lease, calls):
-                returns = [CallResult(call.number, packed(2)) for call in calls]
-                say(CallsReturned(job_id, lease, returns), now)
-            case BlobMissing(digest):
-                say(SendBlob(digest, b"blob"), now)
+            case RunJob(job_id, lease):
+                say(Completed(job_id, lease, value=packed(1)), now)
             case _:
                 pass
     return False
 
 
 # The state of a connection before the input.
-
-
-def _met() -> CallPair:
-    """Return connected ends; the worker has a task, and a call stream with a call."""
-    member = replace(MEMBER, random_bytes=counted_bytes("worker"))
-    pair = unconnected(PROTOCOL, member, fleet_context())
-    pair.begin()
-    pair.event(OffersChanged(member.offers))
-    pair.command(RUN)
-    pair.command(IN_LANE)
-    pair.command(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
-    return pair
 
 
 def _asking() -> UpstreamNode:
@@ -173,25 +121,6 @@ def _asking() -> UpstreamNode:
 
 
 # Valid input.
-
-
-def _said_between() -> CallPair:
-    """Let both ends send every message there is."""
-    pair = _met()
-    job, lane = (each for each in pair.commands if isinstance(each, RunJob))
-    blob = b"blob" * 100
-    pair.event(LoadChanged(WorkerLoad("warm", 2, 0.5)))
-    pair.event(HealthReported(MachineHealth(cpu=10.0, memory=20.0)))
-    pair.event(CallProgress(job.job_id, job.lease, 0.5, "half"))
-    pair.event(BlobMissing(digest_of("a blob")))
-    pair.event(Completed(job.job_id, job.lease, value=packed(42)))
-    pair.event(CallsReturned(lane.job_id, lane.lease, [CallResult(1, packed(3))]))
-    pair.event(Draining("it leaves"))
-    pair.command(SendBlob(sha256(blob).digest(), blob))
-    pair.command(CancelCalls(IN_LANE.job_id, IN_LANE.lease, (1, 2)))
-    pair.command(CancelJob(IN_LANE.job_id, IN_LANE.lease))
-    pair.tick(3.0)  # a heartbeat of each
-    return pair
 
 
 def _seeds(said: Iterable[bytes]) -> list[bytes]:
@@ -207,24 +136,14 @@ def _written(frame: Frame) -> bytes:
     return bytes([kind, frame.flags & 0xFF, frame.stream & 0xFF]) + frame.payload
 
 
-def _of_ours() -> list[bytes]:
-    """Return what a worker sends, and what a coordinator sends."""
-    pair = _said_between()
-    whole = Frame(FrameType.BARRIER, 3, 0, 0, b"")
-    pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
-    return _seeds(
-        [
-            *binary([*pair.worker_sent, *pair.coordinator_sent]),
-            encode_frame(whole),
-            *map(encode_frame, pieces),
-        ]
-    )
-
-
 def _of_real_nodes() -> list[bytes]:
     beside = _asking()
     results = [
-        encode_result(str(msgspec.msgpack.decode(each.payload)["task_id"]), packed(1))
+        b"".join(
+            encode_result(
+                str(msgspec.msgpack.decode(each.payload)["task_id"]), packed(1)
+            )
+        )
         for each in beside.frames
         if each.type is FrameType.TASK
     ]
@@ -235,13 +154,16 @@ def _of_real_nodes() -> list[bytes]:
         if case["kind"] == "task_worker" and case["name"] not in NOT_SOUND
         for each in case["input"]["frames_hex"]
     ]
-    return _seeds([*map(encode_frame, frames), *tasks])
+    chunks = [
+        Frame(FrameType.TASK, 9, 2, 0, b"\x81\xa7task_id"),
+        Frame(FrameType.TASK, 9, 6, 1, b"\xa11"),
+        Frame(FrameType.BARRIER, 3, 0, 0, b""),
+    ]
+    return _seeds([*map(encode_frame, [*frames, *chunks]), *tasks])
 
 
 SESSIONS: Mapping[str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]]]]
 SESSIONS = {
-    "fleet_coordinator": (fleet_coordinator, _of_ours),
-    "fleet_worker": (fleet_worker, _of_ours),
     "fleet_asked": (fleet_asked, _of_real_nodes),
     "fleet_asking": (fleet_asking, _of_real_nodes),
 }

@@ -6,16 +6,12 @@ from contextlib import suppress
 import msgspec
 
 from fuzz.mutations import SEPARATOR
-from protocols.macfleet.codec.test_control import WORDS
 from protocols.macfleet.recorded import CASES
 from shoal.domain.errors import ConfigError, PeerError
-from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.protocols.macfleet.addresses import parse_pairing_url
 from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
-from shoal.protocols.macfleet.codec.chunks import ChunkJoiner, split_payload
-from shoal.protocols.macfleet.codec.control import decode_control, encode_control
+from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
 from shoal.protocols.macfleet.codec.frames import (
-    Flag,
     Frame,
     FrameReader,
     FrameType,
@@ -36,18 +32,6 @@ from shoal.protocols.macfleet.codec.legacy_tensors import (
     encode_sparse,
     encode_tensor,
 )
-from shoal.protocols.macfleet.codec.reserved_frames import (
-    HeartbeatPayload,
-    decode_blob,
-    decode_heartbeat,
-    encode_heartbeat,
-)
-from shoal.protocols.macfleet.codec.task_extension import (
-    decode_calls,
-    decode_returns,
-    encode_calls,
-    encode_returns,
-)
 from shoal.protocols.macfleet.codec.tasks import (
     decode_result,
     decode_task,
@@ -65,7 +49,7 @@ from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_su
 from shoal.protocols.seam.endpoints import DiscoveredService
 
 KEY = fleet_key("vector-token-0001")
-HELD_MAX = 1 << 20  # bytes of payload that a stream may make the joiner hold
+LIMIT = 1 << 20  # bytes of a payload
 CHALLENGE = bytes(range(32))
 
 
@@ -79,20 +63,19 @@ def lines(data: bytes) -> None:
 
 def frames(data: bytes) -> None:
     """A stream of frames, some of them chunks, cut anywhere."""
-    reader, joiner = FrameReader(HELD_MAX), ChunkJoiner(HELD_MAX, buffered_max=HELD_MAX)
+    reader, joiner = FrameReader(LIMIT), ChunkJoiner()
     for piece in (data[: len(data) // 3], data[len(data) // 3 :]):
         for whole in reader.split(piece):
             frame = reader.read(whole)
             assert encode_frame(frame)[:20] == whole.head[:20]
-            if frame.flags & Flag.CHUNKED:
-                joiner.add(frame)
+            joiner.join(frame, 0.0)
 
 
 def fleet_tasks(data: bytes) -> None:
     """A task; one that upstream can decode can be encoded again."""
     asked = decode_task(data)
     again = encode_task(asked.task_id, asked.name, asked.args, asked.kwargs, 1.0)
-    assert decode_task(again).name == asked.name
+    assert decode_task(b"".join(again)).name == asked.name
     msgspec.msgpack.decode(asked.args)
 
 
@@ -100,7 +83,7 @@ def fleet_results(data: bytes) -> None:
     """A task's result."""
     answered = decode_result(data)
     again = encode_result(answered.task_id, answered.value, answered.error)
-    assert decode_result(again).error == answered.error
+    assert decode_result(b"".join(again)).error == answered.error
 
 
 def arrays(data: bytes) -> None:
@@ -139,27 +122,6 @@ def suffixes(data: bytes) -> None:
             )
 
 
-def words(data: bytes) -> None:
-    """A control message."""
-    word = decode_control(data)
-    assert word is None or decode_control(encode_control(word)) == word
-
-
-def lanes(data: bytes) -> None:
-    """Calls of a call stream, or their results."""
-    with suppress(PeerError):
-        assert decode_calls(encode_calls(calls := decode_calls(data))) == calls
-    with suppress(PeerError):
-        assert decode_returns(encode_returns(said := decode_returns(data))) == said
-
-
-def beyond(data: bytes) -> None:
-    """Payloads of reserved frame types."""
-    for read in (decode_heartbeat, decode_blob):
-        with suppress(PeerError):
-            read(data)
-
-
 def announced(data: bytes) -> None:
     """A TXT record."""
     fields = (line.partition(b"=") for line in data.split(SEPARATOR))
@@ -183,15 +145,12 @@ def _recorded(kind: str, place: str, field: str) -> list[bytes]:
 
 
 def _frames() -> list[bytes]:
-    pieces = b"".join(
-        map(encode_frame, split_payload(FrameType.STATE, 7, bytes(32), bytes(300_000)))
-    )
     written = _recorded("frame", "expect", "wire_hex")
     taken = _recorded("frame_decode", "input", "wire_hex")
     few = encode_frame(Frame(FrameType.TASK, 7, 2, 0, b"a")) + encode_frame(
         Frame(FrameType.TASK, 7, 6, 1, b"b")
     )
-    return [*written, *taken, b"".join(written), few, pieces[: 60 << 10]]
+    return [*written, *taken, b"".join(written), few]
 
 
 def _lines() -> list[bytes]:
@@ -204,20 +163,6 @@ def _lines() -> list[bytes]:
             for key in (KEY, None)
             for write in (encode_ping, encode_pong)
         ),
-    ]
-
-
-def _beyond() -> list[bytes]:
-    return [
-        encode_heartbeat(HeartbeatPayload(7, 6)),
-        bytes(40),
-    ]
-
-
-def _lanes() -> list[bytes]:
-    return [
-        encode_calls([StreamedCall(n, b"\x91\x01", b"\x80") for n in range(3)]),
-        encode_returns([CallResult(1, b"\x2a"), CallResult(2, b"", "boom")]),
     ]
 
 
@@ -269,9 +214,6 @@ FLEETS: Mapping[str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]
         ],
     ),
     "suffixes": (suffixes, lambda: _recorded("hw_suffix_peel", "input", "payload_hex")),
-    "words": (words, lambda: [encode_control(word) for word in WORDS]),
-    "lanes": (lanes, _lanes),
-    "beyond": (beyond, _beyond),
     "announced": (announced, _announced),
     "pairing": (
         pairing,

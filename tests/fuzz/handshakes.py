@@ -8,10 +8,6 @@ from collections.abc import Callable, Sequence
 
 from fuzz.mutations import SEPARATOR
 from protocols.macfleet.handshake_ends import (
-    ANNE,
-    AS_ORIGINALS,
-    BELA,
-    UNTIL_V1,
     HandshakeEnd,
     client,
     frame_of,
@@ -22,7 +18,8 @@ from protocols.macfleet.handshake_ends import (
 )
 from protocols.macfleet.recorded import CASES
 from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, FrameType
-from shoal.protocols.macfleet.handshake import Agreed, HandshakeRefused
+from shoal.protocols.macfleet.handshake import Agreed
+from shoal.protocols.macfleet.handshake_messages import HandshakeRefused
 
 
 def handshakes(data: bytes) -> None:
@@ -75,21 +72,21 @@ def _whole(data: bytes) -> bytes:
 
 
 def _recorded_server() -> HandshakeEnd:
-    return server(node("node-a", accepts=AS_ORIGINALS, random_bytes=giving(B)))
+    return server(node("node-a", accepts_v1=True, random_bytes=giving(B)))
 
 
 def _recorded_client() -> HandshakeEnd:
-    return client(node("node-b", accepts=AS_ORIGINALS, random_bytes=giving(A)))
+    return client(node("node-b", accepts_v1=True, random_bytes=giving(A)))
 
 
 A, B = bytes(range(32)), bytes(range(0x80, 0xA0))  # what was drawn in the recordings
 
 OURS: tuple[Callable[[], HandshakeEnd], ...] = (
-    lambda: client(node("node-b", accepts=UNTIL_V1, identity=BELA)),
-    lambda: server(node("node-a", accepts=UNTIL_V1, identity=ANNE)),
+    lambda: client(node("node-b", accepts_v1=True)),
+    lambda: server(node("node-a", accepts_v1=True)),
 )
 OPEN: tuple[Callable[[], HandshakeEnd], ...] = (
-    lambda: client(node("node-b", None, identity=BELA)),
-    lambda: server(node("node-a", None, identity=ANNE)),
+    lambda: client(node("node-b", None)),
+    lambda: server(node("node-a", None)),
 )
 ENDS = (*OURS, *OPEN, _recorded_server, _recorded_client)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from protocols.pairs import MODEL
 from protocols.session_pair import Pair, binary, one_piece
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import OffersChanged, RunJob
+from shoal.domain.vocabulary import OffersChanged, Rejected, RunJob
 from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.domain.worker import Offer
 from shoal.ledger.keys import Signer
@@ -22,6 +23,7 @@ from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.peer_session import ALL_PEERS, PeerMessage, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.tasks.registry import unknown_task_message
 
 CallPair: TypeAlias = Pair[PeerMessage, ToPeer]
 
@@ -110,7 +112,14 @@ def connect(
     """Let a worker join that offers what the member does; return both ends."""
     pair = unconnected(protocol, member, context or fleet_context(), cut, config)
     pair.begin()
-    pair.event(OffersChanged(member.offers))
+    if OffersChanged in pair.worker.accepts:
+        pair.event(OffersChanged(member.offers))
+    for each in pair.commands:
+        if isinstance(each, RunJob):  # the coordinator asks for the functions
+            known = sorted(name for offer in member.offers for name in offer.tasks)
+            reason = unknown_task_message(each.work.kind.value, known)
+            pair.event(Rejected(each.job_id, each.lease, reason))
+    pair.commands.clear()
     return pair
 
 
@@ -139,11 +148,12 @@ def unconnected(
             binding,
             streams=False,
         )
-    ports = {label: 8000 + n for n, label in enumerate(listeners)}
+    # The first listener is that for jobs.
+    ports = dict.fromkeys(islice(listeners, 1), 8000)
     assert protocol.address is not None
     direct = protocol.address("127.0.0.1", ports)
     dialer = protocol.dial("http://127.0.0.1:4010", replace(member, direct_url=direct))
-    label = next(each for each, port in ports.items() if f":{port}" in dialer.url)
+    (label,) = ports
     session = listeners[label].accept("127.0.0.1", 0.0)
     return Pair(
         session,

@@ -1,38 +1,25 @@
 """Two ends of a handshake, and the messages between them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import count
 
-from protocols.contexts import require_token
-from shoal.domain.credentials import digest_of
 from shoal.domain.errors import PeerError
-from shoal.ledger.keys import Signer, verify
 from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, encode_frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
     Agreed,
+    ClientHandshake,
     FleetHandshake,
-    HandshakeRefused,
     HandshakeSettings,
-    HandshakeStrength,
     SentChallenges,
+    ServerHandshake,
 )
-from shoal.protocols.macfleet.handshake_client import ClientHandshake
-from shoal.protocols.macfleet.handshake_server import ServerHandshake
+from shoal.protocols.macfleet.handshake_messages import HandshakeRefused
 
 TOKEN = "vector-token-0001"
-CERTIFICATE = bytes(range(32))
-AS_ORIGINALS = frozenset(
-    {HandshakeStrength.OPEN, HandshakeStrength.V1, HandshakeStrength.V2}
-)
-"""What upstream programs speak; they do not mark their challenges."""
-UNTIL_V1 = AS_ORIGINALS | {HandshakeStrength.STRONG}
-
-ANNE = Signer.from_seed(b"a" * 32)
-BELA = Signer.from_seed(b"b" * 32)
 
 
 def drawing(seed: str) -> Callable[[int], bytes]:
@@ -67,16 +54,8 @@ def node(
         profile=encode_profile(HardwareProfile(chip=node_id)),
         random_bytes=drawing(node_id),
         challenges=SentChallenges(),
-        digest=b"" if token is None else digest_of(token),
-        admission=require_token(token or ""),
-        verifies=verify,
     )
     return replace(own, **others)  # type: ignore[arg-type]  # as Own has them
-
-
-def joining(node_id: str, token: str) -> HandshakeSettings:
-    """Return a node with a join token and no fleet."""
-    return replace(node(node_id, None), digest=digest_of(token), admission=None)
 
 
 @dataclass
@@ -89,9 +68,8 @@ class HandshakeEnd:
     agreed: Agreed | None = None
     refused: PeerError | None = None
 
-    def open(self, certificate: bytes = CERTIFICATE) -> "HandshakeEnd":
+    def open(self) -> "HandshakeEnd":
         """Begin."""
-        self.handshake.on_open(certificate)
         self.sent += self.handshake.start(0.0)
         return self
 
@@ -147,21 +125,16 @@ class HandshakeEnd:
 
     def _refuse(self, error: PeerError) -> None:
         self.refused = error
-        if isinstance(error, HandshakeRefused):
-            self.sent += error.send
 
 
-def client(
-    own: HandshakeSettings, expected: str = "", *, ours: bool = False
-) -> HandshakeEnd:
+def client(own: HandshakeSettings, expected: str = "") -> HandshakeEnd:
     """Return the end that dials."""
-    made = ClientHandshake(own, expected, require_strong=ours, server="10.0.0.2:50052")
-    return HandshakeEnd(made)
+    return HandshakeEnd(ClientHandshake(own, expected, server="10.0.0.2:50052"))
 
 
-def server(own: HandshakeSettings, address: str = "10.0.0.1") -> HandshakeEnd:
+def server(own: HandshakeSettings) -> HandshakeEnd:
     """Return the end that is dialled."""
-    return HandshakeEnd(ServerHandshake(own, address))
+    return HandshakeEnd(ServerHandshake(own))
 
 
 Alter = Callable[[int, bytes], bytes]
@@ -204,26 +177,3 @@ def rewritten(data: bytes, flags: int | None = None, payload: bytes = b"") -> by
     if flags is not None:
         frame = frame._replace(flags=flags)
     return encode_frame(frame._replace(payload=payload or bytes(frame.payload)))
-
-
-def flipped(data: bytes, bits: int) -> Iterator[bytes]:
-    """Yield a frame with one bit flipped, and a valid checksum, again and again.
-
-    Covers type, stream, flags and sequence, as far as the types exist, and of each byte
-    of the payload ``bits`` bits, which are others in the next byte.
-    """
-    frame = frame_of(data)
-    payload = bytes(frame.payload)
-    for place in range(len(payload)):
-        for number in range(bits):
-            changed = bytearray(payload)
-            changed[place] ^= 1 << (place + number) % 8
-            yield encode_frame(frame._replace(payload=bytes(changed)))
-    for bit in range(16):
-        yield encode_frame(frame._replace(flags=frame.flags ^ 1 << bit))
-    for bit in range(32):
-        yield encode_frame(frame._replace(stream=frame.stream ^ 1 << bit))
-        yield encode_frame(frame._replace(sequence=frame.sequence ^ 1 << bit))
-    for kind in type(frame.type):
-        if kind is not frame.type:
-            yield encode_frame(frame._replace(type=kind))

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.calling import MEMBER, CallPair, fleet_context, sent, unconnected
+from protocols.calling import MEMBER, fleet_context, sent
 from shoal.domain.errors import ConfigError
-from shoal.protocols.macfleet import PROTOCOL
 from shoal.protocols.macfleet.addresses import (
     coordinator_url,
     fleet_in_url,
@@ -67,17 +66,40 @@ def test_a_restricted_worker_does_not_serve_an_upstream_node() -> None:
 
 def test_a_shoal_coordinator_is_dialled_at_its_announced_port() -> None:
     assert FleetDialer("http://host:4010", DIRECT).url == "tls-any://host:50052"
-    assert (
-        coordinator_url("host", {"transport": 7, "heartbeat": 8}) == "tls-any://host:7"
-    )
+    assert coordinator_url("host", {"transport": 7}) == "tls-any://host:7"
     assert coordinator_url("host", {"heartbeat": 8}) == ""
 
 
 def test_an_open_fleet_has_no_tls_even_for_workers_with_a_token() -> None:
-    assert (
-        coordinator_url("host", {"transport:tcp": 7, "heartbeat:tcp": 8})
-        == "tcp://host:7"
+    assert coordinator_url("host", {"transport:tcp": 7}) == "tcp://host:7"
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme", "pong"),
+    [
+        (("transport", "heartbeat"), "tls-any", b""),
+        (("transport:tcp", "heartbeat:tcp"), "tcp", b"PONG node-a\n"),
+    ],
+)
+def test_a_shoal_coordinator_is_pinged_and_dialled_at_its_own_ports(
+    labels: tuple[str, str], scheme: str, pong: bytes
+) -> None:
+    direct = coordinator_url("host", dict(zip(labels, (7, 5), strict=True)))
+    token = "" if pong else MEMBER.token
+    dialer = FleetDialer(
+        "http://host:4010", replace(MEMBER, token=token, direct_url=direct)
     )
+
+    tried = []
+    for _ in range(4):
+        session = dialer.start_session({})
+        session.tick(0.0)
+        tried.append(dialer.url)
+        if dialer.url.endswith(":5") and pong:
+            session.receive([pong], 0.0)
+        assert dialer.final_reason(1006, "connection lost") is None
+
+    assert tried == 2 * [f"{scheme}://host:5", f"{scheme}://host:7"]
 
 
 def answered(session: WorkerEnd, answer: bytes) -> list[bytes]:
@@ -142,22 +164,6 @@ def test_waiting_for_a_pong_times_out() -> None:
     assert session.receive([b"PONG late\n"], 11.0) == ()
 
 
-def test_a_worker_with_its_coordinators_id_changes_its_own() -> None:
-    member = replace(MEMBER, name="coordinator")
-    first = unconnected(PROTOCOL, member, fleet_context())
-    close = met_by(first)
-    assert (close.code, first.dialer.final_reason(close.code, "")) == (
-        CloseCode.MOVED,
-        None,
-    )
-
-    second = unconnected(PROTOCOL, member, fleet_context())
-    second.worker = first.dialer.start_session({})
-    second.begin()
-
-    assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
-
-
 def test_a_worker_with_the_pinged_nodes_id_pings_again_under_another() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
@@ -184,26 +190,22 @@ def test_a_second_id_conflict_at_a_node_is_final() -> None:
     assert "--name" in final
 
 
-def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> None:
-    dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), fleet_context()).dialer
+def test_a_worker_with_the_dialled_nodes_id_changes_its_own_once() -> None:
+    dialer = FleetDialer("http://host:4010", replace(DIRECT, token=""))
+
     closes = []
-    for name in ("a", "a-worker"):
-        pair = unconnected(PROTOCOL, MEMBER, replace(fleet_context(), name=name))
-        pair.worker = dialer.start_session({})
-        closes.append(met_by(pair))
+    for name in (b"worker-one", b"worker-one-worker"):
+        session = dialer.start_session({})
+        (greeting,) = sent(session.tick(0.0))
+        assert greeting.endswith(name)
+        answer = encode_frame(Frame(FrameType.CONTROL, 0, 0, 0, name))
+        (close,) = session.receive([answer], 0.0)
+        assert isinstance(close, Close)
+        closes.append(close)
+        dialer.final_reason(close.code, "")
 
     assert [each.code == CloseCode.MOVED for each in closes] == [True, False]
     assert "--name" in closes[1].reason
-
-
-def met_by(pair: CallPair) -> Close:
-    """Connect a worker to a coordinator; return how its connection ends."""
-    pair.open()
-    pair.coordinator.tick(0.0)
-    answer = pair.coordinator.receive([*sent(pair.worker.tick(0.0))], 0.0)
-    (close,) = pair.worker.receive([*sent(answer)], 0.0)
-    assert isinstance(close, Close)
-    return close
 
 
 def test_repeated_rejections_by_upstream_are_final() -> None:

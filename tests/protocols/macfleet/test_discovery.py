@@ -40,9 +40,8 @@ def test_a_secure_node_announces_only_id_and_ports() -> None:
         "node_id": "node-a",
         "pool_version": "2.2.0",
         "data_port": "4001",
-        "shoal": "1",
     }
-    assert len(listener.service.text) == 4
+    assert len(listener.service.text) == 3
     assert listener.security is ListenerTls.SELF_SIGNED
     assert (listener.label, listener.flag) == (
         "heartbeat",
@@ -130,7 +129,7 @@ def test_listener_answers_pings() -> None:
 
 
 def test_a_discovered_node_is_registered() -> None:
-    node = sight(KEY, {**TEXT, "shoal": "1", "gpu_cores": "80"}).get("b")
+    node = sight(KEY, {**TEXT, "gpu_cores": "80"}).get("b")
 
     assert node is not None
     assert node.state is NodeState.SIGHTED
@@ -138,7 +137,6 @@ def test_a_discovered_node_is_registered() -> None:
         NodeAddress("192.0.2.1", 50051),
         NodeAddress("fe80::1%en0", 50051),
     )
-    assert node.is_shoal
     # Its hardware is known once it has authenticated.
     assert node.profile == HardwareProfile(data_port=4000)
 
@@ -148,7 +146,6 @@ def test_a_node_of_an_open_fleet_has_its_announced_hardware() -> None:
 
     assert node is not None
     assert node.profile.gpu_cores == 80
-    assert not node.is_shoal
 
 
 def test_a_node_without_id_or_port_is_registered_by_service_name() -> None:

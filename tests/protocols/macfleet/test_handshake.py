@@ -2,31 +2,12 @@
 
 import pytest
 
-from protocols.macfleet.handshake_ends import AS_ORIGINALS, giving, node
 from shoal.protocols.macfleet.handshake import (
     REMEMBERED_FOR,
     REMEMBERED_MAX,
     SentChallenges,
-    draw_challenge,
-    is_shoal_challenge,
     resembles_heartbeat,
 )
-
-
-def test_challenges_have_a_mark() -> None:
-    challenge = draw_challenge(node("a"))
-
-    assert len(challenge) == 32
-    assert is_shoal_challenge(challenge)
-
-
-def test_challenges_have_no_mark_without_the_strong_handshake() -> None:
-    challenge = draw_challenge(
-        node("a", accepts=AS_ORIGINALS, random_bytes=giving(b"\xff" * 32))
-    )
-
-    assert challenge == b"\xff" * 32
-    assert not is_shoal_challenge(challenge)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,15 @@
 """The client's end as upstream clients act, and where it is stricter."""
 
 from protocols.macfleet.handshake_ends import (
-    AS_ORIGINALS,
     HandshakeEnd,
     client,
     frame_of,
     giving,
-    joining,
     node,
 )
 from protocols.macfleet.recorded import Case, case_of, recorded
 from shoal.protocols.macfleet.codec.frames import Flag
-from shoal.protocols.macfleet.handshake import HandshakeStrength
-from shoal.protocols.macfleet.handshake_client import rejection
+from shoal.protocols.macfleet.handshake import rejection
 
 STRICTER = {
     "hsclient/ack prefix differs but suffix signed for expected": (
@@ -32,10 +29,10 @@ def recorded_client(case: Case) -> HandshakeEnd:
         given["client_id"],
         given["token"],
         profile=bytes.fromhex(given["client_hw_json_hex"]),
-        accepts=AS_ORIGINALS,
+        accepts_v1=True,
         random_bytes=giving(bytes.fromhex(given["challenge_a_hex"] or "")),
     )
-    return client(own, given["expected_peer_id"]).open(b"")
+    return client(own, given["expected_peer_id"]).open()
 
 
 @recorded("handshake_client")
@@ -71,7 +68,7 @@ def test_the_server_id_need_not_be_known() -> None:
 
     assert end.agreed is not None
     assert end.agreed.peer_id == "node-a"
-    assert end.agreed.strength is HandshakeStrength.V2
+    assert end.agreed.profile is not None
 
 
 def test_a_wrong_token_is_named_with_a_remedy() -> None:
@@ -85,12 +82,12 @@ def test_a_wrong_token_is_named_with_a_remedy() -> None:
     )
 
 
-def test_the_strong_handshake_is_offered_along_with_v2() -> None:
+def test_the_first_message_has_no_hardware() -> None:
     end = client(node("node-b")).open()
 
     frame = frame_of(end.sent[0])
 
-    assert frame.flags == Flag.V2 | Flag.STRONG
+    assert frame.flags == Flag.V2
     assert bytes(frame.payload).startswith(b"node-b")
     assert len(frame.payload) == 6 + 32
 
@@ -100,36 +97,17 @@ def test_in_an_open_fleet_the_first_message_is_the_id_alone() -> None:
 
     frame = frame_of(end.sent[0])
 
-    assert (frame.flags, bytes(frame.payload)) == (Flag.STRONG, b"node-b")
+    assert (frame.flags, bytes(frame.payload)) == (0, b"node-b")
 
 
 def test_a_v1_server_is_refused_by_default() -> None:
     case = case_of("hsclient/v1 ack (downgrade accepted)")
-    end = client(node("node-b", random_bytes=giving(bytes(24)))).open()
+    end = client(node("node-b", random_bytes=giving(bytes(32)))).open()
 
     end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
 
     assert "speaks the handshake v1, which is not accepted here" in end.why
     assert len(end.sent) == 1
-
-
-def test_a_client_of_a_shoal_node_requires_the_strong_handshake() -> None:
-    case = case_of("hsclient/v2 ok")
-    end = client(node("node-b"), ours=True).open()
-
-    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
-
-    assert "does not speak Shoal's handshake" in end.why
-    assert len(end.sent) == 1
-
-
-def test_a_client_with_a_token_refuses_an_open_fleet() -> None:
-    case = case_of("hsclient/open any id accepted")
-    end = client(joining("w", "join-token")).open()
-
-    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
-
-    assert "omit --token" in end.why
 
 
 def test_a_node_that_dials_itself_gets_an_error() -> None:
@@ -159,7 +137,7 @@ def test_a_disconnect_before_any_answer_names_likely_causes() -> None:
 
 
 def test_a_silent_server_times_out_after_ten_seconds() -> None:
-    end = client(node("node-a")).open(b"")
+    end = client(node("node-a")).open()
     assert end.handshake.deadline == 10.0
 
     end.handshake.tick(9.9)

@@ -1,20 +1,15 @@
 """The server's end as upstream servers act, and where it is stricter."""
 
 from protocols.macfleet.handshake_ends import (
-    AS_ORIGINALS,
     HandshakeEnd,
     client,
-    frame_of,
     giving,
-    joining,
     meet,
     node,
     server,
 )
 from protocols.macfleet.recorded import Case, case_of, recorded
-from shoal.protocols.macfleet.codec.frames import encode_frame
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.handshake import HandshakeRefused, HandshakeStrength
 
 STRICTER = {
     "hs/300 byte id": "ids have 256 bytes at most, as in open fleets",
@@ -31,10 +26,10 @@ def recorded_server(case: Case) -> HandshakeEnd:
         given["server_id"],
         given["token"],
         profile=bytes.fromhex(given["server_hw_json_hex"]),
-        accepts=AS_ORIGINALS,
+        accepts_v1=True,
         random_bytes=giving(bytes.fromhex(challenge or "")),
     )
-    return server(own).open(b"")
+    return server(own).open()
 
 
 def play(end: HandshakeEnd, case: Case) -> None:
@@ -81,7 +76,7 @@ def test_both_ends_send_what_upstream_sends(case: Case) -> None:
             given["token"],
             key=None if key is None else fleet_key(given["token"], given["fleet_id"]),
             profile=bytes.fromhex(given[f"{role}_hw_json_hex"]),
-            accepts=AS_ORIGINALS,
+            accepts_v1=True,
             random_bytes=giving(challenge),
         )
         for role, challenge in zip(("client", "server"), challenges, strict=True)
@@ -163,46 +158,3 @@ def test_each_message_has_ten_seconds_of_its_own() -> None:
     )
 
     assert end.handshake.deadline == 16.0
-
-
-def test_a_node_without_a_fleet_accepts_shoal_nodes_only() -> None:
-    end = server(joining("w", "join-token")).open()
-
-    end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
-
-    assert "only Shoal nodes are accepted" in end.why
-
-
-def test_only_accepted_strengths_are_spoken() -> None:
-    strong = frozenset({HandshakeStrength.STRONG})
-    end = server(node("node-a", accepts=strong)).open()
-
-    end.hear(bytes.fromhex(case_of("hs/v2 ok")["input"]["client_sends_hex"][0]))
-
-    assert "speaks the handshake v2, which is not accepted here" in end.why
-
-
-def test_a_server_without_a_fleet_may_accept_shoal_nodes_only() -> None:
-    strong = frozenset({HandshakeStrength.STRONG})
-    end = server(node("node-a", None, accepts=strong)).open()
-
-    end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
-
-    assert "only Shoal nodes are accepted" in end.why
-
-
-def test_a_malformed_introduction_is_refused_without_a_reason() -> None:
-    dialling, dialled = (
-        client(node("one"), ours=True).open(),
-        server(node("two")).open(),
-    )
-
-    def garble(number: int, data: bytes) -> bytes:
-        if number != 2:
-            return data
-        return encode_frame(frame_of(data)._replace(payload=b"garbage"))
-
-    carried = meet(dialling, dialled, garble)
-
-    assert isinstance(dialled.refused, HandshakeRefused)
-    assert len(carried) == 3

@@ -1,7 +1,6 @@
-"""Large parallel transfers between Shoal nodes on real sockets."""
+"""Large arguments and results between nodes on real sockets."""
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +10,8 @@ import pytest
 
 from harness.speed import scaled
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Completed, RunJob, SendBlob
+from shoal.domain.vocabulary import Completed, RunJob
 from shoal.domain.work import Call
-from shoal.ledger.keys import Signer, verify
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
@@ -35,9 +33,6 @@ from shoal.transports.tls import self_signed_tls
 
 TOKEN = "fleet-token-of-tests"
 LEASE = LeaseNumber(1)
-# Bytes: several times what passes while the calls are answered, one after the other.
-BLOB = 32_000_000
-SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments, in parallel
 PATIENCE = scaled(60.0)  # seconds before a test gives up
 
 
@@ -48,9 +43,6 @@ def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> Fleet
         b"",
         os.urandom,
         SentChallenges(),
-        digest=hashlib.sha256(TOKEN.encode()).digest() if secure else b"",
-        identity=Signer.from_seed(os.urandom(32)),
-        verifies=verify,
     )
     return FleetSession(
         FleetLocalNode(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
@@ -65,8 +57,6 @@ class TwoNodes:
     coordinator: Driver[PeerMessage, ToPeer]
     met: asyncio.Event = field(default_factory=asyncio.Event)
     answers: asyncio.Queue[Completed] = field(default_factory=asyncio.Queue)
-    blobs: asyncio.Queue[SendBlob] = field(default_factory=asyncio.Queue)
-    order: list[str] = field(default_factory=list)  # events at either end
 
     def hear(self, said: PeerMessage) -> None:
         """Record the coordinator's events."""
@@ -74,7 +64,6 @@ class TwoNodes:
             case PeerJoined():
                 self.met.set()
             case Completed() as done:
-                self.order.append(str(done.job_id))
                 self.answers.put_nowait(done)
             case _:
                 pass
@@ -98,9 +87,6 @@ async def connected(*, secure: bool) -> AsyncIterator[TwoNodes]:
                 case RunJob(job_id, lease, Call(args=args)):
                     done = Completed(job_id, lease, value=args)
                     worker.send(ToPeer(said.peer, done))
-                case SendBlob() as blob:
-                    nodes.order.append("blob")
-                    nodes.blobs.put_nowait(blob)
                 case _:
                     pass
 
@@ -126,22 +112,6 @@ async def connected(*, secure: bool) -> AsyncIterator[TwoNodes]:
                 yield nodes
                 driver.disconnect("done")
                 assert (await running).reason == "done"
-
-
-@pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
-async def test_calls_are_answered_during_a_blob_transfer(secure: bool) -> None:
-    blob = os.urandom(1_000_000) * (BLOB // 1_000_000)
-    digest = hashlib.sha256(blob).digest()
-    sizes = [*enumerate(SIZES)]
-
-    async with connected(secure=secure) as nodes:
-        assert nodes.coordinator.send(ToPeer(ALL_PEERS, SendBlob(digest, blob)))
-        returned = [await nodes.call(number, size) for number, size in sizes]
-        given = await nodes.blobs.get()
-
-    assert nodes.order == [*(str(number) for number, _ in sizes), "blob"]
-    assert [len(each.value or b"") for each in returned] == [6 + n for _, n in sizes]
-    assert (given.digest, given.data) == (digest, blob)
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])

@@ -163,11 +163,10 @@ def test_an_announced_node_is_not_a_member() -> None:
 
 def test_announcements_do_not_change_the_address_of_a_member() -> None:
     fleet = fleet_of(a=LARGE)
-    fleet.on_announced("a", [HERE], SMALL, 1.0, is_shoal=True)
+    fleet.on_announced("a", [HERE], SMALL, 1.0)
 
     assert node(fleet).addresses == (NodeAddress("10.0.0.0", 1),)
     assert node(fleet).profile == LARGE
-    assert not node(fleet).is_shoal
 
 
 def test_announcements_add_addresses_of_a_failed_node() -> None:

@@ -173,48 +173,31 @@ def connections_to(
 def dialled(
     peer: str,
     *,
-    ours: bool,
     port: int = 50052,
     config: Config | None = None,
     opens: OpenEndpoints = endpoints,
-    is_worker: bool = False,
 ) -> list[str]:
     """Return the URLs that a node dials after another has answered its ping."""
     gossip = gossip_of(opens, config or Config(), fleet_context())
-    if ours:
-        gossip._registry.on_pong(peer, NodeAddress("192.0.2.9", 50051), None, 0.0)
-        gossip._registry.mark_shoal(peer, is_worker=is_worker)
     return [each.url for each in connections_to(gossip, peer, port)]
 
 
 def test_a_node_is_dialled_at_the_transport_port_that_it_states() -> None:
-    assert dialled("node-b", ours=False, port=60000) == ["tls-any://192.0.2.9:60000"]
+    assert dialled("node-b", port=60000) == ["tls-any://192.0.2.9:60000"]
 
 
 def test_a_node_that_states_no_port_is_dialled_after_its_heartbeat_port() -> None:
     plain, encrypted = Config(open=True), Config(open=True, tls=True)
 
-    assert dialled("node-b", ours=False, port=0) == ["tls-any://192.0.2.9:50052"]
-    assert dialled("node-b", ours=False, port=0, config=plain) == [
-        "tcp://192.0.2.9:50052"
-    ]
-    assert dialled("node-b", ours=False, port=0, config=encrypted) == [
-        "tls-any://192.0.2.9:50052"
-    ]
+    assert dialled("node-b", port=0) == ["tls-any://192.0.2.9:50052"]
+    assert dialled("node-b", port=0, config=plain) == ["tcp://192.0.2.9:50052"]
+    assert dialled("node-b", port=0, config=encrypted) == ["tls-any://192.0.2.9:50052"]
 
 
-def test_of_two_shoal_nodes_the_one_with_the_smaller_id_dials() -> None:
-    assert dialled("b", ours=True) == []  # this node is called coordinator
-    assert dialled("d", ours=True) == ["tls-any://192.0.2.9:50052"]
-
-
-def test_workers_dial_coordinators_and_no_other_workers() -> None:
+def test_a_listening_worker_dials_as_a_coordinator_does() -> None:
     url = ["tls-any://192.0.2.9:50052"]
 
-    assert dialled("d", ours=True, opens=worker_endpoints) == url
-    assert dialled("d", ours=True, opens=worker_endpoints, is_worker=True) == []
-    assert dialled("d", ours=True, is_worker=True) == url
-    assert dialled("node-b", ours=False, opens=worker_endpoints) == url
+    assert dialled("node-b", opens=worker_endpoints) == url
 
 
 def test_a_worker_listens_and_announces_as_a_coordinator_does() -> None:
@@ -241,7 +224,6 @@ def test_a_worker_listens_and_announces_as_a_coordinator_does() -> None:
         "node_id": "coordinator",
         "pool_version": "2.2.0",
         "data_port": "4002",
-        "shoal": "1",
     }
 
 
@@ -311,25 +293,12 @@ def test_a_coordinator_that_dials_a_listening_worker_may_submit() -> None:
 
     its.begin()
 
-    joined, described = its.heard
+    joined, described, probe = its.heard
     assert isinstance(joined, PeerJoined)
     assert (joined.name, joined.submits_jobs) == ("coordinator", True)
     assert isinstance(described, PeerDescribed)
+    assert isinstance(probe, RunJob)
     assert its.ends == []
-    node = its.dialling._registry.get("worker")
-    assert node is not None
-    assert (node.is_shoal, node.is_worker) == (True, True)
-
-
-def test_two_listening_workers_part_and_do_not_dial_again() -> None:
-    its = meeting(worker_endpoints, "another")
-
-    its.begin()
-
-    assert its.heard == []
-    assert any("both nodes are workers" in each for each in its.ends)
-    assert connections_to(its.dialling, "worker", now=2.0) == []
-    assert [each.url for each in its.dialling.dropped()] == [its.outgoing.url]
 
 
 def test_a_listening_worker_probes_no_node_and_runs_its_tasks() -> None:

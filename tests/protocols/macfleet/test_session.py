@@ -11,10 +11,7 @@ from protocols.calling import (
     MEMBER,
     OFFER,
     RUN,
-    STREAM,
-    TASK,
     TOKEN,
-    CallPair,
     connect,
     fleet_context,
     packed,
@@ -32,149 +29,88 @@ from protocols.macfleet.upstream_node import (
     listener,
     worker_with_node,
 )
-from protocols.session_pair import binary
-from shoal.domain.credentials import digest_of
-from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
     Failed,
     OffersChanged,
-    PushCalls,
     Rejected,
     RunJob,
-    SendBlob,
-    StreamedCall,
 )
-from shoal.domain.work import Feature, JobKind, Work
+from shoal.domain.work import JobKind
 from shoal.domain.worker import Hardware
-from shoal.ledger.keys import Signer
-from shoal.protocols.macfleet import PROTOCOL, Config
+from shoal.protocols.macfleet import PROTOCOL
+from shoal.protocols.macfleet.codec.chunks import CHUNK_TIMEOUT
 from shoal.protocols.macfleet.codec.frames import (
     Flag,
     Frame,
-    FrameReader,
     FrameType,
     encode_frame,
 )
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.codec.keys import fleet_key, sign
+from shoal.protocols.macfleet.connection import FleetLiveness
 from shoal.protocols.macfleet.dialer import FleetDialer
-from shoal.protocols.macfleet.frame_handlers import CHUNK_TIMEOUT
 from shoal.protocols.macfleet.handshake_messages import (
     decode_first,
     decode_second,
     encode_second,
     encode_suffix,
 )
-from shoal.protocols.macfleet.liveness import RegistryLiveness
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, proves_token
-from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.peer_session import (
     PeerDescribed,
     PeerJoined,
     PeerMessage,
     Protection,
-    ToPeer,
 )
-from shoal.protocols.seam.session import Bulk, Close, Notice, PeerProfile
+from shoal.protocols.seam.session import Close, Notice, PeerProfile
 
 HEAD = 24  # bytes
 CHALLENGE = bytes(range(0xE0, 0x100))
 
 
-def refused(
-    member: WorkerProfile,
-    context: ProtocolContext,
-    config: Config | None = None,
-) -> CallPair:
-    """Let a worker try to join; return both ends."""
-    return connect(PROTOCOL, member, context, config=config)
+def test_two_shoal_nodes_meet_as_any_nodes_do() -> None:
+    hardware = Hardware("Apple M2", gpu_cores=8, memory_gb=16.0)
+    pair = connect(PROTOCOL, replace(MEMBER, hardware=hardware))
 
-
-def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
-    member = replace(MEMBER, hardware=Hardware("Apple M2", gpu_cores=8, memory_gb=16.0))
-
-    assert member.identity is not None
-    met, described, offered = connect(PROTOCOL, member).events
-
-    assert met == PeerJoined(
-        "worker-one",
-        cancels=True,
-        submits_jobs=False,
-        protection=Protection.TLS,
-        exclusive=True,
-        respects_offers=True,
-        public_key=member.identity.public_key.hex(),
+    joined, described, offered = pair.events
+    assert joined == PeerJoined(
+        "worker-one", submits_jobs=True, protection=Protection.TLS
     )
     assert isinstance(described, PeerDescribed)
     assert described.profile == PeerProfile(
-        "worker-one",
-        Hardware("Apple M2", gpu_cores=8, memory_gb=16.0, tier=0),
-        protocol_version=1,
+        "worker-one", replace(hardware, tier=0), protocol_version=1
     )
-    assert offered == OffersChanged((OFFER,))
-
-
-def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
-    pair = connect(PROTOCOL, replace(MEMBER, token=""), fleet_context(""))
-
-    met, _, offered = pair.events
-    assert isinstance(met, PeerJoined)
-    assert met.protection is Protection.PLAIN
     assert isinstance(offered, OffersChanged)
-    assert offered.offers[0].features == {Feature.VALUES}
-    work = replace(CALL, needs=frozenset({Feature.CODE}))
-    pair.command(replace(RUN, work=work))
-    pair.tick(0.0)
-    assert isinstance(pair.events[-1], Rejected)
-    assert "--macfleet-token" in pair.events[-1].reason
-
-
-def test_code_is_not_offered_without_tls() -> None:
-    pair = unconnected(PROTOCOL, MEMBER, fleet_context(), config=Config(open=True))
-    pair.certificate = b""  # an open fleet has no TLS
-    pair.begin()
-    pair.event(OffersChanged(MEMBER.offers))
-
-    met, _, offered = pair.events
-    assert isinstance(met, PeerJoined)
-    assert isinstance(offered, OffersChanged)
-    assert offered.offers[0].features == {Feature.VALUES}
+    (offer,) = offered.offers
+    assert (offer.tasks, offer.slots, offer.features) == (OFFER.tasks, 4, frozenset())
+    run = start_job(pair)
+    assert run.work == CALL
+    pair.event(Completed(run.job_id, run.lease, value=packed(42)))
+    assert pair.events[-1] == Completed(RUN.job_id, RUN.lease, value=packed(42))
 
 
 @pytest.mark.parametrize(
-    ("member", "context", "said"),
-    [
-        (replace(MEMBER, token="another token"), fleet_context(), "--token"),
-        (replace(MEMBER, token=TOKEN), fleet_context(""), "--token"),
-        (replace(MEMBER, token="short"), fleet_context(), "--token"),
-    ],
+    ("token", "server_token"),
+    [("another token", TOKEN), (TOKEN, ""), ("", TOKEN)],
 )
-def test_a_refused_worker_receives_the_reason(
-    member: WorkerProfile, context: ProtocolContext, said: str
-) -> None:
-    pair = refused(member, context)
+def test_a_worker_with_another_token_is_refused(token: str, server_token: str) -> None:
+    member = replace(MEMBER, token=token)
+
+    pair = connect(PROTOCOL, member, fleet_context(server_token))
 
     assert pair.events == []
-    assert said in (pair.dialer.final_reason(1000, "") or "")
 
 
-def test_two_machines_with_one_name_are_distinguished() -> None:
-    listens = listener(fleet_context())
-    first = unconnected(PROTOCOL, MEMBER, fleet_context())
-    other = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
-    second = unconnected(PROTOCOL, other, fleet_context())
-    again = unconnected(PROTOCOL, MEMBER, fleet_context())
-    for pair in (first, second, again):
-        pair.coordinator = listens.accept("192.0.2.1", 0.0)
-        pair.begin()
+def test_a_coordinator_does_not_answer_the_probe_of_another() -> None:
+    beside = coordinator_with_node()
+    beside.frames.clear()
 
-    assert isinstance(first.events[0], PeerJoined)
-    assert second.events == []
-    assert "--name" in (second.dialer.final_reason(1000, "") or "")
-    assert isinstance(again.events[0], PeerJoined)  # the listener refuses the first one
+    assert beside.task("1", name="shoal.which", args=[]) == []
+
+    assert beside.frames == []
+    assert beside.notices == ["ignored the probe of another coordinator"]
 
 
 def test_another_address_cannot_replace_an_upstream_node() -> None:
@@ -215,23 +151,6 @@ def test_malformed_frames_end_the_connection_with_the_reason(
     assert beside.says(frame(FrameType.TASK, {"task_id": "2", "name": "f"})) == []
 
 
-@pytest.mark.parametrize("fleet", ["", "lab"])
-@pytest.mark.parametrize("token", [TOKEN, "short"])
-def test_the_join_token_admits_a_worker_whatever_the_fleets_token(
-    token: str, fleet: str
-) -> None:
-    def admit(request: JoinRequest) -> AdmissionGrant:
-        assert any(proves_token(request.token, each) for each in ("a fleet's", token))
-        return AdmissionGrant()
-
-    context = replace(fleet_context(token), admission=admit)
-    config = Config(token="a fleet's", fleet=fleet)
-
-    pair = connect(PROTOCOL, replace(MEMBER, token=token), context, config=config)
-
-    assert start_job(pair).work == CALL
-
-
 @pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
 def test_a_task_of_a_dispatcher_ends_at_its_timeout(
     node: Callable[[], UpstreamNode],
@@ -260,22 +179,6 @@ def test_a_task_of_a_dispatcher_ends_at_its_timeout(
     beside.frames.clear()
     assert beside.send(Completed(*leases[0], value=packed(7))) == []
     assert beside.frames == []
-
-
-@pytest.mark.parametrize("timeout", [5.0, None])
-def test_a_call_to_a_shoal_worker_carries_what_remains_of_its_jobs_limit(
-    timeout: float | None,
-) -> None:
-    pair = connect(PROTOCOL)
-    call = replace(CALL, timeout=timeout)
-
-    run = start_job(pair, replace(RUN, work=call, remaining=40.0))
-
-    sent_task = msgspec.msgpack.decode(binary(pair.coordinator_sent)[-1][HEAD:])
-    assert sent_task["timeout"] == (timeout or 40.0)
-    # Without a timeout of the caller, that of the function applies.
-    assert run.work == call
-    assert run.remaining == (None if timeout else 40.0)
 
 
 @pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
@@ -321,7 +224,8 @@ def test_frames_may_be_large_right_after_the_handshake() -> None:
     heard = pair.coordinator.receive([third + large], 0.0)
 
     assert not any(isinstance(each, Close) for each in heard)
-    assert b"may not submit jobs" in sent(heard)[-1]
+    assert isinstance(heard[-1], PeerMessage)
+    assert isinstance(heard[-1].message, RunJob)
 
 
 def test_a_handshake_times_out() -> None:
@@ -338,7 +242,7 @@ def test_a_handshake_times_out() -> None:
 def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
     fleet = FleetRegistry("node-a", HardwareProfile)
     fleet.on_pong("node-b", NodeAddress("192.0.2.1", 50051), None, 0.0)
-    life = RegistryLiveness(fleet, "node-b", 0.0)
+    life = FleetLiveness(fleet, "node-b", 0.0)
 
     for now in (1.0, 2.0, 3.0):
         fleet.on_missed_pong("node-b", now)
@@ -352,7 +256,7 @@ def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
 def test_frames_are_a_sign_of_life_beside_the_fleets_heartbeats() -> None:
     fleet = FleetRegistry("node-a", HardwareProfile)
     fleet.on_pong("node-b", NodeAddress("192.0.2.1", 50051), None, 0.0)
-    life = RegistryLiveness(fleet, "node-b", 0.0)
+    life = FleetLiveness(fleet, "node-b", 0.0)
     for now in (1.0, 2.0, 3.0):
         fleet.on_missed_pong("node-b", now)
     fleet.expire(30.0)
@@ -412,41 +316,6 @@ def test_every_answer_to_a_task_is_on_the_stream_of_the_task(
     assert heads == {(FrameType.RESULT, 0, 0)}
 
 
-def test_control_messages_and_heartbeats_are_on_stream_0() -> None:
-    pair = connect(PROTOCOL)
-    run = start_job(pair)
-    for now in (3.0, 6.0):
-        pair.tick(now)
-    pair.event(Completed(run.job_id, run.lease, value=packed(1)))
-
-    streams: dict[FrameType, set[int]] = {}
-    both = binary([*pair.coordinator_sent, *pair.worker_sent])
-    for each in frames_in(b"".join(both)):
-        streams.setdefault(each.type, set()).add(each.stream)
-    assert streams == {
-        FrameType.CONTROL: {0},
-        FrameType.HEARTBEAT: {0},
-        FrameType.TASK: {1},
-        FrameType.RESULT: {1},
-    }
-
-
-def test_a_large_answer_between_shoal_nodes_is_on_the_stream_of_its_task() -> None:
-    pair = connect(PROTOCOL)
-    large = packed([bytes(300_000)])
-    run = start_job(pair, replace(RUN, work=replace(CALL, args=large)))
-
-    assert pair.event(Completed(run.job_id, run.lease, value=large))
-
-    (*_, said), (*_, answer) = binary(pair.coordinator_sent), binary(pair.worker_sent)
-    task, result = frames_in(said), frames_in(answer)
-    assert {each.stream for each in task} == {each.stream for each in result} == {2}
-
-
-def frames_in(data: bytes) -> list[Frame]:
-    return [FrameReader.read(each) for each in FrameReader().split(data)]
-
-
 def notices(outputs: Sequence[object]) -> list[str]:
     return [each.text for each in outputs if isinstance(each, Notice)]
 
@@ -495,71 +364,6 @@ def test_a_worker_logs_another_wire_version_in_a_handshake() -> None:
     assert notices(outputs) == ["node 'node-a' has wire_version 2, and this node has 1"]
 
 
-def test_a_silent_shoal_peer_is_lost_after_ten_seconds() -> None:
-    pair = connect(PROTOCOL)
-
-    outputs = [pair.coordinator.tick(now) for now in (3.0, 6.0, 9.0, 10.0)]
-
-    assert isinstance(outputs[-1][-1], Close)
-    assert outputs[-1][-1].reason == "silent for 10 s"
-
-
-@pytest.mark.parametrize("size", [300_000, 5_000_000])
-def test_small_messages_go_between_the_chunks_of_large_ones(size: int) -> None:
-    pair = connect(PROTOCOL)
-    data = packed([bytes(size)])
-    run = start_job(pair, replace(RUN, work=replace(CALL, args=data)))
-    pair.event(Completed(run.job_id, run.lease, value=data))
-
-    assert run.work == replace(CALL, args=data)
-    assert pair.events[-1] == Completed(RUN.job_id, RUN.lease, value=data)
-    assert (
-        max(map(len, pieces(binary(pair.coordinator_sent)[-1]))) <= (256 << 10) + HEAD
-    )
-    lane = start_job(pair, replace(RUN, job_id=JobId("lane"), work=STREAM))
-    (pushed,) = pair.command(
-        PushCalls(JobId("lane"), RUN.lease, [StreamedCall(1, data, packed({}))])
-    )
-    expected = [StreamedCall(1, data, packed({}))]
-    assert pushed == PushCalls(lane.job_id, LeaseNumber(1), expected)
-
-
-def pieces(data: bytes) -> list[bytes]:
-    """Split bytes into frames."""
-    found: list[bytes] = []
-    at = 0
-    while at < len(data):
-        end = at + HEAD + int.from_bytes(data[at + 8 : at + 12])
-        found.append(data[at:end])
-        at = end
-    return found
-
-
-def test_a_blob_reference_does_not_overtake_the_blob() -> None:
-    pair = connect(PROTOCOL)
-    blob = bytes(1 << 20)
-    digest = digest_of("x")
-    args = packed([1])[:-1] + b"\xc7\x20\x02" + digest
-    coordinator = pair.coordinator
-    (first,) = coordinator.send(ToPeer("", SendBlob(digest, blob)), 0.0)
-    (second,) = coordinator.send(
-        ToPeer("", replace(RUN, work=replace(CALL, args=args))), 0.0
-    )
-    (third,) = coordinator.send(ToPeer("", CancelJob(RUN.job_id, RUN.lease)), 0.0)
-
-    assert isinstance(first, Bulk)
-    assert isinstance(second, Bulk)
-    assert isinstance(third, Bulk)
-
-
-def test_a_blob_with_a_wrong_digest_ends_the_connection() -> None:
-    pair = connect(PROTOCOL)
-
-    pair.command(SendBlob(bytes(32), b"not that"))
-
-    assert "not match its digest" in pair.ends[0]
-
-
 @pytest.mark.parametrize(
     "type", [FrameType.GRADIENT, FrameType.BARRIER, FrameType.COMPRESSED_GRADIENT]
 )
@@ -570,17 +374,6 @@ def test_a_collective_ends_the_connection_with_the_reason(type: FrameType) -> No
 
     (closed,) = [each for each in outputs if isinstance(each, Close)]
     assert f"a {type.name} frame: no group of ranks is here" in closed.reason
-
-
-def test_workers_may_not_submit_jobs() -> None:
-    pair = connect(PROTOCOL)
-    task = frame(FrameType.TASK, {"task_id": "1", "name": "f"})
-
-    heard = pair.coordinator.receive([task], 0.0)
-
-    assert not pair.commands
-    (said,) = sent(heard)
-    assert b"may not submit jobs" in said
 
 
 CHUNKED, LAST = int(Flag.CHUNKED), int(Flag.CHUNKED | Flag.LAST)
@@ -702,7 +495,7 @@ def test_chunks_out_of_order_end_the_connection_with_the_reason(
 def test_chunks_of_any_peer_take_bounded_memory(
     node: Callable[[], UpstreamNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.protocols.macfleet.frame_handlers.PAYLOAD_MAX", 4 << 20)
+    monkeypatch.setattr("shoal.protocols.macfleet.codec.chunks.BUFFERED_MAX", 4 << 20)
     beside = node()
     piece = encode_frame(Frame(FrameType.TASK, 9, CHUNKED, 0, bytes(1 << 20)))
 
@@ -725,13 +518,3 @@ def test_a_failed_task_returns_its_error() -> None:
     assert b"ValueError: x" in bytes(beside.frames[-1].payload)
     assert b"a record" not in bytes(beside.frames[-1].payload)
     assert JobKind.CALL is run.work.kind
-
-
-@pytest.mark.parametrize("work", [CALL, TASK, STREAM], ids=lambda each: each.kind.value)
-def test_grant_goes_to_workers_that_proved_a_token_only(work: Work) -> None:
-    run = replace(RUN, work=work, grant="sk-shoal-call-1.2.3")
-    strangers = replace(MEMBER, token="")
-
-    assert start_job(connect(PROTOCOL), run).grant == run.grant
-    pair = connect(PROTOCOL, strangers, fleet_context(""))
-    assert start_job(pair, run).grant == ""

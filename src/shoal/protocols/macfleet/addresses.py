@@ -27,7 +27,9 @@ PLAIN_SCHEME = "tcp"
 STREAM_SCHEMES = frozenset({PLAIN_SCHEME, "tls", SECURE_SCHEME})
 WEB_SCHEMES = frozenset({"http", "https", "ws", "wss"})
 TRANSPORT_LABEL = "transport"  # the label of its port
+HEARTBEAT_LABEL = "heartbeat"
 FLEET_PARAMETER = "fleet"  # the query parameter with the fleet's id
+HEARTBEAT_PARAMETER = "heartbeat"  # of a coordinator's transport: its other port
 
 
 def parse_contact(address: str) -> NodeAddress:
@@ -60,15 +62,28 @@ def transport_url(address: str, *, secure: bool) -> str:
 def coordinator_url(host: str, ports: Mapping[str, int]) -> str:
     """Return the transport URL of a Shoal coordinator, from its ports by label.
 
-    Returns "" if it has no transport port.  An open fleet does not use TLS.
+    Its query has the heartbeat port.  Returns "" if it has no transport port.  An open
+    fleet does not use TLS.
     """
-    for label, secure in (
-        (TRANSPORT_LABEL, True),
-        (plain_label(TRANSPORT_LABEL), False),
-    ):
-        if label in ports:
-            return transport_url(f"{host}:{ports[label]}", secure=secure)
+    for secure in (True, False):
+        transport, heartbeat = (
+            ports.get(label if secure else plain_label(label))
+            for label in (TRANSPORT_LABEL, HEARTBEAT_LABEL)
+        )
+        if transport is not None:
+            url = transport_url(f"{host}:{transport}", secure=secure)
+            return f"{url}?{HEARTBEAT_PARAMETER}={heartbeat}" if heartbeat else url
     return ""
+
+
+def heartbeat_url(transport: SplitResult) -> str:
+    """Return the URL of the heartbeat port of a coordinator's transport URL.
+
+    Returns "" if that does not have it.
+    """
+    port = parse_qs(transport.query).get(HEARTBEAT_PARAMETER, [""])[0]
+    host = transport.netloc.rpartition(":")[0]
+    return f"{transport.scheme}://{host}:{port}" if port else ""
 
 
 def parse_url(url: str) -> SplitResult:

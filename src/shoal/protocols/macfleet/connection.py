@@ -1,68 +1,96 @@
-"""A connection whose handshake is complete: it sends and receives jobs.
-
-With MacFleet's own programs it exchanges tasks and results only.  With Shoal nodes it
-also exchanges control messages, heartbeats, blobs, and call streams on frame streams.
-"""
+"""A connection whose handshake is complete: it sends and receives tasks and results."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from shoal.domain.errors import Unsupported
-from shoal.domain.model_messages import ModelMessage
+from msgspec import Raw
+
+from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.vocabulary import (
     AnswerChunk,
-    BlobMissing,
-    CallMessage,
-    CallProgress,
     CallsReturned,
     CancelCalls,
     CancelJob,
     Command,
     Completed,
     Dismiss,
-    Draining,
     Event,
     Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
     PushCalls,
-    ReceiptSent,
     Rejected,
     RunJob,
-    SendBlob,
 )
 from shoal.domain.work import Call, CallStream, Task
-from shoal.protocols.macfleet.call_streams import ShoalCallStreams, UpstreamCallStreams
-from shoal.protocols.macfleet.codec import control, reserved_frames
-from shoal.protocols.macfleet.codec.chunks import Allocate
-from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
+from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType
-from shoal.protocols.macfleet.frame_handlers import (
-    RESULT_GRACE,
-    ConnectionOutput,
-    ConnectionParts,
-    InboundMessage,
-    ShoalFrameHandler,
-    UpstreamFrameHandler,
+from shoal.protocols.macfleet.codec.tasks import (
+    TaskResult,
+    decode_result,
+    error_text,
+    result_too_large,
+    task_id_at_start,
+    task_id_in,
 )
+from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
 from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs
-from shoal.protocols.macfleet.liveness import HeartbeatLiveness, RegistryLiveness
-from shoal.protocols.macfleet.local_node import FleetLocalNode, FleetPeer, FleetRole
+from shoal.protocols.macfleet.local_node import FleetLocalNode, FleetRole
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs, FleetTaskIds
-from shoal.protocols.macfleet.peer_state import FleetPeerState
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
-from shoal.protocols.seam.task_deadlines import TaskDeadlines
+
+ConnectionOutput: TypeAlias = Event | Command | Output
 
 ACCEPTED_MESSAGES: frozenset[type] = frozenset(
     {
-        *(RunJob, CancelJob, Dismiss, PushCalls, CancelCalls, SendBlob),
-        *(OffersChanged, LoadChanged, Draining, HealthReported),
-        *(AnswerChunk, Completed, Rejected, Failed),
-        *(CallProgress, CallsReturned, BlobMissing),
+        *(RunJob, CancelJob, Dismiss, PushCalls, CancelCalls),
+        *(AnswerChunk, Completed, Rejected, Failed, CallsReturned),
     }
 )
+
+SILENCE_MAX = 10.0  # seconds for which a frame is a sign of life
+CHECK_INTERVAL = 1.0  # seconds between looks into the registry
+
+_COLLECTIVE_FRAMES = frozenset(
+    {
+        *(FrameType.TENSOR, FrameType.GRADIENT, FrameType.COMPRESSED_GRADIENT),
+        FrameType.BARRIER,
+    }
+)
+
+
+class FleetLiveness:
+    """Detects a peer that is gone although its connection is still open.
+
+    MacFleet's programs need not send anything there; they are gone when the fleet's
+    gossip says so, unless frames of theirs still arrive.
+    """
+
+    def __init__(
+        self, registry: FleetRegistry | None, node_id: str, now: float
+    ) -> None:
+        self._registry = registry
+        self._node_id = node_id
+        self._due = now + CHECK_INTERVAL
+        self._last_received = now
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``lost_reason`` is due; None: never."""
+        return None if self._registry is None else self._due
+
+    def on_activity(self, now: float) -> None:
+        """Record that a frame has arrived."""
+        self._last_received = now
+
+    def lost_reason(self, now: float) -> str:
+        """Return why the peer counts as gone; empty: it does not."""
+        if self._registry is None or now < self._due:
+            return ""
+        self._due = now + CHECK_INTERVAL
+        silent = now - self._last_received >= SILENCE_MAX
+        failed = silent and self._registry.has_failed(self._node_id)
+        return "its heartbeats have stopped" if failed else ""
 
 
 class FleetConnection:
@@ -72,34 +100,17 @@ class FleetConnection:
     After it returns Close it sends and receives nothing more.
     """
 
-    def __init__(self, local: FleetLocalNode, peer: FleetPeer, now: float) -> None:
-        self._peer = peer
-        self._writer = writer = FrameWriter(is_shoal=peer.is_shoal)
+    def __init__(self, local: FleetLocalNode, peer_id: str, now: float) -> None:
         task_ids = FleetTaskIds(local.handshake.random_bytes)
-        is_shoal = peer.is_shoal
-        deadlines = TaskDeadlines(RESULT_GRACE)
-        self._parts = ConnectionParts(
-            writer,
-            FleetOutboundJobs(peer, task_ids, writer, deadlines),
-            ShoalCallStreams(peer, task_ids, writer)
-            if is_shoal
-            else UpstreamCallStreams(peer, task_ids, writer, deadlines),
-            FleetInboundJobs(peer, writer, local.role),
-            FleetPeerState(peer, local.role),
-            HeartbeatLiveness(now)
-            if is_shoal
-            else RegistryLiveness(local.registry, peer.name, now),
-            deadlines,
-        )
         self._probe = FunctionProbe(task_ids.next(), local.slots)
-        self._sends_probe = local.role is FleetRole.COORDINATOR and not is_shoal
-        self._handler = (
-            ShoalFrameHandler(self._parts, local.on_refused)
-            if is_shoal
-            else UpstreamFrameHandler(self._parts, self._probe)
-        )
+        self._role = local.role
+        self._outbound = FleetOutboundJobs(task_ids)
+        self._inbound = FleetInboundJobs(local.role)
+        self._liveness = FleetLiveness(local.registry, peer_id, now)
+        self._joiner = ChunkJoiner()
+        self._ignored: set[FrameType] = set()  # reported already
         # Events that arose while sending, not yet returned.
-        self._pending: list[InboundMessage] = []
+        self._pending: list[Event | Command] = []
         self._pending_since = 0.0
         self._closed = False
 
@@ -110,44 +121,52 @@ class FleetConnection:
             return None
         if self._pending:
             return self._pending_since
-        parts = self._parts
         dues = (
-            *(parts.liveness.deadline, parts.deadlines.due, parts.inbound.due),
-            self._handler.deadline,
+            *(self._liveness.deadline, self._joiner.deadline),
+            *(self._inbound.due, self._outbound.due),
         )
         return min((due for due in dues if due is not None), default=None)
 
-    def start(self) -> Sequence[ConnectionOutput]:
-        """Return the first messages to and from the peer."""
-        if not self._sends_probe:
-            return ()
-        return (self._writer.write(FrameType.TASK, self._probe.encode_request()),)
+    def start(self) -> Sequence[Output]:
+        """Return the first messages to the peer."""
+        is_coordinator = self._role is FleetRole.COORDINATOR
+        return (self._probe.encode_request(),) if is_coordinator else ()
 
     def tick(self, now: float) -> Sequence[ConnectionOutput]:
-        """Handle time passing: heartbeats, liveness, tasks that time out."""
+        """Handle time passing: liveness, late chunks, tasks that time out."""
         if self._closed:
             return ()
         outputs: list[ConnectionOutput] = [*self._pending]
         self._pending.clear()
-        if reason := self._parts.liveness.lost_reason(now):
+        if reason := self._liveness.lost_reason(now) or self._joiner.late_reason(now):
             return [*outputs, self._close(reason)]
-        if (heartbeat := self._parts.liveness.next_heartbeat(now)) is not None:
-            outputs.append(self._writer.write(FrameType.HEARTBEAT, heartbeat))
-        return [*outputs, *self._handler.expire(now)]
-
-    def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
-        """Return memory for a frame, as ``FramedSession.buffer_for`` does."""
-        return self._handler.buffer_for(head, allocate)
+        return [*outputs, *self._inbound.expire(now), *self._outbound.expire(now)]
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
-        """Handle a frame.
+        """Handle a frame; nothing follows from a chunk until the last.
+
+        Other frame types are ignored, as upstream ignores them, but for collectives.
 
         Raises PeerError if it violates the protocol; the connection then ends.
         """
-        self._parts.liveness.on_activity(now)
-        outputs = self._handler.receive(frame, now)
-        self._closed = any(isinstance(each, Close) for each in outputs)
-        return outputs
+        self._liveness.on_activity(now)
+        if frame.type in (FrameType.TASK, FrameType.RESULT):
+            whole = self._joiner.join(frame, now)
+            if whole is None:
+                return ()
+            if frame.type is FrameType.TASK:
+                return (self._inbound.receive_task(whole, now),)
+            return self._receive_result(whole)
+        if frame.type in _COLLECTIVE_FRAMES:
+            # To ignore one would leave its sender waiting.
+            raise PeerError(
+                f"a {frame.type.name} frame: no group of ranks is here, only a port "
+                "for jobs; each rank of a training run has a port of its own"
+            )
+        if frame.type is FrameType.HEARTBEAT or frame.type in self._ignored:
+            return ()
+        self._ignored.add(frame.type)
+        return (Notice(f"ignored a frame of type {frame.type.name}"),)
 
     def send(self, message: Event | Command, now: float) -> Sequence[Output]:
         """Send a message to the peer.
@@ -163,65 +182,51 @@ class FleetConnection:
                 self._pending_since = now
         return outputs
 
-    # Sending.
-
     def _encode(
         self, message: Event | Command, now: float
     ) -> Iterable[ConnectionOutput]:
         """Return the frames of a message, and events that follow at once."""
         match message:
-            case RunJob():
-                return self._run(message, now)
+            case RunJob(work=Call() | Task() as work):
+                return (self._outbound.send(message, work, now),)
+            case RunJob(work=CallStream() as work):
+                return self._outbound.open_stream(message, work, now)
             case PushCalls():
-                return self._parts.call_streams.push(message, now)
-            case CallsReturned():
-                return self._parts.inbound.send_returns(message)
+                return self._outbound.push(message, now)
             case CancelCalls():
-                return self._parts.call_streams.recall(message)
+                self._outbound.recall(message)
+                return ()
             case CancelJob():
-                return [
-                    *self._parts.outbound.cancel(message),
-                    *self._parts.call_streams.close(message),
-                ]
+                return self._outbound.cancel(message)
             case Completed() | Rejected() | Failed():
-                return self._parts.inbound.send_result(message)
-            case CallProgress():
-                return self._parts.inbound.send_progress(message)
-            case SendBlob():
-                return (
-                    (reserved_frames.write_blob(message, self._writer),)
-                    if self._peer.is_shoal
-                    else ()
-                )
-            case BlobMissing(digest):
-                return self._send_control(control.BlobMissingMessage(digest))
-            case OffersChanged() | LoadChanged() | Draining() | HealthReported():
-                return self._parts.state.send(message, self._writer)
+                return self._inbound.send_result(message)
             case Dismiss(reason):
-                dismissal = self._send_control(
-                    control.DismissedMessage(reason[: control.TEXT_MAX])
-                )
-                return [*dismissal, self._close(reason)]
-            case AnswerChunk():
-                return ()  # a function's value is returned whole, without deltas
-            case Joined() | ReceiptSent() | ModelMessage() | CallMessage():
+                return (self._close(reason),)
+            case AnswerChunk() | CallsReturned():
+                return ()  # a function's value is returned whole, with its end
+            case _:
                 raise Unsupported("MacFleet has no message for that")
 
-    def _run(self, job: RunJob, now: float) -> Iterable[ConnectionOutput]:
-        match job.work:
-            case Call() | Task():
-                return (self._parts.outbound.send(job, job.work, now),)
-            case CallStream():
-                output = self._parts.call_streams.open(job, job.work, now)
-                return () if output is None else (output,)
-            case _:
-                raise Unsupported("MacFleet does not run models")
+    def _receive_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Handle a result; one that is malformed or too large fails its task."""
+        if frame.dropped:
+            size = len(frame.payload) + frame.dropped
+            task_id = task_id_at_start(frame.payload)
+            reason = f"{size} bytes that do not begin with a task's id"
+            error = error_text(result_too_large(size))
+        else:
+            try:
+                return self._on_result(decode_result(frame.payload))
+            except PeerError as malformed:
+                task_id, reason = task_id_in(frame.payload), str(malformed)
+                error = f"the worker's result: {reason}"
+        if task_id is None:
+            return (Notice(f"ignored a result: {reason}"),)
+        return self._on_result(TaskResult(task_id, Raw(NIL), error))
 
-    def _send_control(self, message: control.ControlMessage) -> Sequence[Output]:
-        """Return the frame of a control message; nothing unless the peer is Shoal's."""
-        if not self._peer.is_shoal:
-            return ()
-        return (self._writer.write(FrameType.CONTROL, control.encode_control(message)),)
+    def _on_result(self, result: TaskResult) -> Sequence[Event]:
+        offer = self._probe.offer_from(result)
+        return self._outbound.receive_result(result) if offer is None else (offer,)
 
     def _close(self, reason: str) -> Close:
         self._closed = True

@@ -7,7 +7,6 @@ because the pong contains the transport port.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from shoal.domain.credentials import digest_of
 from shoal.domain.errors import ConfigError, PeerError
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.macfleet.addresses import (
@@ -15,15 +14,19 @@ from shoal.protocols.macfleet.addresses import (
     PLAIN_SCHEME,
     WEB_SCHEMES,
     fleet_in_url,
+    heartbeat_url,
     parse_url,
     redacted,
     transport_url,
 )
 from shoal.protocols.macfleet.codec.heartbeat_lines import LineBuffer
-from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
+from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
-from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
-from shoal.protocols.macfleet.handshake_client import rejection
+from shoal.protocols.macfleet.handshake import (
+    HandshakeSettings,
+    SentChallenges,
+    rejection,
+)
 from shoal.protocols.macfleet.heartbeat import (
     FleetMember,
     OwnIdError,
@@ -31,7 +34,6 @@ from shoal.protocols.macfleet.heartbeat import (
     Pong,
 )
 from shoal.protocols.macfleet.local_node import (
-    FEATURES,
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
@@ -139,7 +141,8 @@ class FleetDialer:
     """Connects to one node, repeatedly.
 
     HOST:PORT may be either of a node's two ports.  The dialer pings it: a pong contains
-    the transport port; without a pong it is taken to be the transport port itself.
+    the transport port; without a pong it is taken to be the transport port itself.  Of
+    a Shoal coordinator both ports are known; the pong tells its id.
 
     Raises ConfigError from the constructor if the URL cannot be dialled.
     """
@@ -149,7 +152,6 @@ class FleetDialer:
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         parts = parse_url(url)
-        self._joins_shoal = parts.scheme in WEB_SCHEMES
         self._membership = MembershipState(restriction=profile.restriction)
         self._was_rejected = False
         self._rejections = 0  # in a row
@@ -158,23 +160,25 @@ class FleetDialer:
         self._local = worker_node(
             profile,
             fleet_in_url(parts),
-            has_fleet=not self._joins_shoal,
             on_refused=self._on_refused,
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
         )
         self._expected_id = ""  # the id in the pong
-        self._heartbeats = ""
-        if self._joins_shoal:
+        self._transport = ""  # the URL of the transport port, if it is known
+        if parts.scheme in WEB_SCHEMES:
             if not profile.direct_url:
                 raise ConfigError(
                     f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
                 )
-            self.url = profile.direct_url
+            direct = parse_url(profile.direct_url)
+            self._transport = f"{direct.scheme}://{direct.netloc}"
+            self._heartbeats = heartbeat_url(direct)
         else:
             secure = parts.scheme != PLAIN_SCHEME or bool(profile.token)
-            self.url = self._heartbeats = transport_url(parts.netloc, secure=secure)
-        self._pings = not self._joins_shoal
+            self._heartbeats = transport_url(parts.netloc, secure=secure)
+        self._pings = bool(self._heartbeats)
+        self.url = self._heartbeats or self._transport
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
@@ -205,18 +209,19 @@ class FleetDialer:
             self._retries_ping = False
         elif self._pings:
             self._pings = False  # connect to the port in the pong, or else to this one
+            self.url = self._transport or self.url
         elif self._heartbeats and not self._membership.admitted:
             self._pings, self.url, self._expected_id = True, self._heartbeats, ""
         self._membership.admitted = False  # until the next admission
         return None
 
     def _on_pong(self, pong: Pong) -> None:
+        self._expected_id = pong.node_id
         at = parse_url(self._heartbeats)
         announced = 0 if pong.profile is None else pong.profile.data_port
         host = at.netloc.rpartition(":")[0]
         port = announced or (at.port or 0) + 1  # the default
-        self.url = transport_url(f"{host}:{port}", secure=at.scheme != PLAIN_SCHEME)
-        self._expected_id = pong.node_id
+        self.url = f"{at.scheme}://{host}:{port}"
 
     def _session(self) -> FleetSession:
         parts = parse_url(self.url)
@@ -224,7 +229,6 @@ class FleetDialer:
         connection = FleetConnectionInfo(
             dialled=True,
             expected_id=self._expected_id,
-            must_be_shoal=self._joins_shoal,
             address=parts.netloc,
             protection=Protection.TLS if secure else Protection.PLAIN,
         )
@@ -260,29 +264,21 @@ def worker_node(
     profile: WorkerProfile,
     fleet: str,
     *,
-    has_fleet: bool,
     on_refused: Callable[[str], None],
     on_rejected: Callable[[str], None],
     on_id_conflict: Callable[[], bool],
 ) -> FleetLocalNode:
-    """Return a worker's node; the callbacks are as in ``FleetLocalNode``.
+    """Return a worker's node in a fleet; the callbacks are as in ``FleetLocalNode``.
 
-    ``has_fleet``: the token is that of the fleet with the id ``fleet``; else it may be
-    a join token of a Shoal coordinator, whatever its fleet, as are tokens that are too
-    short for a fleet.
+    Raises ConfigError if the token is too short for a fleet.
     """
     token = profile.token
-    is_key = (has_fleet or bool(fleet)) and len(token) >= TOKEN_MIN
     node = HandshakeSettings(
         node_id(profile.name),
-        fleet_key(token, fleet) if is_key else None,
+        fleet_key(token, fleet) if token else None,
         b"",  # ``handshake_settings`` fills it in
         profile.random_bytes,
         SentChallenges(),
-        digest=digest_of(token) if token else b"",
-        fleet=fleet,
-        features=FEATURES[FleetRole.WORKER],
-        identity=profile.identity,
     )
     return FleetLocalNode(
         role=FleetRole.WORKER,

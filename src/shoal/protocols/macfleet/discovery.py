@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.addresses import HEARTBEAT_LABEL
 from shoal.protocols.macfleet.codec.hardware import (
     CHIP_NAME_MAX,
     CORES_MAX,
@@ -113,12 +114,9 @@ def _number(text: Mapping[str, str], name: str, limit: int) -> int:
     return number
 
 
-HEARTBEAT_LABEL = "heartbeat"
 HEARTBEAT_FLAG = "--macfleet-heartbeat-port"
 CERTIFICATE_SUBJECT = "macfleet-node"  # of certificates in any fleet
 TLS_TIMEOUT = 5.0  # seconds for the TLS handshake; upstream clients give up after two
-SHOAL_KEY = "shoal"  # a key of Shoal's TXT records; upstream nodes ignore it
-SHOAL_VERSION = "1"  # of Shoal's announcements
 
 
 def heartbeat_listener(
@@ -193,11 +191,8 @@ def _on_found(
         else announcement.profile
     )
     addresses = [NodeAddress(host, service.port) for host in service.addresses]
-    is_shoal = SHOAL_KEY in service.text
     registry.on_pool_version(announcement.node_id, announcement.pool_version)
-    registry.on_announced(
-        announcement.node_id, addresses, record, now, is_shoal=is_shoal
-    )
+    registry.on_announced(announcement.node_id, addresses, record, now)
     return None
 
 
@@ -219,7 +214,5 @@ class _TxtRecord(Mapping[str, str]):
     def _current(self) -> Mapping[str, str]:
         member, profile = self._member, self._member.profile()
         if member.key is None:
-            record = encode_txt(member.node_id, profile, profile.data_port)
-        else:
-            record = encode_secure_txt(member.node_id, profile.data_port)
-        return {**record, SHOAL_KEY: SHOAL_VERSION}
+            return encode_txt(member.node_id, profile, profile.data_port)
+        return encode_secure_txt(member.node_id, profile.data_port)

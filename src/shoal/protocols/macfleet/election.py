@@ -176,7 +176,7 @@ def _note(node: FleetNode) -> str:
     """Return a remark on a member whose hardware is not known; empty: none."""
     if node.has_hardware or node.state not in MEMBER_STATES:
         return ""
-    if node.stated_port or node.is_shoal:
+    if node.stated_port:
         return NO_HARDWARE
     return f"{NO_HARDWARE}; port {node.data_port} is dialled"
 

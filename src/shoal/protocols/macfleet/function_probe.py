@@ -8,9 +8,15 @@ answer is not a worker, or is a worker that serves another coordinator.
 import re
 
 from shoal.domain.vocabulary import OffersChanged
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer
+from shoal.protocols.macfleet.codec.frames import FrameType, write_frame
 from shoal.protocols.macfleet.codec.tasks import TaskResult, encode_task
 from shoal.protocols.macfleet.codec.values import NO_ARGS, NO_KWARGS
-from shoal.protocols.macfleet.peer_state import upstream_offer
+from shoal.protocols.seam.session import Output
+
+CARRIED_KINDS = frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM})
+"""The kinds of jobs that this wire supports."""
 
 PROBE_FUNCTION = "shoal.which"  # a function that no worker has
 PROBE_TIMEOUT = 10.0  # seconds, in case a worker does have it
@@ -35,18 +41,33 @@ class FunctionProbe:
         self._task_id = task_id
         self._slots = slots
 
-    def encode_request(self) -> bytes:
-        """Return the payload of the probe's TASK frame."""
-        return encode_task(
-            self._task_id, PROBE_FUNCTION, NO_ARGS, NO_KWARGS, PROBE_TIMEOUT
+    def encode_request(self) -> Output:
+        """Return the probe's TASK frame."""
+        return write_frame(
+            FrameType.TASK,
+            *encode_task(
+                self._task_id, PROBE_FUNCTION, NO_ARGS, NO_KWARGS, PROBE_TIMEOUT
+            ),
         )
 
     def offer_from(self, result: TaskResult) -> OffersChanged | None:
-        """Return the worker's offer, if a result answers the probe."""
+        """Return the worker's offer, if a result answers the probe.
+
+        Without a list of its functions, it may have any.
+        """
         if result.task_id != self._task_id:
             return None
         names = known_functions(result.error) if result.error else None
-        return OffersChanged(upstream_offer(names, self._slots))
+        if names is not None and not names:
+            return OffersChanged(())
+        offer = Offer(
+            kinds=CARRIED_KINDS,
+            slots=self._slots,
+            tasks=names or frozenset(),
+            streams=False,
+            receipts=False,
+        )
+        return OffersChanged((offer,))
 
 
 def is_unknown_function(error: str) -> bool:

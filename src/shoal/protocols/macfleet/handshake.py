@@ -1,14 +1,9 @@
-"""The handshake's settings, steps and outcome, and which challenges a node answers.
+"""Both ends of a handshake: its settings, its outcome, and the challenges it answers.
 
 A secure node answers a challenge of 32 bytes with its HMAC under the fleet's key, and
-has to do so before it knows who asks (v1, v2).  An attacker can therefore have any 32
-bytes signed, with three exceptions:
+has to do so before it knows who asks.  An attacker can therefore have any 32 bytes
+signed, with two exceptions:
 
-* A challenge that a Shoal node drew ends with a mark, and no Shoal node sends one to
-  another in v1 or v2: they use the strong handshake.  If either end sees the mark
-  there, someone in between has removed the offer, or relays another node's challenge.
-  So Shoal nodes answer none of each other's challenges.  (The idea of RFC 8446,
-  section 4.1.3, on downgrades.)
 * Bytes that could be the signed part of a heartbeat: ``id:nonce`` or
   ``id:nonce:hardware``.
 * A challenge that this node itself has sent recently (``SentChallenges``).
@@ -16,32 +11,40 @@ bytes signed, with three exceptions:
 An attacker can still obtain: signatures of 32 bytes that look random, each of which
 lets them test tokens offline; heartbeats without hardware of nodes whose id has fewer
 than ``NAME_MIN`` bytes, which only Shoal nodes may have, or begins with a control
-character (the suffix does); and a challenge relayed to a node that is not Shoal's.
-Each shows the attacker's address and counts as a failed guess.
+character (the suffix does); and the answer to a challenge of another node, with which
+they pass for this node there.  Each shows the attacker's address and counts as a failed
+guess.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from hashlib import sha256
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.macfleet.codec.frames import Frame
+from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameType, encode_frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
-from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant
-from shoal.protocols.seam.context import Identity
+from shoal.protocols.macfleet.handshake_messages import (
+    CHALLENGE_SIZE,
+    FIRST_MAX,
+    MESSAGE_MAX,
+    HandshakeRefused,
+    control_frame,
+    decode_first,
+    decode_id,
+    decode_second,
+    decode_third,
+    encode_first,
+    encode_second,
+    encode_third,
+)
 
 REMEMBERED_FOR = 30.0  # seconds; a handshake has timed out by then
 REMEMBERED_MAX = 16_384  # challenges; the oldest is evicted first
 
 
 class SentChallenges:
-    """The challenges this node has sent recently.  Times are monotonic seconds.
-
-    Eviction is safe: ``CHALLENGE_MARK`` also identifies Shoal's challenges.
-    """
+    """The challenges this node has sent recently.  Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, float] = OrderedDict()
@@ -61,25 +64,6 @@ class SentChallenges:
 
 
 STEP_TIMEOUT = 10.0  # seconds to wait for each message
-ID_MAX = 256  # bytes of a node's id in UTF-8
-CHALLENGE_SIZE = 32  # bytes
-FIRST_MAX = ID_MAX + CHALLENGE_SIZE  # bytes of the first message
-MESSAGE_MAX = 10 << 10  # bytes of any other: 8 KiB of hardware, ids and signatures
-
-
-class HandshakeStrength(Enum):
-    """How the two ends of a connection have authenticated each other."""
-
-    OPEN = "open"  # not at all
-    V1 = "v1"  # by the fleet's token; open to reflection attacks
-    V2 = "v2"  # by the fleet's token, with signed hardware
-    STRONG = "strong"  # bound to the channel; between Shoal nodes
-
-
-DEFAULT_STRENGTHS = frozenset(
-    {HandshakeStrength.OPEN, HandshakeStrength.V2, HandshakeStrength.STRONG}
-)
-"""Accepted by default; a node that does not accept ``STRONG`` does not offer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +71,9 @@ class HandshakeSettings:
     """A node's settings for all its handshakes.
 
     ``node_id`` has at most ``ID_MAX`` bytes.  ``key`` is the fleet's (32 bytes); None
-    in an open fleet, or if the node has a join token only.  ``digest`` is the SHA-256
-    of the fleet's or join token, empty without one.  ``fleet`` is the fleet's id.
-    ``profile`` is the hardware as JSON, ``features`` what the node announces besides.
-    ``challenges`` is shared by all connections of the node.  Without ``admission``, a
-    server admits holders of the token of ``digest``; without ``verifies``, public keys
-    are not checked and peers have none.
+    in an open fleet.  ``profile`` is the hardware as JSON.  ``challenges`` is shared by
+    all connections of the node.  ``accepts_v1``: peers may use version 1, which a
+    reflection attack can pass without the token.
     """
 
     node_id: str
@@ -100,31 +81,29 @@ class HandshakeSettings:
     profile: bytes
     random_bytes: Callable[[int], bytes]
     challenges: SentChallenges
-    digest: bytes = b""
-    fleet: str = ""
-    features: frozenset[str] = frozenset()
-    identity: Identity | None = None
-    verifies: Callable[[bytes, bytes, bytes], bool] | None = None
-    admission: AdmissionCheck | None = None
-    accepts: frozenset[HandshakeStrength] = DEFAULT_STRENGTHS
+    accepts_v1: bool = False
 
+    def draw_challenge(self, now: float) -> bytes:
+        """Return a challenge to send."""
+        challenge = self.random_bytes(CHALLENGE_SIZE)
+        self.challenges.add(challenge, now)
+        return challenge
 
-@dataclass(frozen=True, slots=True)
-class StrongPeer:
-    """What a Shoal peer has stated and proved.
+    def check_version(self, peer: str, *, signed: bool) -> None:
+        """Raise HandshakeRefused if a peer uses version 1 and may not."""
+        if not signed and not self.accepts_v1:
+            raise HandshakeRefused(
+                f"{peer} speaks the handshake v1, which is not accepted here",
+                final=True,
+            )
 
-    ``public_key`` is proved; empty if there is none.  ``has_token``: it proved a token
-    that this node has too, ``in_fleet``: that of the fleet.  ``admitted``: the join
-    token a server admitted it by.
-    ``features`` and ``version`` are as stated.
-    """
-
-    has_token: bool
-    in_fleet: bool
-    public_key: bytes = b""
-    admitted: AdmissionGrant = AdmissionGrant()  # noqa: RUF009  # frozen
-    features: frozenset[str] = frozenset()
-    version: int = 1
+    def challenge_error(self, challenge: bytes) -> str:
+        """Return why a challenge must not be answered; empty: it may be."""
+        if challenge in self.challenges:
+            return "it returned this node's own challenge"
+        if resembles_heartbeat(challenge, self.node_id):
+            return "its challenge could be the signed part of a heartbeat"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,93 +117,206 @@ class Continue:
 class Agreed:
     """The handshake succeeded: send these frames; the connection is then usable.
 
-    ``profile`` is the peer's hardware, if it sent it; ``strong`` is set if ``strength``
-    is ``STRONG``.  In ``V1`` and ``V2`` a client does not learn whether the server
-    agrees: if the connection ends at once, the server rejected it (``rejection``).
+    ``profile`` is the peer's hardware, if it sent it.  With a key, a client does not
+    learn whether the server agrees: if the connection ends at once, the server rejected
+    it (``rejection``).
     """
 
     send: tuple[bytes, ...]
     peer_id: str
-    profile: HardwareProfile | None
-    strength: HandshakeStrength
-    strong: StrongPeer | None = None
+    profile: HardwareProfile | None = None
 
 
-Step: TypeAlias = Continue | Agreed
+def rejection(server: str) -> HandshakeRefused:
+    """Return the refusal for a connection that ends right after the handshake."""
+    return HandshakeRefused(
+        f"the fleet at {server} disconnected after the handshake: it has another token "
+        "or another id, or has banned this address for a while: check --token",
+        final=True,
+    )
 
 
-class HandshakeRefused(PeerError):
-    """The handshake failed; send ``send`` and close.
+class ClientHandshake:
+    """The client's end, a state machine on frames.  Times are monotonic seconds.
 
-    ``counts_as_failure``: the peer presented a wrong secret, or may have, so its
-    address is rate-limited.  ``final``: dialling again with the same settings is
-    useless; the text says what to change.  ``id_conflict``: the peer has this node's
-    id.  ``verdict``: the peer's own words, if it has refused.
+    ``expected_id`` is the id the server must have; empty: any.  ``server`` names the
+    server in errors.  ``deadline`` is when ``tick`` is due, and ``limit`` the bytes of
+    payload that the next frame may have.  ``receive`` and ``tick`` raise
+    HandshakeRefused; after that, or Agreed, no method is called.
     """
+
+    limit = MESSAGE_MAX
 
     def __init__(
         self,
-        reason: str,
+        settings: HandshakeSettings,
+        expected_id: str = "",
         *,
-        counts_as_failure: bool = False,
-        final: bool = False,
-        id_conflict: bool = False,
-        verdict: str = "",
-        send: tuple[bytes, ...] = (),
+        server: str = "the other end",
     ) -> None:
-        super().__init__(reason)
-        self.counts_as_failure = counts_as_failure
-        self.final = final
-        self.id_conflict = id_conflict
-        self.verdict = verdict
-        self.send = send
+        self.deadline = 0.0
+        self._settings = settings
+        self._expected_id = expected_id
+        self._server = server
+        self._challenge = b""
+
+    def start(self, now: float) -> list[bytes]:
+        """Return the first frames to send."""
+        settings, flags = self._settings, 0
+        self.deadline = now + STEP_TIMEOUT
+        if settings.key is not None:
+            self._challenge, flags = settings.draw_challenge(now), Flag.V2
+        first = encode_first(settings.node_id, self._challenge)
+        return [encode_frame(control_frame(first, flags))]
+
+    def receive(self, frame: Frame, now: float) -> Agreed:
+        """Check the server's answer, and return the third message, if there is one."""
+        settings, payload = self._settings, bytes(frame.payload)
+        if (key := settings.key) is None:
+            # Upstream servers ignore the next message, and need not send their id.
+            server_id = decode_id(payload) or self._expected_id
+            self._check_id(server_id, "")
+            return Agreed((), server_id)
+        signed = bool(frame.flags & Flag.V2)
+        settings.check_version(self._server, signed=signed)
+        try:
+            second = decode_second(key, payload, self._challenge, signed=signed)
+        except PeerError as error:
+            raise HandshakeRefused(
+                f"the fleet at {self._server} has another token or another id: check "
+                f"--token ({error})",
+                final=True,
+            ) from error
+        self._check_id(second.node_id, self._expected_id)
+        # The challenge is not bound to the rest of the answer: an attacker in between
+        # may have replaced it.
+        if reason := settings.challenge_error(second.challenge):
+            raise HandshakeRefused(f"{self._server}: {reason}")
+        profile = settings.profile if signed else None
+        third = encode_third(key, settings.node_id, second.challenge, profile)
+        send = encode_frame(control_frame(third, Flag.V2 if signed else 0))
+        return Agreed((send,), second.node_id, second.profile)
+
+    def tick(self, now: float) -> None:
+        """Check the deadline."""
+        if now >= self.deadline:
+            raise self.disconnected(f"did not answer within {STEP_TIMEOUT:g} s")
+
+    def disconnected(self, reason: str) -> HandshakeRefused:
+        """Return the refusal for a connection that ends now, or cannot be parsed."""
+        with_token = "without a token" if self._challenge else "with a token (--token)"
+        return HandshakeRefused(
+            f"{self._server} {reason} after the first message: its fleet may be one "
+            f"{with_token}, or it has banned this address for a while"
+        )
+
+    def _check_id(self, server_id: str, expected_id: str) -> None:
+        """Raise HandshakeRefused if it is this node's own, or not the expected one."""
+        if server_id == self._settings.node_id:
+            raise HandshakeRefused(
+                f"{self._server} has this node's id, {server_id!a}: it is this node "
+                "itself, or two nodes have the same --name",
+                id_conflict=True,
+            )
+        if expected_id and server_id != expected_id:
+            raise HandshakeRefused(
+                f"{self._server} is {server_id!a}, expected {expected_id!a}"
+            )
 
 
-class FleetHandshake(Protocol):
-    """One end of a handshake: a state machine on frames.  Times are monotonic seconds.
+class ServerHandshake:
+    """The server's end, as ``ClientHandshake`` is the client's.
 
-    After Agreed or HandshakeRefused no further method is called.
+    With a key it answers before the client has proved anything.  A client that then
+    leaves, or answers wrongly, may have come for that answer, so it counts as a
+    failure.
     """
 
-    @property
-    def deadline(self) -> float:
-        """When ``tick`` is due."""
-        ...
+    def __init__(self, settings: HandshakeSettings) -> None:
+        self.deadline = 0.0
+        self._settings = settings
+        self._client_id = ""
+        self._challenge = b""  # for the client; empty before its first message
+        self._signed = False  # v2
 
     @property
     def limit(self) -> int:
         """Bytes of payload that the next frame may have."""
-        ...
-
-    def on_open(self, certificate: bytes) -> None:
-        """Set the fingerprint of the server's certificate; called before ``start``."""
-        ...
+        return MESSAGE_MAX if self._challenge else FIRST_MAX
 
     def start(self, now: float) -> list[bytes]:
-        """Return the first frames to send."""
-        ...
+        """Return nothing: the client begins."""
+        self.deadline = now + STEP_TIMEOUT
+        return []
 
-    def receive(self, frame: Frame, now: float) -> Step:
-        """Handle the peer's next frame.
-
-        Raises HandshakeRefused.
-        """
-        ...
+    def receive(self, frame: Frame, now: float) -> Continue | Agreed:
+        """Handle the first or the third message."""
+        payload, key = bytes(frame.payload), self._settings.key
+        if key is not None and self._challenge:
+            return self._receive_third(key, payload)
+        if frame.type is not FrameType.CONTROL:
+            raise HandshakeRefused(f"expected CONTROL, found {frame.type.name}")
+        if key is None:
+            return self._accept_open(payload)
+        self.deadline = now + STEP_TIMEOUT
+        self._signed = bool(frame.flags & Flag.V2)
+        return self._answer(key, payload, now)
 
     def tick(self, now: float) -> None:
-        """Check the deadline.
-
-        Raises HandshakeRefused if the peer's next message is late.
-        """
-        ...
+        """Check the deadline."""
+        if now >= self.deadline:
+            raise self.disconnected(f"sent nothing for {STEP_TIMEOUT:g} s")
 
     def disconnected(self, reason: str) -> HandshakeRefused:
         """Return the refusal for a connection that ends now, or cannot be parsed."""
-        ...
+        client_label = f"{self._client_id!a}: " if self._client_id else ""
+        return HandshakeRefused(
+            f"{client_label}{reason}", counts_as_failure=bool(self._challenge)
+        )
+
+    def _accept_open(self, payload: bytes) -> Agreed:
+        settings, client = self._settings, decode_id(payload)
+        if client == settings.node_id:
+            raise HandshakeRefused(f"it claims this node's id, {client!a}")
+        send = encode_frame(control_frame(settings.node_id.encode(), 0))
+        return Agreed((send,), client)
+
+    def _answer(self, key: bytes, payload: bytes, now: float) -> Continue:
+        """Answer a v1 or v2 client, and send a challenge."""
+        settings, signed = self._settings, self._signed
+        client, peer_challenge = decode_first(payload)
+        settings.check_version(f"{client!a}", signed=signed)
+        reason = settings.challenge_error(peer_challenge)
+        if client == settings.node_id:
+            reason = "it claims this node's id"
+        if reason:
+            raise HandshakeRefused(f"{client!a}: {reason}", counts_as_failure=True)
+        self._client_id, self._challenge = client, settings.draw_challenge(now)
+        second = encode_second(
+            *(key, settings.node_id, peer_challenge, self._challenge),
+            settings.profile if signed else None,
+        )
+        return Continue(
+            (encode_frame(control_frame(second, Flag.V2 if signed else 0)),)
+        )
+
+    def _receive_third(self, key: bytes, payload: bytes) -> Agreed:
+        """Check the client's answer; the flags of the first message decide its form."""
+        client = self._client_id
+        try:
+            profile = decode_third(
+                key, client, payload, self._challenge, signed=self._signed
+            )
+        except PeerError as error:
+            raise HandshakeRefused(
+                f"{client!a}: {error}", counts_as_failure=True
+            ) from error
+        return Agreed((), client, profile)
 
 
-CHALLENGE_MARK = sha256(b"shoal macfleet challenge v1\n").digest()[:8]
-"""The end of every challenge that a Shoal node draws."""
+FleetHandshake: TypeAlias = ClientHandshake | ServerHandshake
+"""One end of a handshake."""
+
 
 NAME_MIN = 8
 """Bytes of an id from which a challenge is taken for a heartbeat.
@@ -232,18 +324,6 @@ NAME_MIN = 8
 Ids of upstream nodes end with a hyphen and eight hexadecimal digits.  With this length
 one in 80,000 random challenges resembles a heartbeat; with a length of one, one in 400.
 """
-
-
-def draw_challenge(settings: HandshakeSettings) -> bytes:
-    """Draw a challenge."""
-    if HandshakeStrength.STRONG not in settings.accepts:
-        return settings.random_bytes(CHALLENGE_SIZE)
-    return settings.random_bytes(CHALLENGE_SIZE - len(CHALLENGE_MARK)) + CHALLENGE_MARK
-
-
-def is_shoal_challenge(challenge: bytes) -> bool:
-    """Say whether a node that speaks the strong handshake drew the challenge."""
-    return challenge.endswith(CHALLENGE_MARK)
 
 
 def resembles_heartbeat(challenge: bytes, own_id: str) -> bool:

@@ -31,12 +31,40 @@ from shoal.protocols.macfleet.codec.hardware import (
     decode_profile,
 )
 from shoal.protocols.macfleet.codec.keys import KEY_SIZE, is_signed, sign
-from shoal.protocols.macfleet.handshake import CHALLENGE_SIZE, ID_MAX, HandshakeRefused
+
+ID_MAX = 256  # bytes of a node's id in UTF-8
+CHALLENGE_SIZE = 32  # bytes
+ANSWER_SIZE = 32  # bytes
+FIRST_MAX = ID_MAX + CHALLENGE_SIZE  # bytes of the first message
+MESSAGE_MAX = 10 << 10  # bytes of any other: 8 KiB of hardware, ids and signatures
 
 SUFFIX_HEADER = struct.Struct("!BH")
 SUFFIX_TRAILER = struct.Struct("!H")
 BLOCK_MIN = SUFFIX_HEADER.size + KEY_SIZE
 BLOCK_MAX = BLOCK_MIN + HARDWARE_MAX
+
+
+class HandshakeRefused(PeerError):
+    """The handshake failed.
+
+    ``counts_as_failure``: the peer presented a wrong secret, or may have, so its
+    address is rate-limited.  ``final``: dialling again with the same settings is
+    useless; the text says what to change.  ``id_conflict``: the peer has this node's
+    id.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        counts_as_failure: bool = False,
+        final: bool = False,
+        id_conflict: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.counts_as_failure = counts_as_failure
+        self.final = final
+        self.id_conflict = id_conflict
 
 
 class DecodedSuffix(NamedTuple):
@@ -98,11 +126,8 @@ def _signed_parts(
     return (bytes([version]), challenge, node_id.encode(), b":", hardware)
 
 
-ANSWER_SIZE = 32  # bytes
-
-
 class FirstMessage(NamedTuple):
-    """M1 of v1, v2 and the strong handshake, and M2 of the latter."""
+    """M1 of v1 and v2."""
 
     node_id: str
     challenge: bytes

@@ -28,7 +28,7 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
     encode_pong,
 )
 from shoal.protocols.macfleet.codec.keys import sign
-from shoal.protocols.macfleet.handshake import ID_MAX
+from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Output, Send

@@ -1,7 +1,7 @@
 """The local node, its peers, and the table of the peers that are connected.
 
 In MacFleet's own programs a later connection with the same node id replaces the earlier
-one, whichever node makes it; here it must have the same key, or the same address.
+one, whichever node makes it; here it must come from the same address.
 """
 
 from collections.abc import Callable
@@ -12,33 +12,20 @@ from weakref import WeakValueDictionary
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
-from shoal.protocols.macfleet.handshake import ID_MAX, HandshakeSettings
+from shoal.protocols.macfleet.handshake import HandshakeSettings
+from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.membership import FleetRegistry, VersionMismatches
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import Protection
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class FleetSeat:
-    """The place of a connected peer in the table.
-
-    ``outbound``: this node dialled.  The seat expires ``silence_max`` seconds after
-    ``last_received``; None: it does not expire.
-    """
+    """The place of a connected peer in the table; ``outbound``: this node dialled."""
 
     name: str
-    public_key: bytes
     address: str
     outbound: bool
-    last_received: float
-    silence_max: float | None
-
-    def is_expired(self, now: float) -> bool:
-        """Say whether the peer has been silent for too long."""
-        return (
-            self.silence_max is not None and now - self.last_received > self.silence_max
-        )
 
 
 @dataclass(slots=True)
@@ -53,30 +40,21 @@ class FleetSeatTable:
         default_factory=WeakValueDictionary
     )
 
-    def claim(self, seat: FleetSeat, now: float) -> None:
-        """Add a new connection; it replaces an older one of the same peer.
+    def claim(self, seat: FleetSeat) -> None:
+        """Add a new connection; it replaces an older one from the same address.
 
-        Raises NotAdmitted if another peer has that name.
+        Raises NotAdmitted if a peer at another address has that name.
         """
         current = self._seats.get(seat.name)
-        if current is not None and not current.is_expired(now):
-            if seat.public_key != current.public_key:
-                raise NotAdmitted(
-                    f"another machine is connected as {seat.name!r}: choose "
-                    "another --name"
-                )
-            if not seat.public_key and seat.address != current.address:
-                raise NotAdmitted(
-                    f"{seat.name!r} is already connected from {current.address}: until "
-                    "that ends, it can only reconnect from there"
-                )
+        if current is not None and seat.address != current.address:
+            raise NotAdmitted(
+                f"{seat.name!r} is already connected from {current.address}: until "
+                "that ends, it can only reconnect from there"
+            )
         self._seats[seat.name] = seat
 
     def has_inbound(self, name: str) -> bool:
-        """Say whether a peer of that name has an incoming connection.
-
-        Its seat may have expired: the connection then ends at any moment.
-        """
+        """Say whether a peer of that name has an incoming connection."""
         current = self._seats.get(name)
         return current is not None and not current.outbound
 
@@ -86,23 +64,15 @@ class FleetSeatTable:
             del self._seats[seat.name]
 
 
-WORKER_FEATURE = "works"  # a Shoal node's feature: it runs jobs and submits none
 APPLE_PREFIX = "Apple"  # of the names of chips with a neural engine
 METAL_BACKEND = "metal"
 
 
 class FleetRole(Enum):
-    """The role of a Shoal node in a connection."""
+    """What this node is to its peers."""
 
     COORDINATOR = "coordinator"
-    WORKER = "worker"  # runs jobs for every peer that may submit, and submits none
-
-
-FEATURES = {
-    FleetRole.COORDINATOR: frozenset[str](),
-    FleetRole.WORKER: frozenset({WORKER_FEATURE}),
-}
-"""What a Shoal node announces in the strong handshake, by its role."""
+    WORKER = "worker"  # runs the jobs of its peers, and submits none
 
 
 def _ignore(reason: str) -> None:
@@ -119,7 +89,7 @@ class FleetLocalNode:
 
     ``handshake`` has the settings for handshakes except the hardware: ``profile``
     returns that, because the port in it is known only once it is bound.  ``slots`` is
-    the number of concurrent tasks for upstream workers, which do not report one.
+    the number of concurrent tasks for each worker, which does not report one.
     ``limiter`` receives the outcome of incoming handshakes.  ``on_refused`` receives
     why a peer refuses this node.  ``on_rejected`` receives the address of a peer that
     disconnected right after the handshake, as upstream nodes do to reject one.
@@ -140,11 +110,6 @@ class FleetLocalNode:
     on_id_conflict: Callable[[], bool] = _keep_id
     open_tls: bool = False
     mismatches: VersionMismatches = field(default_factory=VersionMismatches)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the fleet has no token."""
-        return not self.handshake.digest
 
     @property
     def key(self) -> bytes | None:
@@ -188,13 +153,11 @@ class FleetConnectionInfo:
     """A connection before its handshake.
 
     ``dialled``: this node made it.  The peer must then have the id ``expected_id``;
-    empty: any.  ``must_be_shoal``: it must pass the strong handshake.  ``address``
-    includes the port if this node dialled.
+    empty: any.  ``address`` includes the port if this node dialled.
     """
 
     dialled: bool
     expected_id: str = ""
-    must_be_shoal: bool = False
     address: str = ""
     protection: Protection = Protection.PLAIN
 
@@ -204,21 +167,3 @@ class FleetConnectionInfo:
         if not self.dialled:
             return self.address
         return self.address.rpartition(":")[0].strip("[]")
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPeer:
-    """An authenticated peer.
-
-    ``is_shoal``: it is a Shoal node.  ``trusted``: it has proved a token on an
-    encrypted connection.  ``is_worker``: it runs jobs and submits none.
-    ``public_key`` is proved; empty if it has none.
-    """
-
-    name: str
-    is_shoal: bool = False
-    trusted: bool = False
-    is_worker: bool = False
-    may_submit: bool = False
-    admitted: AdmissionGrant = NO_JOIN_TOKEN
-    public_key: bytes = b""

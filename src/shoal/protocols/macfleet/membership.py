@@ -52,10 +52,9 @@ MEMBER_STATES = frozenset({NodeState.ALIVE, NodeState.SUSPECTED})
 class FleetNode:
     """A node as it is known now; times are monotonic seconds.
 
-    ``addresses`` begins with the one to ping next.  ``is_shoal``: it claims to be a
-    Shoal node.  ``is_worker``: it is a Shoal node that submits no jobs.  ``since`` is
-    the time of its last change of state.  ``accepts_hardware``: pings to it have this
-    node's hardware; a node of version 2.1 disconnects without an answer to those.
+    ``addresses`` begins with the one to ping next.  ``since`` is the time of its last
+    change of state.  ``accepts_hardware``: pings to it have this node's hardware; a
+    node of version 2.1 disconnects without an answer to those.
     """
 
     id: str
@@ -63,8 +62,6 @@ class FleetNode:
     state: NodeState
     since: float
     profile: HardwareProfile = UNKNOWN_PROFILE
-    is_shoal: bool = False
-    is_worker: bool = False
     accepts_hardware: bool = True
     misses: int = 0
     last_pong: float = float("-inf")
@@ -188,8 +185,6 @@ class FleetRegistry:
         addresses: Sequence[NodeAddress],
         profile: HardwareProfile,
         now: float,
-        *,
-        is_shoal: bool = False,
     ) -> None:
         """Record an announcement, which is not authenticated.
 
@@ -202,12 +197,12 @@ class FleetRegistry:
             if self._has_room(now):
                 updated = tuple(addresses[:ADDRESSES_MAX])
                 self._nodes[node_id] = FleetNode(
-                    node_id, updated, NodeState.SIGHTED, now, profile, is_shoal=is_shoal
+                    node_id, updated, NodeState.SIGHTED, now, profile
                 )
         elif node.state not in MEMBER_STATES:
             new = [each for each in addresses if each not in node.addresses]
             updated = (*node.addresses[:1], *new, *node.addresses[1:])[:ADDRESSES_MAX]
-            node = replace(node, addresses=updated, is_shoal=is_shoal)
+            node = replace(node, addresses=updated)
             if node.state is NodeState.SIGHTED:
                 node = replace(node, profile=profile, since=now)
             self._nodes[node_id] = node
@@ -220,7 +215,7 @@ class FleetRegistry:
         A ping contains the transport port, not the heartbeat port: that is the one
         before it, or the default; without hardware (``profile`` is None), the default.
         The node is a member once it has answered there.  A node that states no
-        transport port, such as a Shoal worker, is not recorded.
+        transport port, such as a worker that dials, is not recorded.
         """
         ports = [HEARTBEAT_PORT]
         if profile is not None:
@@ -238,11 +233,6 @@ class FleetRegistry:
             port = node.stated_port or profile.data_port
             profile = replace(profile, data_port=port)
             self._nodes[node_id] = replace(node, profile=profile)
-
-    def mark_shoal(self, node_id: str, *, is_worker: bool = False) -> None:
-        """Record that a node has passed the strong handshake, and its role."""
-        if (node := self._nodes.get(node_id)) is not None:
-            self._nodes[node_id] = replace(node, is_shoal=True, is_worker=is_worker)
 
     def on_ping_sent(self, node_id: str, now: float) -> None:
         """Record that a ping was sent to a node."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shoal.domain.credentials import digest_of
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.addresses import (
@@ -29,15 +28,9 @@ from shoal.protocols.macfleet.discovery import (
     heartbeat_listener,
 )
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
-from shoal.protocols.macfleet.handshake import (
-    DEFAULT_STRENGTHS,
-    HandshakeSettings,
-    HandshakeStrength,
-    SentChallenges,
-)
+from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
 from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.local_node import (
-    FEATURES,
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
@@ -51,7 +44,6 @@ from shoal.protocols.macfleet.membership import (
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
-from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, ListenerTls, OutgoingConnection
 from shoal.protocols.seam.peer_session import PeerSession, Protection
@@ -131,7 +123,9 @@ def _endpoints(
         open_tls=config.tls,
     )
     limiter = FleetRateLimiter(context.throttle, spares_loopback=local.key is None)
-    dialer = TransportDialer(partial(_should_dial, local), partial(_dial, local))
+    dialer = TransportDialer(
+        lambda node: not local.seats.has_inbound(node.id), partial(_dial, local)
+    )
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
     contacts = [parse_contact(each) for each in config.peers]
     peer_addresses = {
@@ -163,24 +157,13 @@ def local_node(
 ) -> FleetLocalNode:
     """Return the node.  Raises ConfigError if the token is invalid."""
     name = node_id(context.name)
-    accepts = (
-        DEFAULT_STRENGTHS | {HandshakeStrength.V1} if config.v1 else DEFAULT_STRENGTHS
-    )
     node = HandshakeSettings(
         name,
         fleet_key(token, config.fleet) if token else None,
         b"",  # ``handshake_settings`` fills it in
         context.random_bytes,
         SentChallenges(),
-        digest=digest_of(token) if token else b"",
-        fleet=config.fleet,
-        features=FEATURES[role],
-        identity=context.identity,
-        verifies=context.verify,
-        admission=context.admission
-        if token
-        else _admit_without_token(context.admission),
-        accepts=accepts,
+        accepts_v1=config.v1,
     )
     mismatches = VersionMismatches()
     return FleetLocalNode(
@@ -207,15 +190,6 @@ def _no_endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint
         "--macfleet-open for a fleet without a token"
     )
     return ()
-
-
-def _admit_without_token(admission: AdmissionCheck) -> AdmissionCheck:
-    """Return a check that also admits applicants without a token."""
-
-    def admit(request: JoinRequest) -> AdmissionGrant:
-        return admission(request) if request.token else AdmissionGrant()
-
-    return admit
 
 
 def _port(configured: int | None, default: int) -> int:
@@ -247,21 +221,11 @@ def _listener(
     )
 
 
-def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
-    """Say whether to dial a node's transport.
-
-    If a node states no port, as in open fleets and in version 2.1, the default is
-    dialled.  Of two Shoal nodes the one with the smaller id dials.  Workers submit no
-    jobs, so they do not dial each other.
-    """
-    if node.is_worker and local.role is FleetRole.WORKER:
-        return False
-    if local.seats.has_inbound(node.id):
-        return False
-    return not node.is_shoal or local.handshake.node_id < node.id
-
-
 def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
+    """Dial a node's transport; its default port if it states none.
+
+    Nodes of open fleets and of version 2.1 state none.
+    """
     address = replace(node.address, port=node.data_port)
     secure = local.uses_tls
     protection = Protection.TLS if secure else Protection.PLAIN

@@ -1,48 +1,60 @@
-"""Tasks that Shoal sends to a peer, their ids, and the results that come back."""
+"""Tasks that Shoal sends to a peer, their ids, and the results that come back.
+
+Each call of a call stream is a task.
+"""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from msgspec import Raw
 
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
+    CallResult,
+    CallsReturned,
+    CancelCalls,
     CancelJob,
     Completed,
     Event,
     Failed,
+    PushCalls,
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Call, CallStream, Feature, Task
-from shoal.protocols.macfleet.codec.control import CancelMessage, encode_control
-from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
-from shoal.protocols.macfleet.codec.frames import FrameType
-from shoal.protocols.macfleet.codec.reserved_frames import may_reference_blob
-from shoal.protocols.macfleet.codec.task_extension import (
-    decode_result_details,
-    encode_requirements,
-    fault_of,
-)
+from shoal.domain.work import Call, CallStream, Task
+from shoal.protocols.macfleet.codec.frames import FrameType, write_frame
 from shoal.protocols.macfleet.codec.tasks import (
     TIMEOUT,
-    PayloadParts,
     TaskResult,
-    encode_task_parts,
+    encode_task,
+    timeout_error,
 )
 from shoal.protocols.macfleet.codec.values import (
+    NIL,
     NotConvertible,
     task_arguments,
     to_json,
 )
 from shoal.protocols.macfleet.function_probe import is_unknown_function
-from shoal.protocols.macfleet.local_node import FleetPeer
-from shoal.protocols.seam.session import Bulk, Output
+from shoal.protocols.seam.session import Output
 from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 SEED_SIZE = 32  # bytes
 ID_SIZE = 32  # hexadecimal digits, as in upstream
+REASON_MAX = 1000  # characters of a rejection
+RESULT_GRACE = 30.0  # seconds after a task's timeout in which its result may arrive
+
+NO_FEATURES = (
+    "MacFleet's workers accept MessagePack values, but no arrays, large values or code"
+)
+NO_RESULT = (
+    "the worker sent no result; MacFleet's own workers send none that MessagePack "
+    "cannot represent, such as a set or an array"
+)
 
 
 class FleetTaskIds:
@@ -60,182 +72,216 @@ class FleetTaskIds:
         return digest.hexdigest()[:ID_SIZE]
 
 
-REASON_MAX = 1000  # characters of a rejection
-
-NEEDS_SHOAL_WORKER = (
-    "the worker is not a Shoal worker: it accepts MessagePack values, but no arrays, "
-    "large values or code"
-)
-NO_CODE = (
-    "code is only sent to workers that were admitted by a token, and this fleet has "
-    "none: set --macfleet-token"
-)
+LeaseId: TypeAlias = tuple[JobId, LeaseNumber]
 
 
 @dataclass(slots=True)
 class _SentTask:
-    """A task that the peer has.
+    """A job that the peer has; ``as_json``: its value is converted to JSON."""
 
-    ``as_json``: its value is converted to JSON.  ``in_order``: the task went out as
-    bulk data, so messages about it must not overtake it.
+    lease_id: LeaseId
+    as_json: bool
+
+
+@dataclass(slots=True)
+class _OpenCallStream:
+    """A call stream that is open at the peer.
+
+    ``calls`` maps the numbers of pending calls to the ids of their tasks; results of
+    ``recalled`` calls are dropped.  A stream that is ``closing`` ends with its last
+    pending call.  ``ends_by`` is when the job's total limit ends it; None: not known.
     """
 
-    job_id: JobId
-    lease: LeaseNumber
-    as_json: bool
-    in_order: bool
+    lease_id: LeaseId
+    work: CallStream
+    ends_by: float | None
+    calls: dict[int, str] = field(default_factory=dict)
+    recalled: set[int] = field(default_factory=set)
+    closing: bool = False
+
+
+@dataclass(slots=True)
+class _SentCall:
+    stream: _OpenCallStream
+    number: int
 
 
 class FleetOutboundJobs:
-    """The jobs that this node has sent to one peer.
+    """The jobs that this node has sent to one peer, which cannot cancel them.
 
     Results of finished or cancelled tasks are ignored.
     """
 
-    def __init__(
-        self,
-        peer: FleetPeer,
-        task_ids: FleetTaskIds,
-        writer: FrameWriter,
-        deadlines: TaskDeadlines,
-    ) -> None:
-        self._peer = peer
+    def __init__(self, task_ids: FleetTaskIds) -> None:
         self._task_ids = task_ids
-        self._writer = writer
-        self._deadlines = deadlines  # of the peer's tasks, unless it is Shoal's
-        self._sent: dict[str, _SentTask] = {}  # by task id
-        self._ids: dict[tuple[JobId, LeaseNumber], str] = {}
+        self._deadlines = TaskDeadlines(RESULT_GRACE)
+        self._sent: dict[str, _SentTask | _SentCall] = {}  # by task id
+        self._ids: dict[LeaseId, str] = {}  # of tasks
+        self._streams: dict[LeaseId, _OpenCallStream] = {}
 
     def send(
         self, job: RunJob, work: Call | Task, now: float
     ) -> Output | Rejected | Failed:
         """Return the frame of a job, or why it was not sent."""
         lease_id = (job.job_id, job.lease)
-        if reason := refusal(self._peer, needs_of(work)):
-            return Rejected(*lease_id, reason)
-        task_id = self._task_ids.next()
+        if isinstance(work, Call) and work.needs:
+            return Rejected(*lease_id, NO_FEATURES)
+        sent = _SentTask(lease_id, as_json=isinstance(work, Task))
         try:
-            timeout = task_timeout(work, job.remaining)
-            parts = self._encode_task(task_id, job, work, timeout)
+            args, kwargs = (
+                task_arguments(work)
+                if isinstance(work, Task)
+                else (work.args, work.kwargs)
+            )
+            task_id, output = self._encode(work, args, kwargs, job.remaining, sent, now)
         except (NotConvertible, TooLarge) as error:
             return Failed(*lease_id, str(error), Fault.REQUEST)
-        except InvalidRequest as error:
-            if not self._peer.is_shoal:  # a Shoal worker may be able to decode it
-                return Rejected(*lease_id, f"the worker is not a Shoal worker: {error}")
-            return Failed(*lease_id, str(error), Fault.REQUEST)
-        in_order = may_reference_blob(*parts)
-        output = self._writer.write_parts(FrameType.TASK, *parts, in_order=in_order)
-        as_json = isinstance(work, Task)
-        self._sent[task_id] = _SentTask(*lease_id, as_json, isinstance(output, Bulk))
+        except InvalidRequest as error:  # a worker on another wire may decode it
+            return Rejected(*lease_id, f"MacFleet's workers cannot decode it: {error}")
         self._ids[lease_id] = task_id
-        if not self._peer.is_shoal:
-            self._deadlines.add(task_id, timeout, now)
         return output
 
-    def cancel(self, command: CancelJob) -> Sequence[Output]:
-        """Forget a job; return the frame that cancels it, if the peer supports that."""
-        task_id = self._ids.get((command.job_id, command.lease))
-        if task_id is None:
-            return ()
-        sent = self._forget(task_id)
-        if not self._peer.is_shoal:
-            return ()
-        payload = encode_control(CancelMessage(task_id))
-        output = self._writer.write(FrameType.CONTROL, payload, in_order=sent.in_order)
-        return (output,)
+    def open_stream(
+        self, job: RunJob, work: CallStream, now: float
+    ) -> Sequence[Rejected]:
+        """Open a call stream; return a rejection if the peer does not support it."""
+        if work.needs:
+            return (Rejected(job.job_id, job.lease, NO_FEATURES),)
+        lease_id = (job.job_id, job.lease)
+        ends_by = None if job.remaining is None else now + job.remaining
+        self._streams[lease_id] = _OpenCallStream(lease_id, work, ends_by)
+        return ()
 
-    def job_of(self, task_id: str) -> tuple[JobId, LeaseNumber] | None:
-        """Return the job of a task; None if there is none, or no longer."""
-        sent = self._sent.get(task_id)
-        return None if sent is None else (sent.job_id, sent.lease)
+    def push(self, command: PushCalls, now: float) -> Iterator[Output | Event]:
+        """Return a task for each call, and failures of calls that cannot be encoded."""
+        stream = self._streams.get((command.job_id, command.lease))
+        if stream is None or stream.closing:
+            return
+        failed: list[CallResult] = []
+        remaining = None if stream.ends_by is None else max(0.0, stream.ends_by - now)
+        for number, args, kwargs in command.calls:
+            try:
+                task_id, output = self._encode(
+                    stream.work, args, kwargs, remaining, _SentCall(stream, number), now
+                )
+            except (InvalidRequest, TooLarge) as error:
+                failed.append(CallResult(number, b"", str(error)))
+                continue
+            stream.calls[number] = task_id
+            yield output
+        if failed:
+            yield CallsReturned(*stream.lease_id, failed)
+
+    def recall(self, command: CancelCalls) -> None:
+        """Drop the results of calls."""
+        stream = self._streams.get((command.job_id, command.lease))
+        if stream is not None:
+            stream.recalled.update(stream.calls.keys() & set(command.numbers))
+
+    def cancel(self, command: CancelJob) -> Sequence[Completed]:
+        """Forget a job, or make no further calls in a call stream.
+
+        Pending calls cannot be cancelled, so the slot is occupied until they end.
+        Returns the end of a call stream if no call is pending.
+        """
+        lease_id = (command.job_id, command.lease)
+        task_id = self._ids.pop(lease_id, None)
+        if task_id is not None:
+            del self._sent[task_id]
+            self._deadlines.remove(task_id)
+        if (stream := self._streams.get(lease_id)) is None:
+            return ()
+        stream.closing = True
+        return self._finish(stream)
 
     def receive_result(self, result: TaskResult) -> Sequence[Event]:
-        """Return the result of a job.
-
-        Raises PeerError if a Shoal peer's result is malformed.
-        """
-        if result.task_id not in self._sent:
+        """Return the result of a job, or of a call in a call stream."""
+        sent = self._sent.pop(result.task_id, None)
+        if sent is None:
             return ()
-        details = (
-            decode_result_details(result.extension) if self._peer.is_shoal else None
-        )
-        sent = self._forget(result.task_id)
-        lease_id = (sent.job_id, sent.lease)
+        self._deadlines.remove(result.task_id)
+        if isinstance(sent, _SentCall):
+            return self._end_call(sent, result)
+        del self._ids[sent.lease_id]
         if result.error is not None:
-            return (failure(*lease_id, self._peer, result),)
+            return (_failure(sent.lease_id, result.error),)
         if not sent.as_json:
-            blobs = () if details is None else details.blobs
-            return (Completed(*lease_id, value=bytes(result.value), blobs=blobs),)
+            return (Completed(*sent.lease_id, value=bytes(result.value)),)
         try:
-            return (Completed(*lease_id, rest=(to_json(result.value),)),)
+            return (Completed(*sent.lease_id, rest=(to_json(result.value),)),)
         except NotConvertible as error:
-            return (Failed(*lease_id, str(error)),)
+            return (Failed(*sent.lease_id, str(error)),)
 
-    def _encode_task(
-        self, task_id: str, job: RunJob, work: Call | Task, timeout: float
-    ) -> PayloadParts:
-        peer, is_shoal = self._peer, self._peer.is_shoal
-        args, kwargs = (
-            task_arguments(work) if isinstance(work, Task) else (work.args, work.kwargs)
-        )
-        return encode_task_parts(
-            *(task_id, work.name, args, kwargs, timeout),
-            encode_requirements(work, grant_for(peer, job)) if is_shoal else None,
-            strict=not is_shoal,
-        )
+    @property
+    def due(self) -> float | None:
+        """When the first task is overdue; None: never."""
+        return self._deadlines.due
 
-    def _forget(self, task_id: str) -> _SentTask:
-        sent = self._sent.pop(task_id)
-        del self._ids[sent.job_id, sent.lease]
-        self._deadlines.remove(task_id)
-        return sent
+    def expire(self, now: float) -> Iterator[Event]:
+        """End the tasks whose results are overdue."""
+        for task_id, timeout in self._deadlines.take_overdue(now):
+            error = f"{timeout_error(timeout)}: {NO_RESULT}"
+            yield from self.receive_result(TaskResult(task_id, Raw(NIL), error))
+
+    def _encode(
+        self,
+        work: Call | Task | CallStream,
+        args: bytes,
+        kwargs: bytes,
+        remaining: float | None,
+        sent: _SentTask | _SentCall,
+        now: float,
+    ) -> tuple[str, Output]:
+        """Return a task's id and frame.
+
+        Its timeout is what remains of the job's total limit, or its caller's timeout if
+        that is less.  Without one, a result that MacFleet's own workers cannot encode
+        would occupy a slot for ever.
+
+        Raises as ``encode_task`` does.
+        """
+        named = None if isinstance(work, Task) else work.timeout
+        limits = [each for each in (named, remaining) if each is not None]
+        timeout = float(min(limits, default=TIMEOUT))
+        task_id = self._task_ids.next()
+        parts = encode_task(task_id, work.name, args, kwargs, timeout)
+        self._sent[task_id] = sent
+        self._deadlines.add(task_id, timeout, now)
+        return task_id, write_frame(FrameType.TASK, *parts)
+
+    def _end_call(self, sent: _SentCall, result: TaskResult) -> Sequence[Event]:
+        """Return the result of a call.
+
+        If the worker does not have the function, the call stream fails.
+        """
+        stream, number, error = sent.stream, sent.number, result.error
+        del stream.calls[number]
+        if stream.closing:
+            return self._finish(stream)
+        if error is not None and is_unknown_function(error):
+            for task_id in stream.calls.values():
+                del self._sent[task_id]
+                self._deadlines.remove(task_id)
+            del self._streams[stream.lease_id]
+            return (_failure(stream.lease_id, error),)
+        if number in stream.recalled:
+            stream.recalled.remove(number)
+            return ()
+        value = b"" if error is not None else bytes(result.value)
+        returned = CallResult(number, value, error or "")
+        return (CallsReturned(*stream.lease_id, [returned]),)
+
+    def _finish(self, stream: _OpenCallStream) -> Sequence[Completed]:
+        """Return the end of a closing call stream if no call is pending."""
+        if stream.calls:
+            return ()
+        del self._streams[stream.lease_id]
+        return (Completed(*stream.lease_id),)
 
 
-def task_timeout(work: Call | Task | CallStream, remaining: float | None) -> float:
-    """Return the timeout of a task, in seconds.
-
-    That is what remains of the job's total limit, or its caller's timeout if that is
-    less.  Without one, a result that MacFleet's own workers cannot encode would occupy
-    a slot for ever.
-    """
-    named = None if isinstance(work, Task) else work.timeout
-    limits = [each for each in (named, remaining) if each is not None]
-    return float(min(limits, default=TIMEOUT))
-
-
-def needs_of(work: Call | Task) -> frozenset[Feature]:
-    """Return the features that a worker needs for a job."""
-    return work.needs if isinstance(work, Call) else frozenset()
-
-
-def refusal(peer: FleetPeer, needs: frozenset[Feature]) -> str:
-    """Return why a peer does not support these features; empty: it does."""
-    if needs and not peer.is_shoal:
-        return NEEDS_SHOAL_WORKER
-    if Feature.CODE in needs and not peer.trusted:
-        return NO_CODE
-    return ""
-
-
-def grant_for(peer: FleetPeer, job: RunJob) -> str:
-    """Return the grant of a job, if the peer may have it."""
-    return job.grant if peer.is_shoal and peer.trusted else ""
-
-
-def failure(
-    job_id: JobId, lease: LeaseNumber, peer: FleetPeer, result: TaskResult
-) -> Rejected | Failed:
-    """Return the failure of a task, or a rejection if another worker may run it.
-
-    Shoal workers say which; of upstream errors only an unknown function is a rejection.
-    """
-    error = result.error or ""
-    if peer.is_shoal:
-        details = decode_result_details(result.extension)
-        if details.rejected:
-            return Rejected(job_id, lease, error[:REASON_MAX])
-        return Failed(job_id, lease, error, fault_of(details), details.exception)
+def _failure(lease_id: LeaseId, error: str) -> Rejected | Failed:
+    """Return the failure of a task, or a rejection if the function is unknown."""
     if is_unknown_function(error):
         last = error.rstrip().rpartition("\n")[2]
-        return Rejected(job_id, lease, last[:REASON_MAX])
-    return Failed(job_id, lease, error)
+        return Rejected(*lease_id, last[:REASON_MAX])
+    return Failed(*lease_id, error)

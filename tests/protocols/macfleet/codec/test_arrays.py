@@ -155,11 +155,18 @@ def test_arrays_too_large_for_upstream_are_not_encoded(
         encode_array(np.zeros(100, np.uint8))
 
 
+def test_an_array_is_sent_from_its_own_memory() -> None:
+    array = np.arange(1000, dtype=np.float32)
+
+    _, numbers = encode_array(array)
+
+    assert np.shares_memory(np.frombuffer(numbers, np.uint8), array)
+
+
 def test_numpy_is_imported_only_for_arrays() -> None:
     codec = "shoal.protocols.macfleet.codec"
     program = (
-        f"import sys, {codec}.frames, {codec}.tasks, {codec}.arrays, "
-        f"{codec}.reserved_frames\n"
+        f"import sys, {codec}.frames, {codec}.tasks, {codec}.arrays\n"
         "sys.exit('numpy' in sys.modules)"
     )
 

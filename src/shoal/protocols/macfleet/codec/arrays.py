@@ -8,7 +8,7 @@ All integers are big-endian; the numbers are in the dtype's byte order, in C ord
 NumPy accepts more dtype names than are safe to read from a stranger (records,
 subarrays, Python objects), so a pattern selects the names that are read.  MacFleet's
 own programs put each array into one frame, and their collectives tell arrays apart by
-order alone; between Shoal nodes a large array travels in chunks.
+order alone.
 """
 
 import re
@@ -17,9 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
-from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
-from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Frame, FrameType, Payload
-from shoal.protocols.seam.session import Bulk, Send
+from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,28 +97,3 @@ def decode_array(payload: Payload) -> "Array":
         return np.ndarray(shape, dtype, payload, begin)
     except (TypeError, ValueError, OverflowError) as error:
         raise PeerError(f"an array of {name} and shape {shape}: {error}") from error
-
-
-def write_array_frame(array: "Array", writer: FrameWriter) -> Send | Bulk:
-    """Return the frame of an array.
-
-    If the array is large and in C order, it is sent from its own memory, so it must
-    not change until then.
-
-    Raises InvalidRequest for an unsupported dtype, and TooLarge above 256 MiB with the
-    header, the limit of upstream.
-    """
-    return writer.write_parts(FrameType.GRADIENT, *encode_array(array))
-
-
-def read_array_frame(frame: Frame) -> "Array":
-    """Return the array in a frame: a view of the received bytes.
-
-    A large array is writable; a small one may be read-only.  It need not be aligned,
-    because the header has any length.
-
-    Raises PeerError if the frame has another type, or no valid array.
-    """
-    if frame.type is not FrameType.GRADIENT:
-        raise PeerError(f"expected an array, found {frame.type.name}")
-    return decode_array(frame.payload)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError, TooLarge
 from shoal.protocols.seam.framing import OTHER_PROTOCOLS, FramedMessage
+from shoal.protocols.seam.session import Bulk, Send
 
 try:
     from isal.isal_zlib import crc32 as crc32  # many times as fast
@@ -22,8 +23,9 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 HEADER = struct.Struct("!IHHIIII")
 PAYLOAD_MAX = 256 << 20  # bytes: the limit of upstream
 START_SIZE = 4 << 10  # bytes that are kept of a frame beyond the limit
-CONTROL_STREAM = 0  # of the handshake, control messages and heartbeats
 DEFAULT_STREAM = 1  # of all upstream frames after the handshake
+SEND_MAX = 256 << 10  # bytes of a payload that is copied into its frame
+CHECKSUM_STEP = 1 << 20  # bytes of a payload whose checksum is computed at a time
 
 _SIZE = struct.Struct("!H2xI").unpack_from  # type and size, from byte 4
 _pack = HEADER.pack
@@ -33,7 +35,7 @@ _unpack = HEADER.unpack
 class FrameType(IntEnum):
     """The types of frames."""
 
-    CONTROL = 1  # the handshake; between Shoal nodes also control messages
+    CONTROL = 1  # the handshake
     TENSOR = 2
     HEARTBEAT = 3
     GRADIENT = 4
@@ -44,14 +46,6 @@ class FrameType(IntEnum):
     RESULT = 9
 
 
-_CONTROL_TYPES = frozenset({FrameType.CONTROL, FrameType.HEARTBEAT})
-
-
-def default_stream(type: FrameType) -> int:
-    """Return the stream of a frame that belongs to no task or tensor."""
-    return CONTROL_STREAM if type in _CONTROL_TYPES else DEFAULT_STREAM
-
-
 class Flag(IntFlag):
     """The flags of frames; upstream uses ``V2`` only."""
 
@@ -59,7 +53,6 @@ class Flag(IntFlag):
     CHUNKED = 2
     LAST = 4
     V2 = 8  # the handshake with hardware
-    STRONG = 16  # Shoal's handshake; upstream ignores the flag
 
 
 class Frame(NamedTuple):
@@ -104,16 +97,12 @@ def frame_header(
 def encode_header(
     type: FrameType,
     size: int,
-    crc: int,
+    checksum: int,
     stream: int = DEFAULT_STREAM,
     flags: int = 0,
     sequence: int = 0,
-    remaining: int = 0,
 ) -> bytes:
     """Return the header for a payload of this size and checksum.
-
-    ``remaining`` is for chunks: the number of bytes in this one and all that follow.
-    It uses bytes that the document leaves unused and upstream ignores.
 
     Raises TooLarge if the size exceeds the limit of upstream.
     """
@@ -121,7 +110,34 @@ def encode_header(
         raise TooLarge(
             f"a frame of {size} bytes exceeds the limit of {PAYLOAD_MAX}: split it"
         )
-    return _pack(stream, type, flags, size, sequence, crc, remaining)
+    return _pack(stream, type, flags, size, sequence, checksum, 0)
+
+
+def write_frame(
+    type: FrameType, *parts: bytes | memoryview, stream: int = DEFAULT_STREAM
+) -> Send | Bulk:
+    """Return the frame of a payload; large parts are not copied.
+
+    The caller checks the size.
+    """
+    size = sum(map(len, parts))
+    if size <= SEND_MAX:
+        return Send(encode_frame(Frame(type, stream, 0, 0, b"".join(parts))))
+    return Bulk(_large_frame(type, stream, parts), HEADER.size + size)
+
+
+def _large_frame(
+    type: FrameType, stream: int, parts: tuple[bytes | memoryview, ...]
+) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a frame, after the steps of its checksum."""
+    crc = 0
+    views = [memoryview(part) for part in parts]
+    for view in views:
+        for at in range(0, len(view), CHECKSUM_STEP):
+            crc = crc32(view[at : at + CHECKSUM_STEP], crc)
+            yield b""  # lets other frames go first
+    yield encode_header(type, sum(map(len, views)), crc, stream)
+    yield from views
 
 
 class FrameReader:

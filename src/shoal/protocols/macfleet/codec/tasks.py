@@ -8,10 +8,10 @@ whatever upstream would not accept.
 import math
 import re
 import traceback
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from shoal.domain.errors import InvalidRequest, LimitExceeded, PeerError, TooLarge
 from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
@@ -22,7 +22,6 @@ from shoal.protocols.macfleet.codec.values import (
     IncompatibleValue,
     check_compatible,
 )
-from shoal.protocols.seam.document_fields import Undocumented
 
 TASK_MAX = 64 << 20  # bytes
 RESULT_MAX = PAYLOAD_MAX
@@ -49,8 +48,7 @@ _MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 class TaskRequest(NamedTuple):
     """A task.  ``args`` is an array and ``kwargs`` a map, in MessagePack.
 
-    ``timeout`` is in seconds; None: unlimited.  ``extension`` is Shoal's, in
-    MessagePack.  All three are views of the payload.
+    Both are views of the payload.  ``timeout`` is in seconds; None: unlimited.
     """
 
     task_id: str
@@ -58,7 +56,6 @@ class TaskRequest(NamedTuple):
     args: Raw
     kwargs: Raw
     timeout: float | None
-    extension: Raw | None = None
 
 
 class TaskResult(NamedTuple):
@@ -67,7 +64,6 @@ class TaskResult(NamedTuple):
     task_id: str
     value: Raw
     error: str | None = None
-    extension: Raw | None = None
 
 
 class _TaskMap(msgspec.Struct, frozen=True):
@@ -76,9 +72,6 @@ class _TaskMap(msgspec.Struct, frozen=True):
     args: Raw = Raw(NO_ARGS)
     kwargs: Raw = Raw(NO_KWARGS)
     timeout: float | int | None = TIMEOUT
-    shoal: Annotated[
-        Raw | UnsetType, Undocumented("what a Shoal call needs: `TaskRequirements`")
-    ] = UNSET
 
 
 class _ResultMap(msgspec.Struct, frozen=True):
@@ -86,9 +79,6 @@ class _ResultMap(msgspec.Struct, frozen=True):
     ok: bool | int
     value: Raw = Raw(NIL)
     error: str | None = None
-    shoal: Annotated[
-        Raw | UnsetType, Undocumented("more of a Shoal result: `ResultDetails`")
-    ] = UNSET
 
 
 # The first byte of a map, the key ``task_id``, and the length of a text.
@@ -110,36 +100,13 @@ def encode_task(
     args: bytes | Raw,
     kwargs: bytes | Raw,
     timeout: float | None,
-    extension: bytes | Raw | None = None,
-    *,
-    strict: bool = True,
-) -> bytes:
-    """Return the payload of a TASK frame in one piece."""
-    parts = encode_task_parts(
-        task_id, name, args, kwargs, timeout, extension, strict=strict
-    )
-    return b"".join(parts)
-
-
-def encode_task_parts(
-    task_id: str,
-    name: str,
-    args: bytes | Raw,
-    kwargs: bytes | Raw,
-    timeout: float | None,
-    extension: bytes | Raw | None = None,
-    *,
-    strict: bool = True,
 ) -> PayloadParts:
     """Return the payload of a TASK frame; values are given in MessagePack.
 
-    ``strict`` rejects values that upstream cannot decode; Shoal peers report those
-    themselves.
-
-    Raises InvalidRequest for invalid or rejected values, and TooLarge.
+    Raises InvalidRequest for values that upstream cannot decode, and TooLarge.
     """
-    _check_outgoing("args", args, _ARRAYS, strict)
-    _check_outgoing("kwargs", kwargs, _MAPS, strict)
+    _check_outgoing("args", args, _ARRAYS)
+    _check_outgoing("kwargs", kwargs, _MAPS)
     fields: Fields = [
         (b"task_id", _encode(task_id)),
         (b"name", _encode(name)),
@@ -147,15 +114,15 @@ def encode_task_parts(
         (b"kwargs", kwargs),
         (b"timeout", _encode(timeout)),
     ]
-    parts = _encode_map(fields, extension)
+    parts = _encode_map(fields)
     size = sum(map(len, parts))
     if size > TASK_MAX:
         raise arguments_too_large(size)
     return parts
 
 
-def decode_task(payload: Payload, *, strict: bool = True) -> TaskRequest:
-    """Decode the payload of a TASK frame; ``strict`` as in ``encode_task_parts``.
+def decode_task(payload: Payload) -> TaskRequest:
+    """Decode the payload of a TASK frame.
 
     Raises PeerError if it is malformed or too large.
     """
@@ -165,8 +132,8 @@ def decode_task(payload: Payload, *, strict: bool = True) -> TaskRequest:
         decoded = _decode_task_map(payload)
         args = Raw(NO_ARGS) if _is_nil(decoded.args) else decoded.args
         kwargs = Raw(NO_KWARGS) if _is_nil(decoded.kwargs) else decoded.kwargs
-        _check("args", args, _ARRAYS, strict)
-        _check("kwargs", kwargs, _MAPS, strict)
+        _check("args", args, _ARRAYS)
+        _check("kwargs", kwargs, _MAPS)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"task: {error}") from error
     if len(decoded.task_id) > ID_MAX or len(decoded.name) > NAME_MAX:
@@ -174,41 +141,24 @@ def decode_task(payload: Payload, *, strict: bool = True) -> TaskRequest:
             f"task: an id of {len(decoded.task_id)} and a name of {len(decoded.name)} "
             f"characters, where {ID_MAX} and {NAME_MAX} are the limits"
         )
-    timeout = _timeout(decoded.timeout)
-    extension = None if decoded.shoal is UNSET else decoded.shoal
-    return TaskRequest(decoded.task_id, decoded.name, args, kwargs, timeout, extension)
+    return TaskRequest(
+        decoded.task_id, decoded.name, args, kwargs, _timeout(decoded.timeout)
+    )
 
 
 def encode_result(
     task_id: str,
     value: bytes | Raw | None,
     error: str | None = None,
-    extension: bytes | Raw | None = None,
-    *,
-    strict: bool = True,
-) -> bytes:
-    """Return the payload of a RESULT frame in one piece."""
-    return b"".join(
-        encode_result_parts(task_id, value, error, extension, strict=strict)
-    )
-
-
-def encode_result_parts(
-    task_id: str,
-    value: bytes | Raw | None,
-    error: str | None = None,
-    extension: bytes | Raw | None = None,
-    *,
-    strict: bool = True,
 ) -> PayloadParts:
     """Return the payload of a RESULT frame: a value in MessagePack, or an error.
 
     A long error is cut at the start: its end names the exception.
 
-    Raises as ``encode_task_parts`` does.
+    Raises as ``encode_task`` does.
     """
     if value is not None:
-        _check_outgoing("value", value, None, strict)
+        _check_outgoing("value", value, None)
     decoded = None if error is None else _well_formed(error[-ERROR_MAX:])
     fields: Fields = [
         (b"task_id", _encode(task_id)),
@@ -216,14 +166,14 @@ def encode_result_parts(
         (b"value", NIL if value is None else value),
         (b"error", _encode(decoded)),
     ]
-    parts = _encode_map(fields, extension)
+    parts = _encode_map(fields)
     size = sum(map(len, parts))
     if size > RESULT_MAX:
         raise result_too_large(size)
     return parts
 
 
-def decode_result(payload: Payload, *, strict: bool = True) -> TaskResult:
+def decode_result(payload: Payload) -> TaskResult:
     """Decode the payload of a RESULT frame.
 
     Raises PeerError as ``decode_task`` does.
@@ -232,14 +182,13 @@ def decode_result(payload: Payload, *, strict: bool = True) -> TaskResult:
         raise LimitExceeded("result", len(payload), RESULT_MAX)
     try:
         decoded = _decode_result_map(payload)
-        _check("value", decoded.value, None, strict)
+        _check("value", decoded.value, None)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"result: {error}") from error
     if len(decoded.task_id) > ID_MAX:
         raise PeerError(f"result: an id of {len(decoded.task_id)} characters")
     error_text = None if decoded.ok else decoded.error or NO_REASON
-    extension = None if decoded.shoal is UNSET else decoded.shoal
-    return TaskResult(decoded.task_id, decoded.value, error_text, extension)
+    return TaskResult(decoded.task_id, decoded.value, error_text)
 
 
 def arguments_too_large(size: int) -> TooLarge:
@@ -292,10 +241,18 @@ def task_id_at_start(payload: Payload) -> str | None:
     return task_id if len(raw) == size and len(task_id) <= ID_MAX else None
 
 
-def _encode_map(fields: Fields, extension: bytes | Raw | None) -> PayloadParts:
+def task_id_in(payload: Payload) -> str | None:
+    """Return the id of a task or result that is otherwise malformed, if it has one."""
+    try:
+        fields = msgspec.msgpack.decode(payload, type=dict[str, Raw])
+        task_id = msgspec.msgpack.decode(fields["task_id"], type=str)
+    except (msgspec.MsgspecError, KeyError, ValueError, RecursionError):
+        return None
+    return task_id if len(task_id) <= ID_MAX else None
+
+
+def _encode_map(fields: Fields) -> PayloadParts:
     """Return a map of encoded values; large ones are not copied."""
-    if extension is not None:
-        fields.append((b"shoal", extension))
     parts: list[bytes | memoryview] = []
     small = bytearray((_FIXMAP + len(fields),))
     for name, value in fields:
@@ -316,26 +273,23 @@ def _is_nil(raw: Raw) -> bool:
 
 
 def _check_outgoing(
-    field: str, value: bytes | Raw, first_bytes: frozenset[int] | None, strict: bool
+    field: str, value: bytes | Raw, first_bytes: frozenset[int] | None
 ) -> None:
     try:
         # Exactly one value, or else a caller could write further fields of the map.
         _decode_value(value)
-        _check(field, value, first_bytes, strict)
+        _check(field, value, first_bytes)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field}: {error}", field) from error
 
 
-def _check(
-    field: str, value: bytes | Raw, first_bytes: frozenset[int] | None, strict: bool
-) -> None:
+def _check(field: str, value: bytes | Raw, first_bytes: frozenset[int] | None) -> None:
     view = memoryview(value)
     if first_bytes is not None and view[0] not in first_bytes:
         raise IncompatibleValue(
             f"{field} is not {'an array' if first_bytes is _ARRAYS else 'a map'}"
         )
-    if strict:
-        check_compatible(view)
+    check_compatible(view)
 
 
 def _well_formed(text: str) -> str:

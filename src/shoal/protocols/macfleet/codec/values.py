@@ -202,7 +202,7 @@ def _check_reserved_type(extension: memoryview, type: int) -> None:
 
 NAME_FIELDS = frozenset({"task_type", "args", "kwargs"})  # fields, not arguments
 
-# First bytes of MessagePack extensions, which only Shoal nodes understand.
+# First bytes of MessagePack extensions: arrays, and other values of Python alone.
 _EXTENSION_LEAD = re.compile(rb"[\xc7-\xc9\xd4-\xd8]")
 
 

@@ -1,1 +1,0 @@
-"""Ranks of a training run: their handshakes, and their messages."""
