@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"  # another address of this machine, on Linux
 CROWD = 20  # parallel connections
 MIB = 1 << 20
-SERVER = "shoal.protocols.macfleet.handshake_server"
+SERVER = "shoal.protocols.macfleet.handshake"
 FUNCTIONS: dict[str, Callable[..., Any]] = {"demo.add": lambda a, b: a + b}
 
 
