@@ -82,20 +82,19 @@ HEALTH = {"status": "ok", "shoal": "0.2", **PORTS}
 
 
 @pytest.mark.parametrize("token", ["", "a-long-token"])
-@pytest.mark.parametrize(
-    ("label", "scheme"), [("transport", "tls-any"), ("transport:tcp", "tcp")]
-)
+@pytest.mark.parametrize(("suffix", "scheme"), [("", "tls-any"), (":tcp", "tcp")])
 async def test_shoal_coordinator_is_joined_at_its_function_port(
-    sites: Sites, tmp_path: Path, token: str, label: str, scheme: str
+    sites: Sites, tmp_path: Path, token: str, suffix: str, scheme: str
 ) -> None:
-    ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
+    labels = {f"transport{suffix}": 50052, f"heartbeat{suffix}": 50051}
+    ports = {"direct": {"macfleet": labels}}
     url = await sites({"/healthz": {**HEALTH, **ports}})
 
     target = await resolve_call_target(url, "macfleet", token, tmp_path)
 
     assert (target.url, target.token) == (url, token)
     assert target.protocol.name == "macfleet"
-    assert target.direct == f"{scheme}://127.0.0.1:50052"
+    assert target.direct == f"{scheme}://127.0.0.1:50052?heartbeat=50051"
 
 
 async def test_unreachable_coordinator_is_queried_later(
@@ -222,7 +221,8 @@ async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:
     url = await sites({"/healthz": HEALTH})
     target = await resolve_call_target(url, "macfleet", "", tmp_path)
 
-    assert await resolve_direct(target) == "tls-any://127.0.0.1:50052"
+    direct = "tls-any://127.0.0.1:50052?heartbeat=50051"
+    assert await resolve_direct(target) == direct
 
 
 @pytest.fixture

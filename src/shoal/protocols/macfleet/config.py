@@ -14,8 +14,7 @@ class Config:
         default="",
         metadata={
             "help": "token of the fleet, 8 characters or more; its holders may serve "
-            "and submit jobs; empty: the join token (--join-token, --token), "
-            "which admits Shoal's workers in any case",
+            "and submit jobs; empty: the join token (--join-token, --token)",
             "secret": True,
         },
     )
@@ -77,8 +76,8 @@ class Config:
     slots: int = field(
         default=4,
         metadata={
-            "help": "concurrent tasks for each worker that is not Shoal's: MacFleet's "
-            "workers do not report a number",
+            "help": "concurrent tasks for each worker: MacFleet's workers do not "
+            "report a number",
             "metavar": "N",
         },
     )

@@ -4,11 +4,10 @@ Given HOST:PORT of a MacFleet node, the dialer first pings it as a heartbeat por
 because the pong contains the transport port.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from shoal.domain.errors import ConfigError, PeerError
-from shoal.domain.vocabulary import Command, Event
+from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet.addresses import (
     EXPECTED,
     PLAIN_SCHEME,
@@ -19,7 +18,6 @@ from shoal.protocols.macfleet.addresses import (
     redacted,
     transport_url,
 )
-from shoal.protocols.macfleet.codec.heartbeat_lines import LineBuffer
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
 from shoal.protocols.macfleet.handshake import (
@@ -27,12 +25,7 @@ from shoal.protocols.macfleet.handshake import (
     SentChallenges,
     rejection,
 )
-from shoal.protocols.macfleet.heartbeat import (
-    FleetMember,
-    OwnIdError,
-    PingExchange,
-    Pong,
-)
+from shoal.protocols.macfleet.heartbeat import PingExchange, PingSession, Pong
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
     FleetLocalNode,
@@ -46,12 +39,7 @@ from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import (
-    Admitted,
-    Batch,
-    Close,
     CloseCode,
-    Output,
-    Send,
     WorkerEnd,
 )
 from shoal.protocols.seam.worker_session import (
@@ -61,75 +49,10 @@ from shoal.protocols.seam.worker_session import (
 )
 
 PONG_TIMEOUT = 10.0  # seconds for the answer to a ping
-ID_CONFLICT = "the node at that address has the id of this worker"
-
-
-class NodeLookupSession:
-    """A connection for one ping; ``on_pong`` receives the pong.
-
-    A worker has no port, so a pong with its own id is from another node with that id:
-    ``on_id_conflict`` then returns whether to try again under another id.
-    """
-
-    accepts: frozenset[type] = frozenset()
-
-    def __init__(
-        self,
-        exchange: PingExchange,
-        on_pong: Callable[[Pong], None],
-        on_id_conflict: Callable[[], bool],
-    ) -> None:
-        self._exchange = exchange
-        self._on_pong = on_pong
-        self._on_id_conflict = on_id_conflict
-        self._line = LineBuffer()
-        self._closed = False
-        self.deadline: float | None = None
-
-    def tick(self, now: float) -> Sequence[Command | Admitted | Output]:
-        if self._closed:
-            return ()
-        if self.deadline is None:
-            self.deadline = now + PONG_TIMEOUT
-            return (Send(self._exchange.ping()),)
-        if now < self.deadline:
-            return ()
-        return self._close(f"no pong within {PONG_TIMEOUT:g} s")
-
-    def receive(
-        self, batch: Batch, now: float
-    ) -> Sequence[Command | Admitted | Output]:
-        if self._closed:
-            return ()
-        line = self._line.feed(batch)
-        return () if line is None else self._receive_line(line)
-
-    def send(self, message: Event, now: float) -> Sequence[Output]:
-        return ()
-
-    def connection_lost(self, now: float) -> Sequence[Output]:
-        """Accept a line without its end, as MacFleet's own programs do."""
-        if self._closed or not self._line.partial:
-            return ()
-        return self._receive_line(self._line.partial)
-
-    def _receive_line(self, line: bytes) -> Sequence[Output]:
-        try:
-            self._on_pong(self._exchange.receive_pong(line))
-        except OwnIdError:
-            if self._on_id_conflict():
-                return self._end(Close(ID_CONFLICT, CloseCode.MOVED))
-            return self._close(ID_CONFLICT)
-        except PeerError as error:
-            return self._close(str(error))
-        return self._end(Close("found", CloseCode.MOVED))
-
-    def _close(self, reason: str) -> Sequence[Output]:
-        return self._end(Close(reason))
-
-    def _end(self, close: Close) -> Sequence[Output]:
-        self._closed, self.deadline = True, None
-        return (close,)
+ID_CONFLICT = (
+    "the node at that address has the id of this worker also after a change: set "
+    "another --name"
+)
 
 
 MESSAGE_MAX = 0  # a byte stream has no messages
@@ -182,15 +105,9 @@ class FleetDialer:
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
-            local = self._local
-            node = FleetMember(
-                local.handshake.node_id,
-                local.key,
-                local.profile,
-                local.handshake.random_bytes,
-            )
-            return NodeLookupSession(
-                PingExchange(node), self._on_pong, self._rename_and_ping
+            exchange = PingExchange(self._local.member(), accepts_own_id=True)
+            return PingSession(
+                exchange, self._on_pong, timeout=PONG_TIMEOUT, code=CloseCode.MOVED
             )
         session = self._session()
         session_end = WorkerSession(
@@ -215,7 +132,12 @@ class FleetDialer:
         self._membership.admitted = False  # until the next admission
         return None
 
-    def _on_pong(self, pong: Pong) -> None:
+    def _on_pong(self, pong: Pong, now: float) -> None:
+        if pong.node_id == self._local.handshake.node_id:
+            self._retries_ping = self._rename()
+            if not self._retries_ping:
+                self._on_refused(ID_CONFLICT)
+            return
         self._expected_id = pong.node_id
         at = parse_url(self._heartbeats)
         announced = 0 if pong.profile is None else pong.profile.data_port
@@ -249,12 +171,6 @@ class FleetDialer:
         new_id = node_id(f"{node.node_id}{WORKER_SUFFIX}")
         self._local = replace(self._local, handshake=replace(node, node_id=new_id))
         return True
-
-    def _rename_and_ping(self) -> bool:
-        self._retries_ping = self._rename()
-        if not self._retries_ping:
-            self._on_refused(f"{ID_CONFLICT} also after a change: set another --name")
-        return self._retries_ping
 
     def _on_rejected(self, address: str) -> None:
         self._was_rejected = True

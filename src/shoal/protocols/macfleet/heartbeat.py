@@ -31,7 +31,7 @@ from shoal.protocols.macfleet.codec.keys import sign
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
-from shoal.protocols.seam.session import Batch, Close, Output, Send
+from shoal.protocols.seam.session import Batch, Close, CloseCode, Output, Send
 
 REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is evicted first
 
@@ -88,10 +88,6 @@ class FleetMember:
         return HeartbeatLine(self.node_id, self.random_bytes(NONCE_SIZE), profile_json)
 
 
-class OwnIdError(PeerError):
-    """A pong has the id of the node that sent the ping."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pong:
     """The node that answered; ``profile`` is None if the pong has no hardware."""
@@ -103,14 +99,21 @@ class Pong:
 class PingExchange:
     """One ping and its pong; the pong must have ``expected_id``, empty: any id.
 
-    ``hardware``: the ping has this node's hardware.
+    ``hardware``: the ping has this node's hardware.  ``accepts_own_id``: the node that
+    answers may have this node's id, because this one does not listen.
     """
 
     def __init__(
-        self, member: FleetMember, expected_id: str = "", *, hardware: bool = True
+        self,
+        member: FleetMember,
+        expected_id: str = "",
+        *,
+        hardware: bool = True,
+        accepts_own_id: bool = False,
     ) -> None:
         self._member = member
         self._expected_id = expected_id
+        self._accepts_own_id = accepts_own_id
         self._hardware = hardware
         self._nonce = b""
 
@@ -129,8 +132,8 @@ class PingExchange:
         node_id = pong.node_id
         if not 0 < len(node_id.encode()) <= ID_MAX:
             raise PeerError(f"a node's id has 1 to {ID_MAX} bytes")
-        if node_id == self._member.node_id:
-            raise OwnIdError("the pong has this node's own id: it pinged itself")
+        if node_id == self._member.node_id and not self._accepts_own_id:
+            raise PeerError("the pong has this node's own id: it pinged itself")
         if self._expected_id and node_id != self._expected_id:
             raise PeerError(f"{node_id!r} answered, expected {self._expected_id!r}")
         if (key := self._member.key) is not None:
@@ -147,28 +150,40 @@ class PingExchange:
 class PingSession:
     """A connection for one ping; ``on_pong`` receives the pong and the time.
 
-    The caller limits its duration.
+    ``timeout`` is in seconds; None: the caller limits the duration.  ``code`` is that
+    of the close once the pong is there.
     """
 
     accepts: frozenset[type] = frozenset()
-    deadline = None
 
     def __init__(
-        self, exchange: PingExchange, on_pong: Callable[[Pong, float], None]
+        self,
+        exchange: PingExchange,
+        on_pong: Callable[[Pong, float], None],
+        *,
+        timeout: float | None = None,
+        code: CloseCode = CloseCode.NORMAL,
     ) -> None:
+        self.deadline: float | None = None
         self._exchange = exchange
         self._on_pong = on_pong
+        self._timeout = timeout
+        self._code = code
         self._sent = False
         self._closed = False
         self._line = LineBuffer()
 
-    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
-        if self._sent:
+    def tick(self, now: float) -> Sequence[Output]:
+        if not self._sent:
+            self._sent = True
+            self.deadline = None if self._timeout is None else now + self._timeout
+            return (Send(self._exchange.ping()),)
+        if self.deadline is None or now < self.deadline:
             return ()
-        self._sent = True
-        return (Send(self._exchange.ping()),)
+        self._closed, self.deadline = True, None
+        return (Close(f"no pong within {self._timeout:g} s"),)
 
-    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+    def receive(self, batch: Batch, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         line = self._line.feed(batch)
@@ -180,14 +195,14 @@ class PingSession:
             return ()
         return self._receive_line(self._line.partial, now)
 
-    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+    def send(self, message: object, now: float) -> Sequence[Output]:
         return ()
 
     def _receive_line(self, line: bytes, now: float) -> Sequence[Output]:
-        self._closed = True
+        self._closed, self.deadline = True, None
         pong = self._exchange.receive_pong(line)
         self._on_pong(pong, now)
-        return (Close("answered"),)
+        return (Close("answered", self._code),)
 
 
 LINE_TIMEOUT = 1.0  # seconds after the connection opens

@@ -14,6 +14,7 @@ from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.handshake import HandshakeSettings
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
+from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry, VersionMismatches
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import Protection
@@ -120,6 +121,13 @@ class FleetLocalNode:
     def uses_tls(self) -> bool:
         """Whether connections use TLS, as all of a fleet with a key do."""
         return self.open_tls or self.key is not None
+
+    def member(self) -> FleetMember:
+        """Return this node as a member of its fleet."""
+        node = self.handshake
+        return FleetMember(
+            node.node_id, node.key, self.profile, node.random_bytes, self.open_tls
+        )
 
     def handshake_settings(self) -> HandshakeSettings:
         """Return the settings for a handshake, with the current hardware."""

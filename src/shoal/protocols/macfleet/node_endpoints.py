@@ -29,7 +29,6 @@ from shoal.protocols.macfleet.discovery import (
 )
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
 from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
-from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
     FleetLocalNode,
@@ -115,13 +114,7 @@ def _endpoints(
     machine = _LocalHardware(context.hardware)
     local = local_node(config, context, token, machine, role)
     assert local.registry is not None, "a node that listens has a registry"
-    member = FleetMember(
-        local.handshake.node_id,
-        local.key,
-        local.profile,
-        context.random_bytes,
-        open_tls=config.tls,
-    )
+    member = local.member()
     limiter = FleetRateLimiter(context.throttle, spares_loopback=local.key is None)
     dialer = TransportDialer(
         lambda node: not local.seats.has_inbound(node.id), partial(_dial, local)
