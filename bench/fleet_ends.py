@@ -16,6 +16,7 @@ from shoal.protocols.macfleet.local_node import (
     FleetLocalNode,
     FleetRole,
 )
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
@@ -129,7 +130,8 @@ def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calli
         SentChallenges(),
     )
     ourselves = FleetLocalNode(
-        role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())
+        *(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+        FleetRegistry(role.value, HardwareProfile),
     )
     return Calling(
         FleetSession(ourselves, FleetConnectionInfo(dialled=dialled, address=address))

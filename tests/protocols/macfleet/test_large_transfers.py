@@ -20,6 +20,7 @@ from shoal.protocols.macfleet.local_node import (
     FleetLocalNode,
     FleetRole,
 )
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
@@ -45,7 +46,10 @@ def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> Fleet
         SentChallenges(),
     )
     return FleetSession(
-        FleetLocalNode(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+        FleetLocalNode(
+            *(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+            FleetRegistry(role.value, HardwareProfile),
+        ),
         caller,
     )
 

@@ -36,7 +36,7 @@ from shoal.protocols.macfleet.function_probe import FunctionProbe
 from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs
 from shoal.protocols.macfleet.local_node import FleetLocalNode, FleetRole
 from shoal.protocols.macfleet.membership import FleetRegistry
-from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs, FleetTaskIds
+from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
 
 ConnectionOutput: TypeAlias = Event | Command | Output
@@ -66,18 +66,11 @@ class FleetLiveness:
     gossip says so, unless frames of theirs still arrive.
     """
 
-    def __init__(
-        self, registry: FleetRegistry | None, node_id: str, now: float
-    ) -> None:
+    def __init__(self, registry: FleetRegistry, node_id: str, now: float) -> None:
+        self.deadline = now + CHECK_INTERVAL
         self._registry = registry
         self._node_id = node_id
-        self._due = now + CHECK_INTERVAL
         self._last_received = now
-
-    @property
-    def deadline(self) -> float | None:
-        """When ``lost_reason`` is due; None: never."""
-        return None if self._registry is None else self._due
 
     def on_activity(self, now: float) -> None:
         """Record that a frame has arrived."""
@@ -85,9 +78,9 @@ class FleetLiveness:
 
     def lost_reason(self, now: float) -> str:
         """Return why the peer counts as gone; empty: it does not."""
-        if self._registry is None or now < self._due:
+        if now < self.deadline:
             return ""
-        self._due = now + CHECK_INTERVAL
+        self.deadline = now + CHECK_INTERVAL
         silent = now - self._last_received >= SILENCE_MAX
         failed = silent and self._registry.has_failed(self._node_id)
         return "its heartbeats have stopped" if failed else ""
@@ -101,10 +94,9 @@ class FleetConnection:
     """
 
     def __init__(self, local: FleetLocalNode, peer_id: str, now: float) -> None:
-        task_ids = FleetTaskIds(local.handshake.random_bytes)
-        self._probe = FunctionProbe(task_ids.next(), local.slots)
         self._role = local.role
-        self._outbound = FleetOutboundJobs(task_ids)
+        self._outbound = FleetOutboundJobs(local.handshake.random_bytes)
+        self._probe = FunctionProbe(self._outbound.next_id(), local.slots)
         self._inbound = FleetInboundJobs(local.role)
         self._liveness = FleetLiveness(local.registry, peer_id, now)
         self._joiner = ChunkJoiner()

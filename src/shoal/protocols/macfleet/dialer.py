@@ -4,7 +4,7 @@ Given HOST:PORT of a MacFleet node, the dialer first pings it as a heartbeat por
 because the pong contains the transport port.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.domain.errors import ConfigError
@@ -33,6 +33,7 @@ from shoal.protocols.macfleet.local_node import (
     hardware_profile,
     node_id,
 )
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
@@ -80,9 +81,22 @@ class FleetDialer:
         self._rejections = 0  # in a row
         self._retries_ping = False  # under another id
         self._is_renamed = False  # the id differs from the configured name
-        self._local = worker_node(
-            profile,
-            fleet_in_url(parts),
+        fleet, token = fleet_in_url(parts), profile.token
+        node = HandshakeSettings(
+            node_id(profile.name),
+            fleet_key(token, fleet) if token else None,
+            b"",  # ``handshake_settings`` fills it in
+            profile.random_bytes,
+            SentChallenges(),
+        )
+        hardware = hardware_profile(profile.hardware)
+        self._local = FleetLocalNode(
+            role=FleetRole.WORKER,
+            handshake=node,
+            profile=lambda: hardware,
+            slots=0,
+            limiter=FleetRateLimiter(NoThrottle()),
+            registry=FleetRegistry(node.node_id, lambda: hardware),
             on_refused=self._on_refused,
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
@@ -174,35 +188,3 @@ class FleetDialer:
 
     def _on_rejected(self, address: str) -> None:
         self._was_rejected = True
-
-
-def worker_node(
-    profile: WorkerProfile,
-    fleet: str,
-    *,
-    on_refused: Callable[[str], None],
-    on_rejected: Callable[[str], None],
-    on_id_conflict: Callable[[], bool],
-) -> FleetLocalNode:
-    """Return a worker's node in a fleet; the callbacks are as in ``FleetLocalNode``.
-
-    Raises ConfigError if the token is too short for a fleet.
-    """
-    token = profile.token
-    node = HandshakeSettings(
-        node_id(profile.name),
-        fleet_key(token, fleet) if token else None,
-        b"",  # ``handshake_settings`` fills it in
-        profile.random_bytes,
-        SentChallenges(),
-    )
-    return FleetLocalNode(
-        role=FleetRole.WORKER,
-        handshake=node,
-        profile=lambda: hardware_profile(profile.hardware),
-        slots=0,
-        limiter=FleetRateLimiter(NoThrottle()),
-        on_refused=on_refused,
-        on_rejected=on_rejected,
-        on_id_conflict=on_id_conflict,
-    )

@@ -15,7 +15,7 @@ from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_prof
 from shoal.protocols.macfleet.handshake import HandshakeSettings
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.heartbeat import FleetMember
-from shoal.protocols.macfleet.membership import FleetRegistry, VersionMismatches
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import Protection
 
@@ -96,7 +96,7 @@ class FleetLocalNode:
     disconnected right after the handshake, as upstream nodes do to reject one.
     ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
     whether this node now has another.  ``open_tls``: a fleet without a key uses TLS as
-    well.  ``mismatches`` are the peers of other versions.
+    well.
     """
 
     role: FleetRole
@@ -104,13 +104,12 @@ class FleetLocalNode:
     profile: Callable[[], HardwareProfile]
     slots: int
     limiter: FleetRateLimiter
+    registry: FleetRegistry
     seats: FleetSeatTable = field(default_factory=FleetSeatTable)
-    registry: FleetRegistry | None = None
     on_refused: Callable[[str], None] = _ignore
     on_rejected: Callable[[str], None] = _ignore
     on_id_conflict: Callable[[], bool] = _keep_id
     open_tls: bool = False
-    mismatches: VersionMismatches = field(default_factory=VersionMismatches)
 
     @property
     def key(self) -> bytes | None:

@@ -92,34 +92,6 @@ POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
 MISMATCHES_MAX = 1024  # announcements are not authenticated
 
 
-class VersionMismatches:
-    """The nodes whose versions differ from this node's; each is reported once.
-
-    They are accepted, as by upstream: what they send is checked field by field.
-    """
-
-    def __init__(self) -> None:
-        self._reported: set[tuple[str, str]] = set()  # id of a node, name of a version
-
-    def check_wire_version(self, node_id: str, version: int) -> str:
-        """Return what to log about a node's wire version; empty: nothing."""
-        return self._check(node_id, "wire_version", version, WIRE_VERSION)
-
-    def check_pool_version(self, node_id: str, version: str) -> str:
-        """Return what to log about a node's pool version; empty: nothing."""
-        return self._check(node_id, "pool_version", version, POOL_VERSION)
-
-    def _check(
-        self, node_id: str, name: str, theirs: int | str, ours: int | str
-    ) -> str:
-        key = (node_id, name)
-        is_known = theirs == ours or key in self._reported
-        if is_known or len(self._reported) >= MISMATCHES_MAX:
-            return ""
-        self._reported.add(key)
-        return f"node {node_id!a} has {name} {theirs!a}, and this node has {ours!a}"
-
-
 def _ignore(text: str) -> None:
     pass
 
@@ -135,12 +107,11 @@ class FleetRegistry:
         own_id: str,
         own_profile: Callable[[], HardwareProfile],
         warn: Callable[[str], None] = _ignore,
-        mismatches: VersionMismatches | None = None,
     ) -> None:
         self.own_id = own_id
         self.own_profile = own_profile
         self._warn = warn
-        self._mismatches = mismatches or VersionMismatches()
+        self._mismatches: set[tuple[str, str]] = set()  # ids and names of versions
         self._nodes: dict[str, FleetNode] = {}
 
     @property
@@ -170,13 +141,28 @@ class FleetRegistry:
 
     # What discovery, gossip and connections find out.
 
+    def version_note(
+        self, node_id: str, name: str, theirs: int | str, ours: int | str
+    ) -> str:
+        """Return what to log about a node's version; empty: nothing, or no longer.
+
+        Another version is accepted, as by upstream: what the node sends is checked
+        field by field.
+        """
+        key = (node_id, name)
+        is_known = theirs == ours or key in self._mismatches
+        if is_known or len(self._mismatches) >= MISMATCHES_MAX:
+            return ""
+        self._mismatches.add(key)
+        return f"node {node_id!a} has {name} {theirs!a}, and this node has {ours!a}"
+
     def on_pool_version(self, node_id: str, version: str) -> None:
         """Record the version in an announcement."""
-        if text := self._mismatches.check_pool_version(node_id, version):
+        if text := self.version_note(node_id, "pool_version", version, POOL_VERSION):
             self._warn(text)
 
     def _on_wire_version(self, node_id: str, version: int) -> None:
-        if text := self._mismatches.check_wire_version(node_id, version):
+        if text := self.version_note(node_id, "wire_version", version, WIRE_VERSION):
             self._warn(text)
 
     def on_announced(

@@ -39,7 +39,6 @@ from shoal.protocols.macfleet.local_node import (
 from shoal.protocols.macfleet.membership import (
     FleetNode,
     FleetRegistry,
-    VersionMismatches,
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
@@ -113,7 +112,6 @@ def _endpoints(
 ) -> Sequence[Endpoint]:
     machine = _LocalHardware(context.hardware)
     local = local_node(config, context, token, machine, role)
-    assert local.registry is not None, "a node that listens has a registry"
     member = local.member()
     limiter = FleetRateLimiter(context.throttle, spares_loopback=local.key is None)
     dialer = TransportDialer(
@@ -158,16 +156,14 @@ def local_node(
         SentChallenges(),
         accepts_v1=config.v1,
     )
-    mismatches = VersionMismatches()
     return FleetLocalNode(
         role=role,
         handshake=node,
         profile=hardware.profile,
         slots=config.slots,
         limiter=FleetRateLimiter(context.throttle, spares_loopback=not token),
-        registry=FleetRegistry(name, hardware.profile, context.warn, mismatches),
+        registry=FleetRegistry(name, hardware.profile, context.warn),
         open_tls=config.tls,
-        mismatches=mismatches,
     )
 
 

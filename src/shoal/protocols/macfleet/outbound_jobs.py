@@ -57,21 +57,6 @@ NO_RESULT = (
 )
 
 
-class FleetTaskIds:
-    """Generates task ids from one random seed."""
-
-    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
-        self._seed = hashlib.sha256(random_bytes(SEED_SIZE))
-        self._count = 0
-
-    def next(self) -> str:
-        """Return an id that was not used before."""
-        self._count += 1
-        digest = self._seed.copy()
-        digest.update(self._count.to_bytes(8))
-        return digest.hexdigest()[:ID_SIZE]
-
-
 LeaseId: TypeAlias = tuple[JobId, LeaseNumber]
 
 
@@ -112,12 +97,20 @@ class FleetOutboundJobs:
     Results of finished or cancelled tasks are ignored.
     """
 
-    def __init__(self, task_ids: FleetTaskIds) -> None:
-        self._task_ids = task_ids
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        self._seed = hashlib.sha256(random_bytes(SEED_SIZE))
+        self._count = 0  # task ids, all from one random seed
         self._deadlines = TaskDeadlines(RESULT_GRACE)
         self._sent: dict[str, _SentTask | _SentCall] = {}  # by task id
         self._ids: dict[LeaseId, str] = {}  # of tasks
         self._streams: dict[LeaseId, _OpenCallStream] = {}
+
+    def next_id(self) -> str:
+        """Return a task id that was not used before."""
+        self._count += 1
+        digest = self._seed.copy()
+        digest.update(self._count.to_bytes(8))
+        return digest.hexdigest()[:ID_SIZE]
 
     def send(
         self, job: RunJob, work: Call | Task, now: float
@@ -243,7 +236,7 @@ class FleetOutboundJobs:
         named = None if isinstance(work, Task) else work.timeout
         limits = [each for each in (named, remaining) if each is not None]
         timeout = float(min(limits, default=TIMEOUT))
-        task_id = self._task_ids.next()
+        task_id = self.next_id()
         parts = encode_task(task_id, work.name, args, kwargs, timeout)
         self._sent[task_id] = sent
         self._deadlines.add(task_id, timeout, now)

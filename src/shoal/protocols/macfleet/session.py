@@ -231,10 +231,9 @@ class FleetSession:
         self, name: str, profile: HardwareProfile
     ) -> Iterator[PeerMessage | Output]:
         """Report the hardware of a peer, and its version if that is another."""
-        local, version = self._local, profile.wire_version
-        if local.registry is not None:
-            local.registry.on_handshake(name, profile)
-        if text := local.mismatches.check_wire_version(name, version):
+        registry, version = self._local.registry, profile.wire_version
+        registry.on_handshake(name, profile)
+        if text := registry.version_note(name, "wire_version", version, WIRE_VERSION):
             yield Notice(text)
         other = f"wire version {version}, and this node has {WIRE_VERSION}"
         description = PeerProfile(
