@@ -47,9 +47,6 @@ class Frames:
         self.checksum = reader.checksum
         self._read = reader.read
 
-    def on_open(self, certificate: bytes) -> None:
-        pass
-
     def tick(self, now: float) -> Sequence[Any]:
         return (DONE,)
 
@@ -82,7 +79,6 @@ class Calling:
         self.body_size = session.body_size
         self.checksum = session.checksum
         self.buffer_for = session.buffer_for
-        self.on_open = session.on_open
         self._count = 0
 
     @property

@@ -161,7 +161,6 @@ def unconnected(
         dialer,
         partial(ToPeer, ALL_PEERS),
         binding,
-        certificate=b"the fingerprint of a certificate",
         cut=cut,
     )
 

@@ -10,7 +10,6 @@ from typing import Generic, TypeAlias, TypeVar
 
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.seam.context import Dialer
-from shoal.protocols.seam.framing import FramedSession
 from shoal.protocols.seam.peer_session import (
     PeerDescribed,
     PeerJoined,
@@ -53,7 +52,6 @@ class Pair(Generic[In, Out]):
     dialer: Dialer
     addressed: Callable[[Command], Out]  # a command as the coordinator's end sends it
     binding: bytes = b""  # of the encrypted connection; empty if it is plain
-    certificate: bytes = b""  # fingerprint of the coordinator's; empty without TLS
     cut: Callable[[bytes], Iterable[bytes]] = one_piece  # how binary data arrives
     streams: bool = True  # on a byte stream, whose data may be cut anywhere
     worker_sent: list[Data] = field(default_factory=list)
@@ -73,8 +71,6 @@ class Pair(Generic[In, Out]):
         for session in (self.coordinator, self.worker):
             if self.binding and isinstance(session, BoundSession):
                 session.bind(self.binding)
-            if isinstance(session, FramedSession):
-                session.on_open(self.certificate)
 
     def command(self, message: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue a command; return what the worker receives."""

@@ -43,9 +43,6 @@ class Numbered:
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return zlib.crc32(piece, so_far)
 
-    def on_open(self, certificate: bytes) -> None:
-        pass
-
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[object]:

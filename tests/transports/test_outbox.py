@@ -216,8 +216,6 @@ def test_close_ends_a_running_bulk() -> None:
 class ImmediateLink(MemoryLink):
     """A link that accepts messages at once while it is ``open``."""
 
-    certificate = b""
-
     def __init__(self) -> None:
         super().__init__()
         self.open = True

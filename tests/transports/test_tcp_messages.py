@@ -98,18 +98,6 @@ def test_early_data_is_split(run: Any, tls: ServerTls | None) -> None:
     run(test)
 
 
-def test_both_ends_see_the_certificate(run: Any) -> None:
-    tls = self_signed_tls("node")
-
-    async def test() -> None:
-        async with pair(tls) as (ours, theirs):
-            assert ours.certificate == theirs.certificate == tls.certificate_hash
-        async with pair(None) as (ours, theirs):
-            assert ours.certificate == theirs.certificate == b""
-
-    run(test)
-
-
 def test_messages_before_a_rejected_one_arrive(run: Any, tls: ServerTls | None) -> None:
     async def test() -> None:
         async with pair(tls, limit=1000) as (ours, theirs):

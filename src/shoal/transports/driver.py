@@ -193,12 +193,9 @@ class Driver(Generic[In, Out]):
             and isinstance(session, BoundSession)
         ):
             session.bind(link.binding)
-        if isinstance(session, FramedSession):
-            if isinstance(link, FramingLink):
-                session.on_open(link.certificate)
-                link.attach(session, partial(self._on_messages, session))
-                return self._read(link.messages, session.receive_messages, BODY)
-            session.on_open(b"")
+        if isinstance(session, FramedSession) and isinstance(link, FramingLink):
+            link.attach(session, partial(self._on_messages, session))
+            return self._read(link.messages, session.receive_messages, BODY)
         return self._read(link.receive, session.receive)
 
     async def _read(

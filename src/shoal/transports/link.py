@@ -116,9 +116,6 @@ class JoiningLink(Protocol):
 class FramingLink(Protocol):
     """A byte link that splits messages itself, as a framed session directs."""
 
-    certificate: bytes
-    """The SHA-256 of the server's, in DER form; empty: no TLS."""
-
     def attach(
         self, framed: FramedSession[object], on_messages: OnMessages | None = None
     ) -> None:

@@ -52,13 +52,10 @@ class TcpLink(asyncio.Protocol):
     it is told to ``admit`` its peer, that is a ``stranger``.
     """
 
-    def __init__(
-        self, peer: str, certificate: bytes = b"", stranger: Stranger | None = None
-    ) -> None:
+    def __init__(self, peer: str, stranger: Stranger | None = None) -> None:
         self.peer = peer
         self._stranger = stranger  # None: the peer is none, or has left
         self._is_stranger = stranger is not None
-        self.certificate = certificate
         self.binding = b""
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None

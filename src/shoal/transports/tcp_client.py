@@ -1,7 +1,6 @@
 """Opens TCP links: plain, encrypted by Noise, over TLS, or both."""
 
 import asyncio
-import hashlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -72,7 +71,6 @@ async def connect_tcp(
         context = _client_context(verified=scheme is not Scheme.ANY)
     link = await _connect(url, host, port, context)
     try:
-        link.certificate = b"" if context is None else _certificate_of(link)
         if scheme in _NOISE:
             await encrypt_dialled(link, shown_url(url))
         yield link
@@ -139,9 +137,3 @@ def _client_context(*, verified: bool) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # ``connect_tcp`` or the session checks it
     return context
-
-
-def _certificate_of(link: TcpLink) -> bytes:
-    """Return the SHA-256 of the server's certificate."""
-    tls: ssl.SSLObject = link.transport.get_extra_info("ssl_object")
-    return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()

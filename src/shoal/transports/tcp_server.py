@@ -182,7 +182,6 @@ class _Connections:
             limits["ssl"] = tls.context
             limits["ssl_handshake_timeout"] = self._policy.handshake_timeout
             limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
-            link.certificate = tls.certificate_hash
         try:
             if delay:
                 await asyncio.sleep(delay)

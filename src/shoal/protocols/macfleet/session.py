@@ -97,9 +97,6 @@ class FleetSession:
 
     # For links that split the stream into frames.
 
-    def on_open(self, certificate: bytes) -> None:
-        pass  # nothing in the document's handshake is bound to it
-
     def body_size(self, head: bytes) -> int:
         return self._reader.body_size(head)
 

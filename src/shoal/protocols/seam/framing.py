@@ -94,14 +94,6 @@ class FramedSession(Protocol[Received]):
         """
         ...
 
-    def on_open(self, certificate: bytes) -> None:
-        """Record the link's protection; called before any other method.
-
-        ``certificate`` is the SHA-256 fingerprint of the server's certificate; empty
-        without TLS.
-        """
-        ...
-
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[Received | Output]:

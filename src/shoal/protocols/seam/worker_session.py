@@ -354,7 +354,6 @@ class FramedWorkerSession:
         self.body_size = framed.body_size
         self.buffer_for = framed.buffer_for
         self.checksum = framed.checksum
-        self.on_open = framed.on_open
         self.connection_lost = framed.connection_lost
 
     @property
