@@ -10,12 +10,12 @@ from shoal.domain.work import Call
 from shoal.protocols.macfleet.codec.frames import FrameReader, FrameType, write_frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
 )
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
@@ -118,15 +118,10 @@ class Calling:
 
 def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calling:
     """Return a session of a node of ours."""
-    own = HandshakeSettings(
-        role.value,
-        fleet_key(TOKEN, "") if secure else None,
-        b"",
-        os.urandom,
-        SentChallenges(),
-    )
+    key = fleet_key(TOKEN, "") if secure else None
+    own = FleetMember(role.value, key, HardwareProfile, os.urandom)
     ourselves = FleetLocalNode(
-        *(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+        *(role, own, 4, FleetRateLimiter(NoThrottle())),
         FleetRegistry(role.value, HardwareProfile),
     )
     return Calling(

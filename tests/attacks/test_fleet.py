@@ -19,7 +19,7 @@ from protocols.macfleet.served_nodes import (
 )
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine, encode_ping
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.heartbeat import FleetMember
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import NodeAddress
 from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER
 from shoal.transports.tls import self_signed_tls

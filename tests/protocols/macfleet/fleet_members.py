@@ -11,7 +11,7 @@ from shoal.protocols.macfleet.codec.hardware import (
     decode_profile,
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.heartbeat import FleetMember
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.peer_session import PeerMessage

@@ -7,17 +7,16 @@ from itertools import count
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, encode_frame
-from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
     Agreed,
     ClientHandshake,
     FleetHandshake,
-    HandshakeSettings,
-    SentChallenges,
     ServerHandshake,
 )
 from shoal.protocols.macfleet.handshake_messages import HandshakeRefused
+from shoal.protocols.macfleet.member import FleetMember
 
 TOKEN = "vector-token-0001"
 
@@ -44,16 +43,13 @@ def giving(*challenges: bytes) -> Callable[[int], bytes]:
     return draw
 
 
-def node(
-    node_id: str, token: str | None = TOKEN, **others: object
-) -> HandshakeSettings:
+def node(node_id: str, token: str | None = TOKEN, **others: object) -> FleetMember:
     """Return a node of a fleet; without a token, of an open one."""
-    own = HandshakeSettings(
+    own = FleetMember(
         node_id=node_id,
         key=None if token is None else fleet_key(token),
-        profile=encode_profile(HardwareProfile(chip=node_id)),
+        profile=lambda: HardwareProfile(chip=node_id),
         random_bytes=drawing(node_id),
-        challenges=SentChallenges(),
     )
     return replace(own, **others)  # type: ignore[arg-type]  # as Own has them
 
@@ -127,14 +123,19 @@ class HandshakeEnd:
         self.refused = error
 
 
-def client(own: HandshakeSettings, expected: str = "") -> HandshakeEnd:
+def client(
+    own: FleetMember, expected: str = "", hardware: bytes | None = None
+) -> HandshakeEnd:
     """Return the end that dials."""
-    return HandshakeEnd(ClientHandshake(own, expected, server="10.0.0.2:50052"))
+    told = own.hardware() if hardware is None else hardware
+    made = ClientHandshake(own, told, expected, server="10.0.0.2:50052")
+    return HandshakeEnd(made)
 
 
-def server(own: HandshakeSettings) -> HandshakeEnd:
+def server(own: FleetMember, hardware: bytes | None = None) -> HandshakeEnd:
     """Return the end that is dialled."""
-    return HandshakeEnd(ServerHandshake(own))
+    told = own.hardware() if hardware is None else hardware
+    return HandshakeEnd(ServerHandshake(own, told))
 
 
 Alter = Callable[[int, bytes], bytes]

@@ -12,7 +12,8 @@ from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.protocols.macfleet.discovery import heartbeat_listener
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
-from shoal.protocols.macfleet.heartbeat import FleetMember, PingExchange, Pong
+from shoal.protocols.macfleet.heartbeat import PingExchange, Pong
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry, NodeAddress
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NoThrottle

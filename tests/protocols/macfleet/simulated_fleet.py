@@ -10,7 +10,8 @@ from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.addresses import transport_url
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
-from shoal.protocols.macfleet.heartbeat import FleetMember, PingSession, PongSession
+from shoal.protocols.macfleet.heartbeat import PingSession, PongSession
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import (
     FleetNode,
     FleetRegistry,

@@ -225,7 +225,7 @@ def test_a_url_may_name_the_fleet() -> None:
 
     assert fleet_in_url(parts) == "lab-7"
     own = FleetDialer("host:1?fleet=lab-7", MEMBER)._local
-    assert own.key == fleet_key(MEMBER.token, "lab-7")
+    assert own.member.key == fleet_key(MEMBER.token, "lab-7")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine, encode_ping
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.discovery import browser, heartbeat_listener
-from shoal.protocols.macfleet.heartbeat import FleetMember, PingExchange
+from shoal.protocols.macfleet.heartbeat import PingExchange
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress, NodeState
 from shoal.protocols.seam.endpoints import DiscoveredService, Listener, ListenerTls
 

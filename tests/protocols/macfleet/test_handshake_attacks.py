@@ -26,11 +26,11 @@ from shoal.protocols.macfleet.codec.frames import Flag, encode_frame
 from shoal.protocols.macfleet.codec.hardware import decode_profile
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine, decode_pong
 from shoal.protocols.macfleet.codec.keys import fleet_key, sign
-from shoal.protocols.macfleet.handshake import (
+from shoal.protocols.macfleet.handshake_messages import control_frame, encode_first
+from shoal.protocols.macfleet.member import (
     NAME_MIN,
     resembles_heartbeat,
 )
-from shoal.protocols.macfleet.handshake_messages import control_frame, encode_first
 
 
 def greeting(node_id: str, challenge: bytes, flags: int) -> bytes:

@@ -28,11 +28,11 @@ def recorded_client(case: Case) -> HandshakeEnd:
     own = node(
         given["client_id"],
         given["token"],
-        profile=bytes.fromhex(given["client_hw_json_hex"]),
         accepts_v1=True,
         random_bytes=giving(bytes.fromhex(given["challenge_a_hex"] or "")),
     )
-    return client(own, given["expected_peer_id"]).open()
+    hardware = bytes.fromhex(given["client_hw_json_hex"])
+    return client(own, given["expected_peer_id"], hardware).open()
 
 
 @recorded("handshake_client")

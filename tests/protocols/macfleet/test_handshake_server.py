@@ -25,11 +25,10 @@ def recorded_server(case: Case) -> HandshakeEnd:
     own = node(
         given["server_id"],
         given["token"],
-        profile=bytes.fromhex(given["server_hw_json_hex"]),
         accepts_v1=True,
         random_bytes=giving(bytes.fromhex(challenge or "")),
     )
-    return server(own).open()
+    return server(own, bytes.fromhex(given["server_hw_json_hex"])).open()
 
 
 def play(end: HandshakeEnd, case: Case) -> None:
@@ -75,13 +74,16 @@ def test_both_ends_send_what_upstream_sends(case: Case) -> None:
             given[f"{role}_id"],
             given["token"],
             key=None if key is None else fleet_key(given["token"], given["fleet_id"]),
-            profile=bytes.fromhex(given[f"{role}_hw_json_hex"]),
             accepts_v1=True,
             random_bytes=giving(challenge),
         )
         for role, challenge in zip(("client", "server"), challenges, strict=True)
     )
-    dialling, dialled = client(one, other.node_id).open(), server(other).open()
+    hardware = [
+        bytes.fromhex(given[f"{role}_hw_json_hex"]) for role in ("client", "server")
+    ]
+    dialling = client(one, other.node_id, hardware[0]).open()
+    dialled = server(other, hardware[1]).open()
 
     meet(dialling, dialled)
 

@@ -28,13 +28,12 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
 )
 from shoal.protocols.macfleet.heartbeat import (
     LINE_TIMEOUT,
-    FleetMember,
     PingExchange,
     PingSession,
     Pong,
     PongSession,
-    ReplayFilter,
 )
+from shoal.protocols.macfleet.member import FleetMember, ReplayFilter
 from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER, FleetRateLimiter
 from shoal.protocols.seam.peer_session import PeerMessage
 from shoal.protocols.seam.session import HandlesConnectionLoss, Output
@@ -195,7 +194,7 @@ def test_the_buffer_of_a_line_is_bounded() -> None:
 def test_a_line_is_new_once_and_the_oldest_is_evicted_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.REPLAYS_MAX", 100)
+    monkeypatch.setattr("shoal.protocols.macfleet.member.REPLAYS_MAX", 100)
     said = ReplayFilter()
     lines = [HeartbeatLine("b", number.to_bytes(16)) for number in range(101)]
 

@@ -14,12 +14,12 @@ from shoal.domain.vocabulary import Completed, RunJob
 from shoal.domain.work import Call
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
 )
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
@@ -38,16 +38,11 @@ PATIENCE = scaled(60.0)  # seconds before a test gives up
 
 
 def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> FleetSession:
-    own = HandshakeSettings(
-        role.value,
-        fleet_key(TOKEN, "") if secure else None,
-        b"",
-        os.urandom,
-        SentChallenges(),
-    )
+    key = fleet_key(TOKEN, "") if secure else None
+    own = FleetMember(role.value, key, HardwareProfile, os.urandom)
     return FleetSession(
         FleetLocalNode(
-            *(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+            *(role, own, 4, FleetRateLimiter(NoThrottle())),
             FleetRegistry(role.value, HardwareProfile),
         ),
         caller,

@@ -95,7 +95,7 @@ class FleetConnection:
 
     def __init__(self, local: FleetLocalNode, peer_id: str, now: float) -> None:
         self._role = local.role
-        self._outbound = FleetOutboundJobs(local.handshake.random_bytes)
+        self._outbound = FleetOutboundJobs(local.member.random_bytes)
         self._probe = FunctionProbe(self._outbound.next_id(), local.slots)
         self._inbound = FleetInboundJobs(local.role)
         self._liveness = FleetLiveness(local.registry, peer_id, now)

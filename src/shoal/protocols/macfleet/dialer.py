@@ -20,11 +20,7 @@ from shoal.protocols.macfleet.addresses import (
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
-from shoal.protocols.macfleet.handshake import (
-    HandshakeSettings,
-    SentChallenges,
-    rejection,
-)
+from shoal.protocols.macfleet.handshake import rejection
 from shoal.protocols.macfleet.heartbeat import PingExchange, PingSession, Pong
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
@@ -33,6 +29,7 @@ from shoal.protocols.macfleet.local_node import (
     hardware_profile,
     node_id,
 )
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
@@ -82,21 +79,19 @@ class FleetDialer:
         self._retries_ping = False  # under another id
         self._is_renamed = False  # the id differs from the configured name
         fleet, token = fleet_in_url(parts), profile.token
-        node = HandshakeSettings(
+        hardware = hardware_profile(profile.hardware)
+        member = FleetMember(
             node_id(profile.name),
             fleet_key(token, fleet) if token else None,
-            b"",  # ``handshake_settings`` fills it in
+            lambda: hardware,
             profile.random_bytes,
-            SentChallenges(),
         )
-        hardware = hardware_profile(profile.hardware)
         self._local = FleetLocalNode(
             role=FleetRole.WORKER,
-            handshake=node,
-            profile=lambda: hardware,
+            member=member,
             slots=0,
             limiter=FleetRateLimiter(NoThrottle()),
-            registry=FleetRegistry(node.node_id, lambda: hardware),
+            registry=FleetRegistry(member.node_id, member.profile),
             on_refused=self._on_refused,
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
@@ -119,7 +114,7 @@ class FleetDialer:
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
-            exchange = PingExchange(self._local.member(), accepts_own_id=True)
+            exchange = PingExchange(self._local.member, accepts_own_id=True)
             return PingSession(
                 exchange, self._on_pong, timeout=PONG_TIMEOUT, code=CloseCode.MOVED
             )
@@ -147,7 +142,7 @@ class FleetDialer:
         return None
 
     def _on_pong(self, pong: Pong, now: float) -> None:
-        if pong.node_id == self._local.handshake.node_id:
+        if pong.node_id == self._local.member.node_id:
             self._retries_ping = self._rename()
             if not self._retries_ping:
                 self._on_refused(ID_CONFLICT)
@@ -181,9 +176,9 @@ class FleetDialer:
         if self._is_renamed:
             return False
         self._is_renamed = True
-        node = self._local.handshake
-        new_id = node_id(f"{node.node_id}{WORKER_SUFFIX}")
-        self._local = replace(self._local, handshake=replace(node, node_id=new_id))
+        member = self._local.member
+        new_id = node_id(f"{member.node_id}{WORKER_SUFFIX}")
+        self._local = replace(self._local, member=replace(member, node_id=new_id))
         return True
 
     def _on_rejected(self, address: str) -> None:

@@ -22,7 +22,8 @@ from shoal.protocols.macfleet.codec.hardware import (
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine
 from shoal.protocols.macfleet.codec.keys import service_type
 from shoal.protocols.macfleet.election import compute_score
-from shoal.protocols.macfleet.heartbeat import FleetMember, PongSession
+from shoal.protocols.macfleet.heartbeat import PongSession
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import (
     POOL_VERSION,
     FleetRegistry,

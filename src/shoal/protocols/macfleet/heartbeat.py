@@ -7,19 +7,16 @@ pinged, because only the fleet's key binds it to its ping.  Lines that are too l
 not UTF-8 count as failures; in an open fleet nothing is secret, so nothing counts.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec.hardware import (
     HardwareProfile,
     decode_profile,
-    encode_profile,
 )
 from shoal.protocols.macfleet.codec.heartbeat_lines import (
-    NONCE_SIZE,
     HeartbeatLine,
     LineBuffer,
     decode_ping,
@@ -27,65 +24,11 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
     encode_ping,
     encode_pong,
 )
-from shoal.protocols.macfleet.codec.keys import sign
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, CloseCode, Output, Send
-
-REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is evicted first
-
-
-class ReplayFilter:
-    """Rejects signed lines that have been received before.
-
-    Lines from before the last restart, and evicted ones, are not recognised.
-    """
-
-    def __init__(self) -> None:
-        self._proofs: OrderedDict[bytes, None] = OrderedDict()  # in order of arrival
-
-    def is_replay(self, key: bytes, line: HeartbeatLine) -> bool:
-        """Say whether a line has been received before, and remember it."""
-        node_id, nonce, hardware = line
-        proof = sign(key, node_id.encode(), b" ", nonce, b" ", hardware or b"")
-        if proof in self._proofs:  # No secret: replays of valid proofs are no guesses.
-            return True
-        self._proofs[proof] = None
-        if len(self._proofs) > REPLAYS_MAX:
-            self._proofs.popitem(last=False)
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class FleetMember:
-    """This node as a member of a fleet.
-
-    ``key`` is None in an open fleet.  ``profile`` returns the hardware: a function,
-    because the port in it is known only once it is bound.  ``random_bytes`` returns
-    that many random bytes.  ``open_tls``: a fleet without a key uses TLS as well.
-    ``pings`` and ``pongs`` filter replays.
-    """
-
-    node_id: str
-    key: bytes | None
-    profile: Callable[[], HardwareProfile]
-    random_bytes: Callable[[int], bytes]
-    open_tls: bool = False
-    pings: ReplayFilter = field(default_factory=ReplayFilter)
-    pongs: ReplayFilter = field(default_factory=ReplayFilter)
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether connections use TLS, as all of a fleet with a key do."""
-        return self.open_tls or self.key is not None
-
-    def own_line(self, *, hardware: bool) -> HeartbeatLine:
-        """Return this node's line, with a fresh nonce."""
-        if self.key is None:
-            return HeartbeatLine(self.node_id)
-        profile_json = encode_profile(self.profile()) if hardware else None
-        return HeartbeatLine(self.node_id, self.random_bytes(NONCE_SIZE), profile_json)
 
 
 @dataclass(frozen=True, slots=True)

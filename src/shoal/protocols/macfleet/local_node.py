@@ -5,16 +5,15 @@ one, whichever node makes it; here it must come from the same address.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from weakref import WeakValueDictionary
 
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
-from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
-from shoal.protocols.macfleet.handshake import HandshakeSettings
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
-from shoal.protocols.macfleet.heartbeat import FleetMember
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.peer_session import Protection
@@ -88,20 +87,16 @@ def _keep_id() -> bool:
 class FleetLocalNode:
     """This node, as all its connections see it.
 
-    ``handshake`` has the settings for handshakes except the hardware: ``profile``
-    returns that, because the port in it is known only once it is bound.  ``slots`` is
-    the number of concurrent tasks for each worker, which does not report one.
-    ``limiter`` receives the outcome of incoming handshakes.  ``on_refused`` receives
-    why a peer refuses this node.  ``on_rejected`` receives the address of a peer that
-    disconnected right after the handshake, as upstream nodes do to reject one.
-    ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
-    whether this node now has another.  ``open_tls``: a fleet without a key uses TLS as
-    well.
+    ``slots`` is the number of concurrent tasks for each worker, which does not report
+    one.  ``limiter`` receives the outcome of incoming handshakes.  ``on_refused``
+    receives why a peer refuses this node.  ``on_rejected`` receives the address of a
+    peer that disconnected right after the handshake, as upstream nodes do to reject
+    one.  ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
+    whether this node now has another.
     """
 
     role: FleetRole
-    handshake: HandshakeSettings
-    profile: Callable[[], HardwareProfile]
+    member: FleetMember
     slots: int
     limiter: FleetRateLimiter
     registry: FleetRegistry
@@ -109,28 +104,6 @@ class FleetLocalNode:
     on_refused: Callable[[str], None] = _ignore
     on_rejected: Callable[[str], None] = _ignore
     on_id_conflict: Callable[[], bool] = _keep_id
-    open_tls: bool = False
-
-    @property
-    def key(self) -> bytes | None:
-        """The fleet's key; None in an open fleet."""
-        return self.handshake.key
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether connections use TLS, as all of a fleet with a key do."""
-        return self.open_tls or self.key is not None
-
-    def member(self) -> FleetMember:
-        """Return this node as a member of its fleet."""
-        node = self.handshake
-        return FleetMember(
-            node.node_id, node.key, self.profile, node.random_bytes, self.open_tls
-        )
-
-    def handshake_settings(self) -> HandshakeSettings:
-        """Return the settings for a handshake, with the current hardware."""
-        return replace(self.handshake, profile=encode_profile(self.profile()))
 
 
 def node_id(name: str) -> str:

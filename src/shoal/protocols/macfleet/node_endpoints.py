@@ -28,7 +28,6 @@ from shoal.protocols.macfleet.discovery import (
     heartbeat_listener,
 )
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
-from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
 from shoal.protocols.macfleet.local_node import (
     FleetConnectionInfo,
     FleetLocalNode,
@@ -36,6 +35,7 @@ from shoal.protocols.macfleet.local_node import (
     hardware_profile,
     node_id,
 )
+from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import (
     FleetNode,
     FleetRegistry,
@@ -111,9 +111,19 @@ def _endpoints(
     config: Config, context: ProtocolContext, token: str, role: FleetRole
 ) -> Sequence[Endpoint]:
     machine = _LocalHardware(context.hardware)
-    local = local_node(config, context, token, machine, role)
-    member = local.member()
-    limiter = FleetRateLimiter(context.throttle, spares_loopback=local.key is None)
+    member = FleetMember(
+        node_id(context.name),
+        fleet_key(token, config.fleet) if token else None,
+        machine.profile,
+        context.random_bytes,
+        open_tls=config.tls,
+        accepts_v1=config.v1,
+    )
+    limiter, transport_limiter = (
+        FleetRateLimiter(context.throttle, spares_loopback=not token) for _ in range(2)
+    )
+    registry = FleetRegistry(member.node_id, machine.profile, context.warn)
+    local = FleetLocalNode(role, member, config.slots, transport_limiter, registry)
     dialer = TransportDialer(
         lambda node: not local.seats.has_inbound(node.id), partial(_dial, local)
     )
@@ -128,43 +138,15 @@ def _endpoints(
         heartbeat_listener(
             member,
             limiter,
-            local.registry,
+            registry,
             heartbeats,
             spare=config.heartbeat_port is None,
         ),
-        FleetGossip(member, local.registry, contacts, dialer, peer_addresses),
+        FleetGossip(member, registry, contacts, dialer, peer_addresses),
     ]
     if config.browse:
-        result.append(browser(member, local.registry))
+        result.append(browser(member, registry))
     return result
-
-
-def local_node(
-    config: Config,
-    context: ProtocolContext,
-    token: str,
-    hardware: _LocalHardware,
-    role: FleetRole = FleetRole.COORDINATOR,
-) -> FleetLocalNode:
-    """Return the node.  Raises ConfigError if the token is invalid."""
-    name = node_id(context.name)
-    node = HandshakeSettings(
-        name,
-        fleet_key(token, config.fleet) if token else None,
-        b"",  # ``handshake_settings`` fills it in
-        context.random_bytes,
-        SentChallenges(),
-        accepts_v1=config.v1,
-    )
-    return FleetLocalNode(
-        role=role,
-        handshake=node,
-        profile=hardware.profile,
-        slots=config.slots,
-        limiter=FleetRateLimiter(context.throttle, spares_loopback=not token),
-        registry=FleetRegistry(name, hardware.profile, context.warn),
-        open_tls=config.tls,
-    )
 
 
 def _no_endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
@@ -188,7 +170,7 @@ def _port(configured: int | None, default: int) -> int:
 def _listener(
     config: Config, local: FleetLocalNode, machine: _LocalHardware
 ) -> Listener:
-    secure = local.uses_tls
+    secure = local.member.uses_tls
     protection = Protection.TLS if secure else Protection.PLAIN
 
     def accept(address: str, now: float) -> PeerSession:
@@ -216,7 +198,7 @@ def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
     Nodes of open fleets and of version 2.1 state none.
     """
     address = replace(node.address, port=node.data_port)
-    secure = local.uses_tls
+    secure = local.member.uses_tls
     protection = Protection.TLS if secure else Protection.PLAIN
     connection = FleetConnectionInfo(
         dialled=True, expected_id=node.id, address=str(address), protection=protection

@@ -17,22 +17,22 @@ from shoal.protocols.macfleet.codec.frames import (
     crc32,
     encode_header,
 )
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
     Agreed,
     ClientHandshake,
     FleetHandshake,
-    HandshakeSettings,
-    SentChallenges,
     ServerHandshake,
 )
+from shoal.protocols.macfleet.member import FleetMember, SentChallenges
 from shoal.protocols.seam.framing import FramedMessage
 from shoal.protocols.seam.ranks import HandshakeStep, RankIdentity, RankRefused
 
 if TYPE_CHECKING:
     from shoal.protocols.macfleet.codec.arrays import Array
 
-_NO_PROFILE = b"{}"
+_NO_HARDWARE = b"{}"
 
 
 class FleetRankHandshake:
@@ -86,14 +86,17 @@ class FleetRanks:
     def client(
         self, identity: RankIdentity, server: str, address: str
     ) -> FleetRankHandshake:
-        settings = self._settings(identity)
-        return FleetRankHandshake(ClientHandshake(settings, server, server=address))
+        return FleetRankHandshake(
+            ClientHandshake(
+                self._member(identity), _NO_HARDWARE, server, server=address
+            )
+        )
 
     def server(
         self, identity: RankIdentity, address: str, secret_of: Callable[[str], str]
     ) -> FleetRankHandshake:
         return FleetRankHandshake(
-            ServerHandshake(self._settings(identity)), check=secret_of
+            ServerHandshake(self._member(identity), _NO_HARDWARE), check=secret_of
         )
 
     def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
@@ -110,11 +113,11 @@ class FleetRanks:
         frame = FrameReader.read(FramedMessage(head, payload))
         return decode_array(frame.payload)
 
-    def _settings(self, identity: RankIdentity) -> HandshakeSettings:
-        return HandshakeSettings(
+    def _member(self, identity: RankIdentity) -> FleetMember:
+        return FleetMember(
             identity.node_id,
             fleet_key(identity.secret, identity.fleet) if identity.secret else None,
-            _NO_PROFILE,
+            HardwareProfile,
             identity.random_bytes,
-            self._challenges,
+            challenges=self._challenges,
         )

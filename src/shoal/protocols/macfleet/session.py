@@ -71,13 +71,14 @@ class FleetSession:
     ) -> None:
         self._local = local
         self._info = connection_info
-        settings, peer = local.handshake_settings(), connection_info
+        member, peer = local.member, connection_info
         self._handshake = (
             ClientHandshake(
-                settings, peer.expected_id, server=peer.address or "the other end"
+                *(member, member.hardware(), peer.expected_id),
+                server=peer.address or "the other end",
             )
             if peer.dialled
-            else ServerHandshake(settings)
+            else ServerHandshake(member, member.hardware())
         )
         self._reader = FrameReader(self._handshake.limit)
         self._connection: FleetConnection | None = None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.protocols.macfleet.handshake import (
+from shoal.protocols.macfleet.member import (
     REMEMBERED_FOR,
     REMEMBERED_MAX,
     SentChallenges,
