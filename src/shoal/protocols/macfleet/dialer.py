@@ -35,7 +35,6 @@ from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import (
     CloseCode,
     WorkerEnd,
@@ -78,6 +77,20 @@ class FleetDialer:
         self._rejections = 0  # in a row
         self._retries_ping = False  # under another id
         self._is_renamed = False  # the id differs from the configured name
+        self._expected_id = ""  # the id in the pong
+        self._transport = ""  # the URL of the transport port, if it is known
+        if parts.scheme in WEB_SCHEMES:
+            if not profile.direct_url:
+                raise ConfigError(
+                    f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
+                )
+            direct = parse_url(profile.direct_url)
+            secure = direct.scheme != PLAIN_SCHEME
+            self._transport = f"{direct.scheme}://{direct.netloc}"
+            self._heartbeats = heartbeat_url(direct)
+        else:
+            secure = parts.scheme != PLAIN_SCHEME or bool(profile.token)
+            self._heartbeats = transport_url(parts.netloc, secure=secure)
         fleet, token = fleet_in_url(parts), profile.token
         hardware = hardware_profile(profile.hardware)
         member = FleetMember(
@@ -85,6 +98,7 @@ class FleetDialer:
             fleet_key(token, fleet) if token else None,
             lambda: hardware,
             profile.random_bytes,
+            open_tls=secure,
         )
         self._local = FleetLocalNode(
             role=FleetRole.WORKER,
@@ -96,19 +110,6 @@ class FleetDialer:
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
         )
-        self._expected_id = ""  # the id in the pong
-        self._transport = ""  # the URL of the transport port, if it is known
-        if parts.scheme in WEB_SCHEMES:
-            if not profile.direct_url:
-                raise ConfigError(
-                    f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
-                )
-            direct = parse_url(profile.direct_url)
-            self._transport = f"{direct.scheme}://{direct.netloc}"
-            self._heartbeats = heartbeat_url(direct)
-        else:
-            secure = parts.scheme != PLAIN_SCHEME or bool(profile.token)
-            self._heartbeats = transport_url(parts.netloc, secure=secure)
         self._pings = bool(self._heartbeats)
         self.url = self._heartbeats or self._transport
 
@@ -155,13 +156,10 @@ class FleetDialer:
         self.url = f"{at.scheme}://{host}:{port}"
 
     def _session(self) -> FleetSession:
-        parts = parse_url(self.url)
-        secure = parts.scheme != PLAIN_SCHEME
         connection = FleetConnectionInfo(
             dialled=True,
+            address=parse_url(self.url).netloc,
             expected_id=self._expected_id,
-            address=parts.netloc,
-            protection=Protection.TLS if secure else Protection.PLAIN,
         )
         return FleetSession(self._local, connection)
 

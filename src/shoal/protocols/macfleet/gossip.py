@@ -88,13 +88,13 @@ DISCONNECTED = ("closed by peer", "connection lost")  # begin the reason of a di
 class _SeedAddress:
     """A configured address; ``node_id`` is the node that answered there last.
 
-    Since ``since`` no node has answered, because of ``failure``.  ``peer_address`` is
-    set if the address may speak another protocol.  ``accepts_hardware`` is as in
+    Since ``since`` no node has answered, because of ``failure``.  ``peer_address`` says
+    whether the address may speak another protocol.  ``accepts_hardware`` is as in
     ``FleetNode``.
     """
 
     address: NodeAddress
-    peer_address: PeerAddress | None = None
+    peer_address: PeerAddress
     due: float = float("-inf")
     delay: float = CONTACT_DELAY_FIRST
     node_id: str = ""
@@ -106,7 +106,7 @@ class _SeedAddress:
     @property
     def may_be_macfleet(self) -> bool:
         """Whether no other protocol has been detected there."""
-        return self.peer_address is None or self.peer_address.wire in ("", WIRE)
+        return self.peer_address.wire in ("", WIRE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,9 @@ class FleetGossip:
     ) -> None:
         self._member = member
         self._registry = registry
-        self._seeds = [_SeedAddress(each) for each in seeds]
+        self._seeds = [
+            _SeedAddress(each, PeerAddress(str(each), WIRE)) for each in seeds
+        ]
         self._seeds += [
             _SeedAddress(address, each) for address, each in peer_addresses.items()
         ]
@@ -222,8 +224,7 @@ class FleetGossip:
         def on_pong(pong: Pong, now: float) -> None:
             seed.node_id, seed.failure = pong.node_id, ""
             seed.delay, seed.since = CONTACT_DELAY_FIRST, None
-            if seed.peer_address is not None:
-                seed.peer_address.wire = WIRE
+            seed.peer_address.wire = WIRE
             self._on_pong(pong, seed.address, now, hardware=hardware)
 
         def on_end(reason: str, now: float) -> None:
@@ -236,7 +237,7 @@ class FleetGossip:
                 seed.delay = min(2 * seed.delay, CONTACT_DELAY_MAX)
                 if seed.since is None:
                     seed.since = now
-            if seed.peer_address is not None and not _is_unreachable(reason):
+            if not _is_unreachable(reason):
                 seed.peer_address.probing.discard(WIRE)
 
         exchange = PingExchange(self._member, hardware=hardware)

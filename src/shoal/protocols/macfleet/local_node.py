@@ -16,7 +16,6 @@ from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.peer_session import Protection
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -137,9 +136,8 @@ class FleetConnectionInfo:
     """
 
     dialled: bool
+    address: str
     expected_id: str = ""
-    address: str = ""
-    protection: Protection = Protection.PLAIN
 
     @property
     def host(self) -> str:

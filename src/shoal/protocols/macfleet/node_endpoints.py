@@ -44,7 +44,7 @@ from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, ListenerTls, OutgoingConnection
-from shoal.protocols.seam.peer_session import PeerSession, Protection
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint
 
 TRANSPORT_FLAG = "--macfleet-transport-port"
@@ -170,19 +170,13 @@ def _port(configured: int | None, default: int) -> int:
 def _listener(
     config: Config, local: FleetLocalNode, machine: _LocalHardware
 ) -> Listener:
-    secure = local.member.uses_tls
-    protection = Protection.TLS if secure else Protection.PLAIN
-
     def accept(address: str, now: float) -> PeerSession:
-        connection = FleetConnectionInfo(
-            dialled=False, address=address, protection=protection
-        )
-        return FleetSession(local, connection)
+        return FleetSession(local, FleetConnectionInfo(dialled=False, address=address))
 
     return Listener(
         _port(config.transport_port, TRANSPORT_PORT),
         accept,
-        security=ListenerTls.SELF_SIGNED if secure else ListenerTls.NONE,
+        security=ListenerTls.SELF_SIGNED if local.member.uses_tls else ListenerTls.NONE,
         label=TRANSPORT_LABEL,
         flag=TRANSPORT_FLAG,
         falls_back=config.transport_port is None,
@@ -197,11 +191,7 @@ def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
 
     Nodes of open fleets and of version 2.1 state none.
     """
-    address = replace(node.address, port=node.data_port)
-    secure = local.member.uses_tls
-    protection = Protection.TLS if secure else Protection.PLAIN
-    connection = FleetConnectionInfo(
-        dialled=True, expected_id=node.id, address=str(address), protection=protection
-    )
-    url = transport_url(str(address), secure=secure)
+    address = str(replace(node.address, port=node.data_port))
+    connection = FleetConnectionInfo(dialled=True, address=address, expected_id=node.id)
+    url = transport_url(address, secure=local.member.uses_tls)
     return OutgoingConnection(url, lambda now: FleetSession(local, connection))

@@ -40,6 +40,7 @@ from shoal.protocols.seam.peer_session import (
     PeerDescribed,
     PeerJoined,
     PeerMessage,
+    Protection,
     ToPeer,
 )
 from shoal.protocols.seam.session import (
@@ -219,7 +220,8 @@ class FleetSession:
         self._connected_at = now
         self._reader.limit = PAYLOAD_MAX
         self._reader.truncated = ANSWERED_IF_TOO_LARGE
-        joined = PeerJoined(name, submits_jobs=True, protection=info.protection)
+        protection = Protection.TLS if local.member.uses_tls else Protection.PLAIN
+        joined = PeerJoined(name, submits_jobs=True, protection=protection)
         outputs: list[PeerMessage | Output] = [PeerMessage(ALL_PEERS, joined)]
         if agreed.profile is not None:
             outputs += self._describe(name, agreed.profile)
