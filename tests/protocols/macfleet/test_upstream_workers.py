@@ -35,6 +35,7 @@ from shoal.protocols.macfleet.codec.frames import (
     encode_frame,
 )
 from shoal.protocols.macfleet.outbound_jobs import RESULT_GRACE
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.peer_session import PeerJoined
 
 UNKNOWN = (
@@ -361,6 +362,28 @@ def test_a_streamed_call_without_a_result_ends_after_its_timeout() -> None:
 
     assert isinstance(returned, CallsReturned)
     assert returned.results[0].error.startswith("Task timed out after 5.0s")
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
+    beside = worker()
+    calls = [StreamedCall(n, CALL.args, CALL.kwargs) for n in range(2)]
+
+    for number in range(200):
+        beside.result(asked(beside), value=number)
+        asked(beside)
+        beside.send(CancelJob(*NUMBER))
+        beside.send(replace(RUN, work=STREAM))
+        beside.send(PushCalls(*NUMBER, calls))
+        for task in beside.frames:
+            beside.result(str(decoded(task)["task_id"]), value=number)
+        beside.frames.clear()
+        beside.send(CancelJob(*NUMBER))
+
+    assert isinstance(beside.session, FleetSession)
+    assert beside.session._connection is not None
+    outbound = beside.session._connection._outbound
+    assert (outbound._sent, outbound._ids, outbound._streams) == ({}, {}, {})
+    assert outbound.due is None
 
 
 def too_large(type_: FrameType, fields: dict[str, object]) -> Iterator[bytes]:
