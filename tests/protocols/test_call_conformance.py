@@ -47,7 +47,7 @@ from shoal.domain.vocabulary import (
     SendBlob,
     StreamedCall,
 )
-from shoal.domain.work import Call, CallStream, Feature, JobKind
+from shoal.domain.work import Call, CallStream, Feature
 from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols import discover
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
@@ -56,7 +56,7 @@ from shoal.protocols.seam.session import Close
 
 every_protocol = pytest.mark.parametrize(
     "protocol",
-    [each for each in discover().values() if JobKind.CALL in each.kinds],
+    [each for each in discover().values() if each.preferred],
     ids=lambda p: p.name,
 )
 

@@ -44,7 +44,7 @@ from simulation.faults import (
 from simulation.functions import NAME, RAISED, Made, SimCaller, squared
 from simulation.world import World
 
-PROTOCOLS = [each for each in discover().values() if JobKind.CALL in each.kinds]
+PROTOCOLS = [each for each in discover().values() if each.preferred]
 TOKEN = "the token of the fleet"
 BUSY = 60.0  # seconds in which everything happens
 QUEUE = 3600.0  # seconds that a call may wait

@@ -26,7 +26,7 @@ from simulation.world import World
 
 PROTOCOLS = sorted(
     (each for each in discover().values() if JobKind.CHAT in each.kinds),
-    key=attrgetter("name"),
+    key=lambda each: (not each.preferred, each.name),
 )
 STREAMING = [protocol for protocol in PROTOCOLS if streams(protocol)]
 MODELS = ("small", "large")
