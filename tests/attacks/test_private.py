@@ -8,7 +8,9 @@ import pytest
 from gateway.keys import make_key, request
 from gateway.providers import call, provider
 from gateway.serving import Pool, eventually, serving
+from gateway.shoal_worker import ONE_TASK, shoal_worker
 from protocols.dispatch.recorded import SIGNERS
+from shoal.domain.work import Task
 from shoal.pool.inputs import WorkerPaired
 from shoal.protocols.dispatch import Config
 
@@ -44,19 +46,19 @@ async def test_private_job_is_visible_only_to_worker_and_owner(
         await pool.hub.process(WorkerPaired("default", USER, A))
         async with (
             provider(pool, SIGNERS["A"]) as impostor,  # names the key, no more
-            provider(pool, SIGNERS["B"], proven=True) as other,
-            provider(pool, SIGNERS["A"], proven=True) as trusted,
+            shoal_worker(pool, ONE_TASK, name="n2", signer=SIGNERS["B"]) as other,
+            shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]) as trusted,
         ):
             await pool.wait_joined(3)
             job_id = await private_job(pool)
-            job = await trusted.job()
-            assert job["payload"]["input"] == PROMPT
-            await trusted.complete(job_id, {"answer": ANSWER})
+            work = (await trusted.job()).work
+            assert work == Task("classify", {"task_type": "classify", "input": PROMPT})
+            await trusted.answer(f'{{"answer":"{ANSWER}"}}')
 
             found = [await seen(pool, path, job_id, mallory) for path in ELSEWHERE]
             mine = await seen(pool, "/v1/jobs/{id}", job_id)
             explained = await seen(pool, "/admin/jobs/{id}/explain", job_id)
-            assert impostor.jobs == other.jobs == []
+            assert (impostor.jobs, other.jobs) == ([], [])
 
     assert ANSWER in mine
     for text in [*found, caplog.text]:
@@ -72,7 +74,7 @@ async def test_anonymous_clients_see_no_jobs_of_keys(
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as pool:
         await pool.hub.process(WorkerPaired("default", USER, A))
-        async with provider(pool, SIGNERS["A"], proven=True):
+        async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]):
             await pool.wait_joined()
             job_id = await private_job(pool)
 

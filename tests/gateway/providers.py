@@ -13,12 +13,10 @@ from typing import Any
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from gateway.serving import Pool, eventually
-from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
 from shoal.ledger.keys import Signer
 from shoal.pool.inputs import Cancellation
-from shoal.protocols.dispatch.codec.extension import HEADER, proof_message, read_header
 
 BARRIER = "Unknown type: barrier"
 TASK = {"job_type": "TASK", "task_type": "classify", "input": "great"}
@@ -136,18 +134,10 @@ async def connect(
 
 @asynccontextmanager
 async def provider(
-    pool: Pool,
-    signer: Signer = SIGNERS["A"],
-    *,
-    proven: bool = False,
-    price: str = "",
+    pool: Pool, signer: Signer = SIGNERS["A"], *, price: str = ""
 ) -> AsyncIterator[Provider]:
-    """Join as a worker; a ``proven`` one shows that the key is its own.
-
-    ``price`` is what it asks for.
-    """
-    headers = {HEADER: "1"} if proven else None
-    async with connect(pool, headers=headers) as each:
+    """Join as a worker; ``price`` is what it asks for."""
+    async with connect(pool) as each:
         register: dict[str, Any] = {
             "type": "register",
             "provider_pubkey": signer.public_key.hex(),
@@ -156,13 +146,6 @@ async def provider(
         }
         if price:
             register["pricing_hint"] = price
-        if proven:
-            answer = read_header(each.socket._response.headers[HEADER])
-            proof = proof_message(
-                answer.challenge, SIGNER.public_key, signer.public_key
-            )
-            text = base64.b64encode(signer.sign(proof)).decode()
-            register["shoal"] = {"proof": text}
         await each.send(to_json(register))
         assert json.loads(each.texts[0])["status"] == "ok", each.texts
         yield each

@@ -49,6 +49,7 @@ from shoal.store.file_folder import FileFolder
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import Clock, LoopClock
+from shoal.transports.link_encryption import accept_encryption
 from shoal.transports.strangers import Strangers
 
 KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"  # strong, as generated ones are
@@ -327,6 +328,8 @@ def _upgrades(
             strangers,
             route.idle_max,
         )
+        if route.encrypts:
+            await accept_encryption(link)
         await peers.serve(wire, accepted.session, link)
         return response
 

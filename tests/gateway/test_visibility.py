@@ -159,7 +159,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         serving(tmp_path, wires=wires) as pool,
         AsyncExitStack() as workers,
     ):
-        worker = await workers.enter_async_context(provider(pool, proven=True))
+        worker = await workers.enter_async_context(provider(pool))
         data = {
             name: await finished(pool, worker, name, number)
             for number, name in enumerate((ADA, BOB))

@@ -10,6 +10,7 @@ import pytest
 from gateway.keys import CHAT, make_key, request
 from gateway.providers import provider
 from gateway.serving import Pool, eventually, serving
+from gateway.shoal_worker import shoal_worker
 from protocols.dispatch.recorded import SIGNERS
 from shoal.protocols.dispatch import Config
 
@@ -251,19 +252,19 @@ async def test_stranger_with_the_key_of_another_is_not_approved(
     strict_pool: Pool,
 ) -> None:
     pool = strict_pool
-    async with provider(pool, SIGNERS["A"], proven=True):
+    async with shoal_worker(pool, signer=SIGNERS["A"]):
         assert await suspensions(pool) == ["pending"]
-        approved = await order(pool, "approve", f"/admin/workers/{PROVIDER}")
+        approved = await order(pool, "approve", "/admin/workers/shoal:n1")
         assert await suspensions(pool) == [None]
     await pool.wait_joined(0)
 
     async with provider(pool, SIGNERS["A"]):
         assert await suspensions(pool) == ["pending"]
     await pool.wait_joined(0)
-    async with provider(pool, SIGNERS["B"], proven=True):
+    async with shoal_worker(pool, signer=SIGNERS["B"]):
         assert await suspensions(pool) == ["pending"]
     await pool.wait_joined(0)
-    async with provider(pool, SIGNERS["A"], proven=True):
+    async with shoal_worker(pool, name="n2", signer=SIGNERS["A"]):
         assert await suspensions(pool) == [None]
     assert approved["approved"] == [KEY]
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.keys import CHAT, make_key, request
 from gateway.providers import COMMIT, TASK, call, committed, provider, shown, to_json
 from gateway.serving import KEY, Pool, eventually, serving
+from gateway.shoal_worker import ONE_TASK, shoal_worker
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
 from shoal.domain.job import Privacy, TimeLimits
@@ -200,15 +201,15 @@ async def test_private_job_goes_to_a_worker_with_a_proven_key(pool: Pool) -> Non
     key = SIGNERS["A"].public_key.hex()
     await pool.hub.process(WorkerPaired("open", "u1", key))
     async with (
-        provider(pool, SIGNERS["B"], proven=True) as other,
-        provider(pool, proven=True) as worker,
+        shoal_worker(pool, ONE_TASK, name="n2", signer=SIGNERS["B"]) as other,
+        shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]) as worker,
     ):
         first = await committed(pool, privacy_class="PRIVATE")
         second = await committed(pool, privacy_class="PRIVATE")
-        job = await worker.job()
+        await worker.job()
         assert (await shown(pool, second))["status"] == "pending"  # because it is busy
-        await worker.complete(job["job_id"], {"n": 1})
-        await worker.complete((await worker.job(1))["job_id"], {"n": 2})
+        await worker.answer('{"n":1}')
+        await worker.answer('{"n":2}', number=1)
 
         assert (await shown(pool, first, wait=WAIT_MAX))["result"] == {"n": 1}
         assert (await shown(pool, second, wait=WAIT_MAX))["result"] == {"n": 2}
@@ -237,7 +238,7 @@ async def test_private_job_without_partners_fails_at_once(pool: Pool) -> None:
 async def test_partners_are_separate_for_each_user(pool: Pool) -> None:
     await pool.hub.process(WorkerPaired("open", "u1", SIGNERS["A"].public_key.hex()))
     private = {"privacy_class": "PRIVATE"}
-    async with provider(pool, proven=True):
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]):
         assert (await commit(pool, **private))[0] == 422  # of another key
         path = "/v1/jobs/commit/fast"
         other = COMMIT | private | {"user_id": "u2"}

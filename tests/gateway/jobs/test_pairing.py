@@ -11,6 +11,7 @@ import pytest
 from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider
 from gateway.serving import Pool, serving
+from gateway.shoal_worker import ONE_TASK, shoal_worker
 from originals.dispatch import sdk_reports
 from protocols.dispatch.recorded import SIGNERS
 from shoal.coordinator.auth_throttle import BLOCK_AFTER, CODE_FAILURES_MAX
@@ -57,9 +58,9 @@ async def test_worker_that_claims_a_code_gets_private_jobs(pool: Pool) -> None:
 
     assert (status, answer["user_id"]) == (200, "u1")
     assert await partners(pool) == [A]
-    async with provider(pool, proven=True) as worker:
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]) as worker:
         job_id = await committed(pool, privacy_class="PRIVATE")
-        assert (await worker.job())["job_id"] == job_id
+        assert (await worker.job()).job_id == job_id
 
 
 @pytest.mark.own_pool
@@ -81,7 +82,7 @@ async def test_worker_that_has_not_proved_its_key_cannot_be_paired(pool: Pool) -
         "--dispatch-trust-unproven"
     )
     assert await partners(pool) == []
-    async with provider(pool, proven=True):
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]):
         assert (await claim(pool, code))[0] == 200
 
 
@@ -98,7 +99,7 @@ async def test_worker_that_names_a_key_is_paired_if_the_coordinator_trusts_it(
 async def test_revoked_worker_gets_no_more_private_jobs(pool: Pool) -> None:
     code = await code_of(pool)
     await claim(pool, code)
-    async with provider(pool, proven=True) as worker:
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]) as worker:
         running = await committed(pool, privacy_class="PRIVATE")
         await worker.job()
         waiting = await committed(pool, privacy_class="PRIVATE")
@@ -106,13 +107,13 @@ async def test_revoked_worker_gets_no_more_private_jobs(pool: Pool) -> None:
         revoked = await call(pool, "DELETE", f"/v1/trust/{A.upper()}?user_id=u1")
         private = COMMIT | {"privacy_class": "PRIVATE"}
         refused, _ = await call(pool, "POST", "/v1/jobs/commit/fast", private)
-        await worker.complete(running, {"done": True})
+        await worker.answer('{"done":true}')
         public = await committed(pool)
         given = await worker.job(1)
 
     assert revoked == (200, {"user_id": "u1", "provider_pubkey": A})
     assert refused == 422
-    assert given["job_id"] == public != waiting
+    assert given.job_id == public != waiting
     assert (await call(pool, "GET", f"/v1/jobs/{running}"))[1]["status"] == "completed"
     assert await partners(pool) == []
 
@@ -378,7 +379,7 @@ async def test_partners_are_visible_to_their_owner_only(pool: Pool) -> None:
     assert await partners(pool) == []
     status, mine = await request(pool, "GET", f"{LIST}?user_id=u1", key=key)
     assert [each["provider_pubkey"] for each in mine["providers"]] == [A]
-    async with provider(pool, proven=True):
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]):
         private = COMMIT | {"privacy_class": "PRIVATE"}
         assert (await call(pool, "POST", "/v1/jobs/commit/fast", private))[0] == 422
         path = "/v1/jobs/commit/fast"
@@ -394,6 +395,6 @@ async def test_pairing_survives_a_restart(tmp_path: Path) -> None:
         await pool.hub.restore()
         assert await partners(pool) == [A]
         assert (await claim(pool, left, B))[0] == 200
-        async with provider(pool, proven=True) as worker:
+        async with shoal_worker(pool, ONE_TASK, signer=SIGNERS["A"]) as worker:
             await committed(pool, privacy_class="PRIVATE")
             await worker.job()

@@ -15,6 +15,8 @@ from aiohttp import ClientSession
 from gateway.facilitator import SOLANA, Facilitator, run_facilitator
 from gateway.providers import provider
 from gateway.serving import Pool, eventually, serving
+from gateway.shoal_worker import ONE_TASK, shoal_worker
+from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import CASES
 from shoal.domain.errors import ConfigError
 from shoal.domain.ids import JobId
@@ -435,7 +437,7 @@ async def test_eligible_private_job_is_charged(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     body = json.dumps(json.loads(CHAT) | {"privacy_class": "PRIVATE"})
-    async with provider(pool, proven=True):
+    async with shoal_worker(pool, ONE_TASK, signer=SIGNER):
         (worker,) = pool.hub.pool.workers.values()
         await pool.hub.process(WorkerPaired("open", "u", worker.offer.public_key))
 
