@@ -31,11 +31,9 @@ END = scaled(60.0)  # seconds for what is open to end, when nobody is killed any
 
 PORTS = range(10_000, 32_768)  # below those that systems give to clients
 FLAGS = ("--hedge-after", "0.004", *PRICES)  # some jobs have two workers at a time
-SIGNING = {f"plain{number}": () for number in range(3)} | {
-    f"ours{number}": ("--slots", "4") for number in range(2)
-}
-"""Workers that are not Shoal's, by their seeds; some speak the extension."""
-JOINING = {"signs": "dispatch", "streams": "grandsage", "hedges": "grandsage"}
+SIGNING = [f"signing{number}" for number in range(5)]
+"""Workers that are not Shoal's, by their seeds."""
+JOINING = {"signs": "shoal", "streams": "grandsage", "hedges": "grandsage"}
 """Those that are Shoal's, and their wires."""
 
 
@@ -121,7 +119,7 @@ class Siege:
     def _enlist(self, name: str) -> None:
         self._since[name] = time.monotonic()
         if name in SIGNING:
-            worker = self.pool.signing(name, *SIGNING[name])
+            worker = self.pool.signing(name)
         else:
             identity = str(self.programs.folder / f"{name}.key")
             wire = ("--wire", JOINING[name], "--identity", identity)

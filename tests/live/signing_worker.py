@@ -1,7 +1,7 @@
 """A worker of the Dispatch wire that shares no code with Shoal, to be killed in tests.
 
-``python -m live.signing_worker URL SEED`` proves its key and does TASKs after a moment.
-It refuses a few, fails at others, answers some twice, and gives some receipts apart.
+``python -m live.signing_worker URL SEED`` does TASKs after a moment.  It refuses a few,
+answers some twice, and gives some receipts apart.
 What it answered last it presents again whenever it comes back: it cannot know what was
 heard.  On standard output it says what becomes of it, one JSON object a line.
 """
@@ -23,8 +23,6 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgTy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-HEADER = "Shoal-Dispatch"
-PROOF = b"shoal dispatch proof v1\n"
 REPLACED = 4000  # close code
 HEARTBEAT = 2.0  # seconds
 AWAY = (0.05, 0.2)  # seconds until it dials again, from and to
@@ -33,7 +31,6 @@ PRESENTED_MAX = 16  # answers of late that are presented again
 SHOWN_MAX = 100  # characters of the input that the output repeats
 
 REFUSES = 0.05  # shares of the jobs
-FAILS = 0.05  # of those that it is given by the extension
 ANSWERS_TWICE = 0.05
 SIGNS_APART = 0.1
 
@@ -56,17 +53,15 @@ def public_hex(key: Ed25519PrivateKey) -> str:
 class SigningWorker:
     """Joins a coordinator again and again, until it is told that another has its place.
 
-    With ``slots`` it speaks the extension, and is given as many jobs at a time.  One
-    that is ``honest`` answers each job once, with its receipt; one that is ``silent``
-    takes jobs and never answers.
+    One that is ``honest`` answers each job once, with its receipt; one that is
+    ``silent`` takes jobs and never answers.
     """
 
-    def __init__(self, url: str, seed: str, token: str, slots: int, mood: str) -> None:
+    def __init__(self, url: str, seed: str, token: str, mood: str) -> None:
         self._url = url
         self._key = key_of(seed)
         self._name = public_hex(self._key)
         self._token = token
-        self._slots = slots
         self._mood = mood
         self._chance = Random(seed)
         self._socket: ClientWebSocketResponse | None = None
@@ -84,15 +79,11 @@ class SigningWorker:
 
     async def _serve(self, session: ClientSession, jobs: asyncio.TaskGroup) -> Any:
         """Serve one connection; return why not to reconnect, if final."""
-        headers = {
-            HEADER: f"1, key={self._name}",
-            "Authorization": f"Bearer {self._token}",
-        }
+        headers = {"Authorization": f"Bearer {self._token}"}
         async with session.ws_connect(
             self._url, headers=headers, max_msg_size=0, autoping=True
         ) as socket:
-            said = socket._response.headers[HEADER]  # aiohttp shows it nowhere else
-            await socket.send_str(self._registration(said))
+            await socket.send_str(self._registration())
             frame = await socket.receive()
             if frame.type is not WSMsgType.TEXT:
                 return None  # it was killed meanwhile
@@ -110,21 +101,13 @@ class SigningWorker:
                 self._socket = None
                 beating.cancel()
 
-    def _registration(self, said: str) -> str:
-        """Return the message that registers, which answers what the header asks."""
-        entries = dict(entry.strip().split("=", 1) for entry in said.split(",")[1:])
-        challenge = base64.b64decode(entries["challenge"])
-        parts = challenge, bytes.fromhex(entries["key"]), bytes.fromhex(self._name)
-        shoal: dict[str, Any] = {"proof": self._sign(PROOF + b"".join(parts))}
-        if self._slots:
-            shoal |= {"version": 1, "slots": self._slots, "kinds": ["task"]}
+    def _registration(self) -> str:
         return written(
             {
                 "type": "register",
                 "provider_pubkey": self._name,
                 "provider_type": "DESKTOP",
                 "capabilities": ["TASK"],
-                "shoal": shoal,
             }
         )
 
@@ -152,28 +135,20 @@ class SigningWorker:
         return replaced if socket.close_code == REPLACED else None
 
     async def _do(self, job: dict[str, Any]) -> None:
-        about = {"lease": job["shoal"]["lease"]} if self._slots else {}
         await asyncio.sleep(self._chance.uniform(*WORK))
         chance = 0.5 if self._mood == "honest" else self._chance.random()
         if chance < REFUSES:
-            await self._send(self._refusal(job, about))
-        elif about and chance < REFUSES + FAILS:
-            await self._send(self._refusal(job, about | {"failed": True}))
+            reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
+            await self._send(written(reject))
         else:
-            answer = self._answer(job, about, apart=chance > 1 - SIGNS_APART)
+            answer = self._answer(job, apart=chance > 1 - SIGNS_APART)
             self._answers.append(answer)
-            twice = chance < REFUSES + FAILS + ANSWERS_TWICE
+            twice = chance < REFUSES + ANSWERS_TWICE
             for text in answer * 2 if twice else answer:
                 await self._send(text)
                 await asyncio.sleep(self._chance.uniform(*WORK))
 
-    def _refusal(self, job: dict[str, Any], about: dict[str, int]) -> str:
-        reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
-        return written(reject | {"shoal": about})
-
-    def _answer(
-        self, job: dict[str, Any], about: dict[str, int], *, apart: bool
-    ) -> list[str]:
+    def _answer(self, job: dict[str, Any], *, apart: bool) -> list[str]:
         """Return the messages of an answer; no two answers are the same."""
         given = job["payload"].get("input", "")
         output = {
@@ -186,8 +161,7 @@ class SigningWorker:
         receipt = {
             "job_id": job["job_id"],
             "provider_pubkey": self._name,
-            # As the document has it, and as original workers do.
-            "output_hash": f"sha256:{digest}" if about else digest,
+            "output_hash": digest,  # as original workers write it
             "completed_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "payment_ref": None,
         }
@@ -197,7 +171,6 @@ class SigningWorker:
             "job_id": job["job_id"],
             "output": output,
             "output_hash": digest,
-            "shoal": about,
         }
         if apart:
             submit = {"type": "receipt_submit", "receipt": receipt}
@@ -225,10 +198,9 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("seed")
     parser.add_argument("--token", default="")
-    parser.add_argument("--slots", type=int, default=0, help="0: without the extension")
     parser.add_argument(
         "--mood", default="busy", choices=("busy", "honest", "silent"), help="see above"
     )
     given = parser.parse_args()
-    worker = SigningWorker(given.url, given.seed, given.token, given.slots, given.mood)
+    worker = SigningWorker(given.url, given.seed, given.token, given.mood)
     sys.exit(asyncio.run(worker.run()))

@@ -18,6 +18,7 @@ from live.programs import (
 )
 from models.tiny_answers import ANSWERS
 
+STRICT = ("--approve-nodes", "--dispatch-model", "tiny")
 STORY = "Tell me a story."
 
 
@@ -52,7 +53,7 @@ def join(programs: Programs, pool: Pool, wire: str) -> Program:
 def test_a_machine_gets_jobs_from_its_approval_on(
     programs: Programs, others: Programs, wire: str
 ) -> None:
-    pool = programs.serve("--approve-nodes")
+    pool = programs.serve(*STRICT)
     machine = join(programs, pool, wire)
     eventually(lambda: states(pool) == ["pending"], "the machine is pending")
 
@@ -66,7 +67,7 @@ def test_a_machine_gets_jobs_from_its_approval_on(
         assert "".join(text_in(stream)) == ANSWERS[STORY]
 
     pool.program.kill()
-    pool = programs.serve("--approve-nodes", port=pool.port)
+    pool = programs.serve(*STRICT, port=pool.port)
     eventually(lambda: states(pool) == [None], "the machine is still approved")
     if wire == "grandsage":
         return  # which has names, and no keys

@@ -92,11 +92,8 @@ def test_job_of_a_replaced_worker_goes_to_the_newer(pool: Pool) -> None:
     assert (job["status"], job["attempts"]) == ("completed", 2)
 
 
-@pytest.mark.parametrize("slots", [(), ("--slots", "1")])
-def test_unanswered_job_expires_free_of_charge(
-    pool: Pool, slots: tuple[str, ...]
-) -> None:
-    worker = joined(pool, "mute", *SILENT, *slots)
+def test_unanswered_job_expires_free_of_charge(pool: Pool) -> None:
+    worker = joined(pool, "mute", *SILENT)
     job_id = commit(pool, X_Shoal_First_Output_Seconds="0.5")
     worker.event("given")
 

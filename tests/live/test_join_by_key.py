@@ -104,18 +104,8 @@ def test_key_belongs_to_its_name(pool: Pool, data: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_newer_of_two_with_one_key_stays(pool: Pool, tmp_path: Path) -> None:
-    file = str(tmp_path / "key.json")
-    first, _ = joined(pool, "otter", *TINY_MODEL, "--identity", file)
-
-    joined(pool, "beaver", *TINY_MODEL, "--identity", file)
-
-    assert "same key" in first.event("left")["reason"]
-    assert first.wait() == 1
-    assert len(pool.workers()) == 1
-
-
-def test_trusted_worker_gets_private_jobs(pool: Pool) -> None:
+def test_trusted_worker_gets_private_jobs(programs: Programs) -> None:
+    pool = programs.serve("--dispatch-trust-unproven")
     code = ask(pool, "/v1/trust/create", {"user_id": "u1"})["pairing_code"]
     worker, _ = joined(pool, "otter", *TINY_MODEL, "--pairing-code", code)
     assert "u1" in worker.event("paired")["reason"]
@@ -150,7 +140,7 @@ def test_stopped_worker_finishes_its_job(pool: Pool, slow_model: GatedModel) -> 
     eventually(lambda: slow_model.requests, "the model is asked")
 
     worker.process.terminate()
-    eventually(lambda: pool.workers()[0]["draining"], "it is draining")
+    worker.event("leaving")
     slow_model.go_on.set()
 
     assert ended(pool, job)["result"]["text"] == ANSWERS[STORY]

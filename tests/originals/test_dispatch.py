@@ -17,7 +17,6 @@ from shoal.domain.vocabulary import (
     AnswerChunk,
     Command,
     Completed,
-    Draining,
     Event,
     Failed,
     HealthReported,
@@ -349,16 +348,21 @@ def test_heartbeats_have_the_latest_metrics() -> None:
     ]
 
 
-def test_nothing_of_the_extension_reaches_an_original_coordinator() -> None:
+def test_an_original_coordinator_receives_the_text_of_an_answer_alone() -> None:
     service = Service()
     session = service.connect()
-
-    assert session.send(Draining("leaving"), 5.0) == ()
     (run,) = service.assign(session, "j1", "LLM_INFER", {"prompt": "x"})
     assert isinstance(run, RunJob)
-    session.send(AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "b"})]), 5.0)
-    (text,) = sent(session.send(Completed(run.job_id, run.lease), 5.0))
-    assert "shoal" not in json.loads(text)
+    thoughts = Delta(0, {"reasoning_content": "hm"})
+
+    service.send(
+        session,
+        AnswerChunk(run.job_id, run.lease, [thoughts, "text"]),
+        Completed(run.job_id, run.lease),
+    )
+
+    output = {"text": "text", "model": MEMBER.model.name}
+    assert service.coordinator.done == {"j1": (output, True)}
 
 
 def test_unknown_messages_are_ignored() -> None:
@@ -491,12 +495,3 @@ def test_a_refusal_is_final() -> None:
     assert isinstance(close, Close)
     final = service.dialer.final_reason(close.code, close.text)
     assert final == "the coordinator refuses this worker: no \\x1b entry"
-
-
-def test_only_a_shoal_coordinators_replacement_is_final() -> None:
-    dialer = Service().dialer
-    dialer.start_session({})
-    assert dialer.final_reason(4000, "Replaced") is None
-
-    dialer.start_session({"Shoal-Dispatch": f"1, key={'0' * 64}, challenge=AAAA"})
-    assert "another worker" in (dialer.final_reason(4000, "Replaced") or "")

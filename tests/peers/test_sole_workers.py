@@ -35,6 +35,8 @@ ADMITTED = AdmissionGrant("t1", "wire:w")
 class TextSession(ScriptedSession):
     """A session that sends commands as plain text."""
 
+    grant = NO_JOIN_TOKEN
+
     def send(self, message: object, now: float) -> Sequence[Send]:
         text = message.reason if isinstance(message, Dismiss) else ""
         return [Send(f"{type(message).__name__} {text}".strip())]
@@ -50,7 +52,9 @@ def connect(
     answer: Callable[[Data], Sequence[object]] = silent,
     grant: AdmissionGrant = NO_JOIN_TOKEN,
 ) -> "asyncio.Task[ConnectionEnd]":
-    session = SoleWorkerSession(TextSession(answer, opening=[JOINED]), grant)
+    worker = TextSession(answer, opening=[JOINED])
+    worker.grant = grant
+    session = SoleWorkerSession(worker)
     return asyncio.create_task(peers.connections.serve("wire", session, link))
 
 
@@ -216,7 +220,7 @@ def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
 def test_stop_closes_connections_that_have_not_joined() -> None:
     async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
-        session = SoleWorkerSession(TextSession(), NO_JOIN_TOKEN)
+        session = SoleWorkerSession(TextSession())
         serving = asyncio.create_task(peers.connections.serve("wire", session, link))
         await run_pending()
 

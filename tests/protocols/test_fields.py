@@ -105,8 +105,8 @@ CHANGES: Mapping[str, Change] = {
     "JobReject.reason: the document lacks it; add Undocumented(what)": (
         lambda _, sections: sections["job_reject"].fields.remove("reason")
     ),
-    "JobReject.shoal: the document has it; remove Undocumented": (
-        lambda _, sections: sections["job_reject"].fields.append("shoal")
+    "TaskHead.stop: the document has it; remove Undocumented": (
+        lambda _, sections: sections["task"].fields.append("stop")
     ),
     "receipt_submit.region: no codec reads it; read it, or say why not": (
         lambda _, sections: sections["receipt_submit"].fields.append("region")
@@ -125,8 +125,8 @@ CHANGES: Mapping[str, Change] = {
 
 @pytest.mark.parametrize(("fault", "change"), CHANGES.items(), ids=CHANGES)
 def test_fault_is_one_line_with_what_to_do(fault: str, change: Change) -> None:
-    made = Wire("dispatch")
+    made = Wire("grandsage" if fault.startswith("Task") else "dispatch")
 
     change(made, {each.name: each for each in made.sections})
 
-    assert made.faults() == [f"dispatch: {fault}"]
+    assert made.faults() == [f"{made.name}: {fault}"]

@@ -1,9 +1,7 @@
 """Who may register as a worker, and as what."""
 
-import base64
 import json
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,44 +17,27 @@ from protocols.dispatch.recorded import (
     dispatch_context,
     opened,
 )
-from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker
+from protocols.pairs import MEMBER, as_worker
 from protocols.session_pair import messages_in, sent
 from shoal.domain.errors import ConfigError, NotAdmitted
-from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import CancelJob, Event, Joined
-from shoal.domain.work import Feature, JobKind
+from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
-from shoal.protocols.dispatch.admission import admit_connection
-from shoal.protocols.dispatch.codec.extension import (
-    HEADER,
-    NAME_MAX,
-    proof_message,
-    read_header,
-)
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
 from shoal.protocols.seam.session import Close, Notice, Output
 
-A = SIGNERS["A"]
-OURS = HEADER.lower()
 BOTH = {JobKind.CHAT, JobKind.TASK}
-WORKER = replace(MEMBER, identity=A, token="", only_for=frozenset())
+WORKER = replace(MEMBER, identity=SIGNERS["A"], token="", only_for=frozenset())
 
 
 def register(**fields: object) -> str:
     """Return a registration with some fields changed; None leaves one out."""
     message = json.loads(REGISTER) | fields
     return json.dumps({k: v for k, v in message.items() if v is not None})
-
-
-def proof(accepted: AcceptedWorker, name: str = "A") -> str:
-    """Sign what an answer's header asks to be signed."""
-    asked = read_header(accepted.headers[HEADER])
-    signer = SIGNERS[name]
-    signed = signer.sign(proof_message(asked.challenge, asked.key, signer.public_key))
-    return base64.b64encode(signed).decode()
 
 
 def refused(outputs: list[Event | Output]) -> str:
@@ -71,22 +52,14 @@ def join(
     member: WorkerProfile,
     admission: AdmissionCheck | None = None,
     config: Config | None = None,
-) -> tuple[list[Event | Output], JoinRequest | None]:
-    """Let a worker of ours register; return what came of it, and who applied."""
-    requests = []
-
-    def admit(request: JoinRequest) -> AdmissionGrant:
-        requests.append(request)
-        return (admission or require_token(""))(request)
-
+) -> list[Event | Output]:
+    """Let a Shoal worker register; return what came of it."""
     dialer = PROTOCOL.dial("http://127.0.0.1:4010", member)
     headers = {name.lower(): value for name, value in dialer.headers.items()}
-    accepted = accept(headers, config, admit)
-    accepted.session.tick(NOW)
-    worker = dialer.start_session(accepted.headers)
-    (text,) = sent(worker.tick(NOW))
-    outputs = list(accepted.session.receive([text], NOW))
-    return outputs, requests[0] if requests else None
+    session = accept(headers, config, admission).session
+    session.tick(NOW)
+    (text,) = sent(dialer.start_session({}).tick(NOW))
+    return list(session.receive([text], NOW))
 
 
 def test_an_original_worker_joins_with_the_offer_it_states() -> None:
@@ -121,14 +94,17 @@ def test_a_worker_gets_a_random_uuid(fill: int) -> None:
         dispatch_context(), random_bytes=lambda size: bytes([fill]) * size
     )
 
-    connection = admit_connection(UpgradeRequest("/"), Config(open=True), context)
+    (endpoint,) = endpoints(Config(), context)
+    session = as_worker(endpoint.accept(UpgradeRequest("/"), NOW)).session
+
+    (answer,) = answers(session.receive([REGISTER], NOW))
 
     digit = f"{fill:02x}"[0]
     variant = "8" if fill == 0x00 else "b"
-    assert connection.worker_id == (
+    assert answer["worker_id"] == (
         f"{digit * 8}-{digit * 4}-4{digit * 3}-{variant}{digit * 3}-{digit * 12}"
     )
-    assert UUID(connection.worker_id).version == 4
+    assert UUID(answer["worker_id"]).version == 4
 
 
 @pytest.mark.parametrize(
@@ -139,7 +115,6 @@ def test_a_worker_gets_a_random_uuid(fill: int) -> None:
         ({"capabilities": ["LLM_INFER"]}, DeviceKind.DESKTOP, {"m"}, {JobKind.CHAT}),
         ({"provider_pubkey": KEY.upper()}, DeviceKind.DESKTOP, {"m"}, BOTH),
         ({"pricing_hint": "", "x": [1]}, DeviceKind.DESKTOP, {"m"}, BOTH),
-        ({"shoal": {"proof": 5}}, DeviceKind.DESKTOP, {"m"}, BOTH),
     ],
 )  # fmt: skip
 def test_the_registration_decides_the_offer(
@@ -247,12 +222,11 @@ def test_registering_again_as_another_is_refused() -> None:
         assert not messages_in(outputs)
 
 
-def test_every_connection_has_an_id_and_a_challenge_of_its_own() -> None:
+def test_every_connection_has_an_id_of_its_own() -> None:
     (endpoint,) = endpoints(Config(), dispatch_context())
-    request = UpgradeRequest("/", "", {OURS: "1"})
+    request = UpgradeRequest("/")
     one, other = (as_worker(endpoint.accept(request, NOW)) for _ in range(2))
 
-    assert one.headers[HEADER] != other.headers[HEADER]
     ids = [
         answers(each.session.receive([REGISTER], NOW))[0]["worker_id"]
         for each in (one, other)
@@ -290,23 +264,28 @@ def test_an_open_coordinator_admits_original_workers_and_checks_tokens() -> None
     outputs = accepted.session.receive([REGISTER], NOW)
     assert [type(each) for each in messages_in(outputs)] == [Joined]
 
-    wrong, _ = join(
+    wrong = join(
         replace(WORKER, token="guess"), require_token("secret"), Config(open=True)
     )
     assert "Invalid token" in refused(wrong)
 
 
 @pytest.mark.parametrize("token", ["secret", "with space", "ümlaut%20", "a.sha256-x"])
-def test_a_shoal_worker_presents_its_token(token: str) -> None:
-    outputs, request = join(replace(WORKER, token=token), require_token(token))
+def test_a_token_counts_for_the_key_that_is_registered(token: str) -> None:
+    requests = []
+
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        requests.append(request)
+        return require_token(token)(request)
+
+    outputs = join(replace(WORKER, token=token), admit, Config(model="m"))
 
     assert [type(each) for each in messages_in(outputs)] == [Joined]
-    models = frozenset({MODEL.name})
-    assert request == JoinRequest(token, KEY, models, "192.0.2.7")
+    assert requests == [JoinRequest(token, KEY, frozenset({"m"}), "192.0.2.7")]
 
 
 def test_a_wrong_token_is_refused_with_the_reason() -> None:
-    outputs, _ = join(replace(WORKER, token="guess"), require_token("secret"))
+    outputs = join(replace(WORKER, token="guess"), require_token("secret"))
 
     assert refused(outputs) == "Invalid token: check the token"
     (close,) = [each for each in outputs if isinstance(each, Close)]
@@ -317,172 +296,21 @@ def test_the_reason_of_the_admission_check_is_passed_on() -> None:
     def admit(request: JoinRequest) -> AdmissionGrant:
         raise NotAdmitted("The token has expired")
 
-    outputs, _ = join(replace(WORKER, token="old"), admit)
+    outputs = join(replace(WORKER, token="old"), admit)
 
     assert "The token has expired" in refused(outputs)
 
 
-def test_a_token_counts_only_for_a_worker_with_a_name() -> None:
-    accepted = accept(
-        {"authorization": "Bearer secret"}, admission=require_token("secret")
-    )
-
-    outputs = list(accepted.session.receive([REGISTER], NOW))
-
-    assert HEADER in refused(outputs)
-
-
-def test_a_worker_admitted_under_a_key_must_prove_it() -> None:
-    headers = {OURS: f"1, key={KEY}", "authorization": "Bearer secret"}
-    session = accept(headers, admission=require_token("secret")).session
-
-    assert "shoal.proof" in refused(list(session.receive([REGISTER], NOW)))
-    other = register(provider_pubkey=SIGNERS["B"].public_key.hex())
-    assert "shoal.proof" in refused(list(session.receive([other], NOW)))
-
-
 def test_the_grant_is_passed_on() -> None:
     used = AdmissionGrant("id", "dispatch:" + KEY)
+    (endpoint,) = endpoints(Config(), dispatch_context(lambda request: used))
+    session = endpoint.accept(UpgradeRequest("/"), NOW).session
 
-    assert accept(admission=lambda request: used).grant == used
+    joined, *_ = messages_in(session.receive([REGISTER], NOW))
 
-
-# Proofs.
-
-
-def test_another_program_can_prove_its_key_without_the_extension() -> None:
-    accepted = accept({OURS: "1"})
-    accepted.session.tick(NOW)
-
-    text = register(shoal={"proof": proof(accepted)})
-    (joined,) = messages_in(accepted.session.receive([text], NOW))
-
-    assert isinstance(joined, Joined)
-    assert joined.name == KEY
-    assert joined.offer.proven
-    assert joined.offer.remark == ""
-    assert joined.offer.slots == 1
-    assert joined.offer.models == {"dispatch"}
-    assert CancelJob not in accepted.session.accepts
-
-
-def test_a_shoal_workers_offer_has_all_fields() -> None:
-    member = replace(
-        WORKER,
-        tasks=frozenset({"summarize"}),
-        device=DeviceKind.PHONE,
-        only_for=frozenset({"al", "bo, c=d é"}),
-        privacy=Privacy.PRIVATE,
-        engine="e",
-    )
-    outputs, _ = join(member)
-
-    (joined,) = messages_in(outputs)
-    assert joined == Joined(
-        KEY,
-        Offer(
-            kinds=frozenset(JobKind),
-            models=frozenset({MODEL.name}),
-            slots=3,
-            features=frozenset(Feature),
-            context=4096,
-            only_for=member.only_for,
-            privacy=Privacy.PRIVATE,
-            price=member.price,
-            tasks=frozenset({"summarize"}),
-            streams=False,
-            device=DeviceKind.PHONE,
-            public_key=KEY,
-            proven=True,
-            engine="e",
-        ),
-    )
-
-
-def test_a_shoal_worker_can_be_cancelled_once_it_registers() -> None:
-    accepted = accept({OURS: f"1, key={KEY}"})
-    shoal: dict[str, Any] = {"proof": proof(accepted), "version": 1}
-
-    assert CancelJob not in accepted.session.accepts
-    accepted.session.receive([register(shoal=shoal)], NOW)
-    assert CancelJob in accepted.session.accepts
-
-
-def test_a_proof_without_a_version_is_no_extension() -> None:
-    accepted = accept({OURS: "1"})
-    shoal: dict[str, Any] = {"proof": proof(accepted), "kinds": ["embedding"]}
-
-    outputs = list(accepted.session.receive([register(shoal=shoal)], NOW))
-
-    (joined,) = messages_in(outputs)
-    assert isinstance(joined, Joined)
-    assert joined.offer.kinds == BOTH
-    assert joined.offer.proven
-
-
-def test_the_proof_of_another_connection_is_refused() -> None:
-    (endpoint,) = endpoints(Config(), dispatch_context())
-    request = UpgradeRequest("/", "", {OURS: "1"})
-    one, other = (as_worker(endpoint.accept(request, NOW)) for _ in range(2))
-
-    text = register(shoal={"proof": proof(one)})
-
-    assert "shoal.proof" in refused(list(other.session.receive([text], NOW)))
-    assert messages_in(one.session.receive([text], NOW))
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        None, {}, [], 5, {"proof": 5}, {"proof": ""}, {"proof": "AAAA"},
-        {"proof": "A" * 86 + "=="}, {"proof": "A" * 500}, {"proof": None},
-    ],
-)  # fmt: skip
-def test_an_invalid_proof_is_refused(said: object) -> None:
-    session = accept({OURS: "1"}).session
-    text = json.dumps(json.loads(REGISTER) | {"shoal": said})
-
-    assert "shoal" in refused(list(session.receive([text], NOW)))
-
-
-def test_a_proof_by_another_key_is_refused() -> None:
-    accepted = accept({OURS: "1"})
-
-    text = register(shoal={"proof": proof(accepted, "B")})
-
-    assert "shoal.proof" in refused(list(accepted.session.receive([text], NOW)))
-
-
-def test_a_proof_for_another_coordinator_is_refused() -> None:
-    accepted = accept({OURS: "1"})
-    asked = read_header(accepted.headers[HEADER])
-    elsewhere = proof_message(asked.challenge, SIGNERS["B"].public_key, A.public_key)
-    signed = base64.b64encode(A.sign(elsewhere)).decode()
-
-    text = register(shoal={"proof": signed})
-
-    assert "shoal.proof" in refused(list(accepted.session.receive([text], NOW)))
-
-
-def test_an_unproven_worker_does_not_replace_a_proven_one() -> None:
-    proven, _ = join(WORKER)
-    unproven = opened().receive([REGISTER], NOW)
-
-    (one,), (other,) = messages_in(proven), messages_in(unproven)
-    assert isinstance(one, Joined)
-    assert isinstance(other, Joined)
-    assert one.name != other.name
-
-
-def test_two_workers_with_one_key_are_one_worker() -> None:
-    names = [
-        each.name
-        for name in ("one", "two")
-        for each in messages_in(join(replace(WORKER, name=name))[0])
-        if isinstance(each, Joined)
-    ]
-
-    assert names == [KEY, KEY]
+    assert isinstance(joined, PeerMessage)
+    assert isinstance(joined.message, PeerJoined)
+    assert joined.message.grant == used
 
 
 def test_an_operator_may_trust_unproven_keys() -> None:
@@ -493,58 +321,6 @@ def test_an_operator_may_trust_unproven_keys() -> None:
     assert isinstance(joined, Joined)
     assert joined.offer.proven
     assert joined.name == f"{KEY}/unproven"
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"slots": -1}, "slots"), ({"slots": "3"}, "slots"),
-        ({"kinds": "chat"}, "kinds"), ({"features": [5]}, "features"),
-        ({"context": -1}, "context"),
-        ({"tasks": ["x"] * 300}, "tasks"), ({"only_for": ["x" * 300]}, "only_for"),
-        ({"version": "1"}, "version"),
-    ],
-)  # fmt: skip
-def test_extension_fields_are_validated(fields: dict[str, object], fault: str) -> None:
-    accepted = accept({OURS: "1"})
-
-    said = {"proof": proof(accepted), "version": 1} | fields
-    outputs = list(accepted.session.receive([register(shoal=said)], NOW))
-
-    assert fault in refused(outputs)
-
-
-def test_slots_are_limited() -> None:
-    outputs, _ = join(replace(WORKER, slots=10**9))
-
-    (joined,) = messages_in(outputs)
-    assert isinstance(joined, Joined)
-    assert joined.offer.slots == 1024
-
-
-@pytest.mark.parametrize("value", ["", "0", "x", "shoal", "-1", "1 1", "é"])
-def test_an_invalid_header_announces_nothing(value: str) -> None:
-    assert not read_header(value).known
-    assert HEADER not in accept({OURS: value}).headers
-
-
-@pytest.mark.parametrize("value", ["1", "2", "1, new=thing", "99, key=zz, challenge=?"])
-def test_unknown_parts_of_newer_headers_are_ignored(value: str) -> None:
-    assert read_header(value).known
-    assert read_header(value).key == b""
-
-
-def test_a_model_with_a_long_name_is_refused() -> None:
-    longest = "x" * NAME_MAX
-
-    assert joins_with(longest)
-    assert not joins_with(longest + "x")
-
-
-def joins_with(model: str) -> bool:
-    session = accept({OURS: f"1, key={KEY}, model={model}"}).session
-    answered = list(session.receive([REGISTER], NOW))
-    return not any("longer than" in str(each) for each in answered)
 
 
 @pytest.mark.parametrize(

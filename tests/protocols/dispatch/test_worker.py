@@ -1,4 +1,4 @@
-"""The worker's end at a coordinator of ours."""
+"""The worker's end."""
 
 import json
 from dataclasses import replace
@@ -6,45 +6,39 @@ from typing import Any
 
 import pytest
 
-from protocols.dispatch.recorded import NOW, dispatch_context, summary
+from protocols.dispatch.recorded import NOW, accept, summary
 from protocols.pairs import (
-    CHAT,
     MEMBER,
     RUN,
     SIGNER,
     ChatPair,
-    as_worker,
     connect,
     tied,
 )
 from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy
-from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     AnswerChunk,
-    CancelJob,
     Completed,
-    Draining,
     Failed,
     HealthReported,
-    Rejected,
     RunJob,
 )
 from shoal.domain.work import JSON, JobKind, Task
 from shoal.domain.worker import MachineHealth, ServedModel
 from shoal.ledger.worker_receipts import verify
-from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
-from shoal.protocols.dispatch.codec.extension import HEADER
-from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX
-from shoal.protocols.seam.context import Dialer
-from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.dispatch import PROTOCOL
+from shoal.protocols.dispatch.worker import ANSWER_MAX
+from shoal.protocols.seam.context import Dialer, WorkerProfile
 from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
 
+WORKER = replace(MEMBER, only_for=frozenset(), privacy=None)
 
-def joined() -> ChatPair:
-    pair, _ = connect(PROTOCOL)
+
+def joined(member: WorkerProfile = WORKER) -> ChatPair:
+    pair, _ = connect(PROTOCOL, member)
     return pair
 
 
@@ -72,37 +66,6 @@ def test_an_answer_is_signed_in_the_documents_form() -> None:
     )
     assert verdict is Verdict.VALID
     assert completed.output == '{"text":"text","model":"family/model:7b"}'
-
-
-def test_choices_are_signed_without_their_logprobs() -> None:
-    pair = joined()
-    run = given_job(pair)
-    call: dict[str, JSON] = {
-        "index": 0,
-        "id": "c",
-        "function": {"name": "f", "arguments": "{}"},
-    }
-    fields: dict[str, JSON] = {"tool_calls": [call]}
-    delta = Delta(0, fields, {"content": [{"logprob": -0.5}]}, "tool_calls")
-
-    (completed,) = pair.event(Completed(run.job_id, run.lease, rest=(delta,)))
-
-    assert isinstance(completed, Completed)
-    (choice,) = json.loads(completed.output)["choices"]
-    assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
-    (heard,) = completed.rest
-    assert isinstance(heard, Delta)
-    assert heard.logprobs == {"content": [{"logprob": -0.5}]}
-    assert heard.finish_reason == "tool_calls"
-
-
-def test_a_job_that_is_not_started_is_rejected_with_the_reason() -> None:
-    pair = joined()
-    run = given_job(pair)
-
-    heard = pair.event(Rejected(run.job_id, run.lease, "all slots busy"))
-
-    assert heard == [Rejected(RUN.job_id, RUN.lease, "all slots busy")]
 
 
 def test_an_answer_over_the_limit_fails() -> None:
@@ -135,9 +98,8 @@ def test_concurrent_jobs_of_a_coordinator_are_limited(
 
     assert not messages_in(answers)
     assert [type(each) for each in answers if isinstance(each, Notice)] == [Notice]
-    (rejected,) = messages_in(pair.coordinator.receive(sent(answers), NOW))
-    assert isinstance(rejected, Rejected)
-    assert rejected.job_id == "one more"
+    (failed,) = messages_in(pair.coordinator.receive(sent(answers), NOW))
+    assert failed == Failed(JobId("one more"), RUN.lease, "more than 20 jobs at a time")
 
 
 def test_health_is_reported() -> None:
@@ -148,50 +110,50 @@ def test_health_is_reported() -> None:
     ]
 
 
-def test_an_embedding_model_is_offered_to_shoal_coordinators_only() -> None:
+def test_a_model_that_cannot_chat_is_not_offered() -> None:
     model = ServedModel("e", frozenset({JobKind.EMBEDDING}))
+    dialer = PROTOCOL.dial("http://host", replace(MEMBER, model=model))
 
-    pair, (event,) = connect(PROTOCOL, replace(MEMBER, model=model))
+    (said,) = sent(dialer.start_session({}).tick(NOW))
 
-    assert json.loads(pair.worker_sent[0])["capabilities"] == []
-    assert "embedding" in str(event).lower()
+    assert json.loads(said)["capabilities"] == []
+
+
+def test_a_worker_without_slots_does_not_register() -> None:
+    session = PROTOCOL.dial("http://h", replace(WORKER, slots=0)).start_session({})
+
+    assert list(session.tick(NOW)) == []
+    assert session.deadline is None
 
 
 def reconnected(pair: ChatPair) -> ChatPair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
-    (endpoint,) = endpoints(Config(), dispatch_context())
-    headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
-    accepted = as_worker(endpoint.accept(UpgradeRequest("/", "", headers), NOW))
+    accepted = accept()
     accepted.session.tick(NOW)
     return tied(accepted, pair.dialer)
 
 
-def test_after_a_reconnect_finished_answers_are_sent_and_the_rest_cancelled() -> None:
+def test_after_a_reconnect_answers_from_the_time_between_are_late() -> None:
     pair = joined()
     done = given_job(pair, replace(RUN, job_id=JobId("done")))
-    running = given_job(pair, replace(RUN, job_id=JobId("running")))
     again = reconnected(pair)
     register = sent(again.worker.tick(NOW))
     # The agent says at once what it could not say before.
     assert list(again.worker.send(Completed(done.job_id, done.lease), NOW)) == []
-    assert list(again.worker.send(Draining("why"), NOW)) == []
 
     acknowledged = again.coordinator.receive(register, NOW)
     outputs = again.worker.receive(sent(acknowledged), NOW)
 
-    assert messages_in(outputs) == [CancelJob(running.job_id, running.lease)]
+    assert messages_in(outputs) == []
     heard = again.coordinator.receive(sent(outputs), NOW)
-    assert messages_in(heard) == [
-        Completed(JobId("done"), LeaseNumber(0)),
-        Draining("why"),
-    ]
+    assert messages_in(heard) == [Completed(JobId("done"), LeaseNumber(0))]
     assert [summary(text) for text in sent(heard)] == ["error NOT_YOUR_JOB"]
 
 
 def test_a_refused_worker_does_not_reconnect() -> None:
     pair = joined()
     answer = '{"type":"register_ack","status":"error","error":"Invalid token"}'
-    session = pair.dialer.start_session({HEADER: "1"})
+    session = pair.dialer.start_session({})
     session.tick(NOW)
 
     session.receive([answer], NOW)
@@ -200,7 +162,7 @@ def test_a_refused_worker_does_not_reconnect() -> None:
 
 
 def test_a_task_is_answered_with_its_json() -> None:
-    pair, _ = connect(PROTOCOL, replace(MEMBER, tasks=frozenset({"classify"})))
+    pair = joined(replace(WORKER, tasks=frozenset({"classify"})))
     run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
 
     pair.event(AnswerChunk(run.job_id, run.lease, ['{"sentiment": ']))
@@ -209,19 +171,6 @@ def test_a_task_is_answered_with_its_json() -> None:
 
     assert isinstance(completed, Completed)
     assert completed.rest == ('{"sentiment":"positive"}',)
-
-
-def test_an_invalid_job_is_refused_with_the_reason() -> None:
-    pair = joined()
-    (text,) = sent(pair.coordinator.send(replace(RUN, work=CHAT), NOW))
-    bad = str(text).replace('"max_tokens"', '"lease":"x","max_tokens"')
-    bad = bad.replace('"lease":2', '"lease":2,"options":5')
-
-    outputs = pair.worker.receive([bad], NOW)
-
-    (rejected,) = messages_in(pair.coordinator.receive(sent(outputs), NOW))
-    assert isinstance(rejected, Rejected)
-    assert "shoal" in rejected.reason
 
 
 ASSIGNED = """{
@@ -244,8 +193,7 @@ REGISTERED = '{"type":"register_ack","status":"ok","worker_id":"worker_abc123"}'
 
 def at_original(**terms: Any) -> tuple[Dialer, WorkerEnd, list[object]]:
     """Register at an original coordinator; return also what came of its answer."""
-    profile = replace(MEMBER, only_for=frozenset(), privacy=None)
-    dialer = PROTOCOL.dial("http://host", replace(profile, **terms))
+    dialer = PROTOCOL.dial("http://host", replace(WORKER, **terms))
     session = dialer.start_session({})
     (said,) = sent(session.tick(NOW))
     assert json.loads(said)["type"] == "register"

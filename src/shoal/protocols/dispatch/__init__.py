@@ -6,10 +6,10 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols.dispatch.admission import admit_connection, answer_headers
+from shoal.domain.work import JobKind
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.config import Config
-from shoal.protocols.dispatch.coordinator import ProviderSession
+from shoal.protocols.dispatch.coordinator import ProviderSession, answer_headers
 from shoal.protocols.dispatch.dialer import PAIRING, PROBE, ProviderDialer
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import (
@@ -30,11 +30,8 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRou
     """Return the wire's only endpoint."""
 
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
-        connection = admit_connection(request, config, context)
-        session = ProviderSession(connection, config, context)
-        headers = answer_headers(request, connection, context)
-        grant = connection.admitted
-        return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
+        session = ProviderSession(request, config, context)
+        return AcceptedConnection(SoleWorkerSession(session), answer_headers(request))
 
     return [WebSocketRoute(LAST_RANK, lambda request: True, accept, MESSAGE_MAX)]
 
@@ -47,6 +44,7 @@ PROTOCOL = WireProtocol(
     schemes=frozenset({"http", "https"}),
     dial=ProviderDialer,
     peers="Dispatch's phones and desktops",
+    kinds=frozenset({JobKind.CHAT, JobKind.TASK}),
     models_max=1,
     signs=True,
     coordinator_probe=PROBE,

@@ -1,29 +1,28 @@
 """The coordinator's session with one worker."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw
 
-from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.errors import NotAdmitted, PeerError, Unsupported
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.vocabulary import (
     CallMessage,
     CancelJob,
     Command,
     Dismiss,
-    Draining,
     Event,
     HealthReported,
     Joined,
     RunJob,
 )
-from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import (
     CAPABILITIES,
-    ProviderConnection,
-    RegisteredProvider,
-    register_provider,
+    admit,
+    new_worker_id,
+    offer_of,
 )
 from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
 from shoal.protocols.dispatch.codec.jobs import encode_job
@@ -32,10 +31,8 @@ from shoal.protocols.dispatch.codec.messages import (
     REASON_MAX,
     REPLACED_TEXT,
     DispatchErrorCode,
-    Drain,
     ErrorMessage,
     InvalidMessage,
-    JobCancel,
     JobComplete,
     JobReject,
     ProviderHeartbeat,
@@ -45,7 +42,6 @@ from shoal.protocols.dispatch.codec.messages import (
     RegisterProviderAck,
     decode,
     read_metrics,
-    unknown_type,
 )
 from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.outstanding_jobs import (
@@ -55,7 +51,9 @@ from shoal.protocols.dispatch.outstanding_jobs import (
     rejected,
     submitted,
 )
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN
 from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import (
     Batch,
     Close,
@@ -73,7 +71,16 @@ INVALID_IN_A_ROW_MAX = 100  # consecutive invalid messages before disconnecting
 UNREGISTERED_MESSAGE_MAX = 64 << 10  # characters or bytes before registration
 REPORT_INTERVAL = 1.0  # least seconds between health reports that are passed on
 NULL = Raw(b"null")
-PLAIN_KINDS = frozenset({JobKind.CHAT, JobKind.TASK})
+
+_SUBPROTOCOL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def answer_headers(request: UpgradeRequest) -> Mapping[str, str]:
+    """Return the headers of the upgrade response: the first subprotocol offered."""
+    offered = request.headers.get("sec-websocket-protocol", "").partition(",")[0]
+    if not _SUBPROTOCOL.fullmatch(offered.strip()):
+        return {}
+    return {"Sec-WebSocket-Protocol": offered.strip()}  # as the original does
 
 
 class ProviderSession:
@@ -83,19 +90,20 @@ class ProviderSession:
     worker reports later on another connection are only recorded.
     """
 
+    accepts: frozenset[type] = frozenset({RunJob, Dismiss})
+
     def __init__(
-        self, connection: ProviderConnection, config: Config, context: ProtocolContext
+        self, request: UpgradeRequest, config: Config, context: ProtocolContext
     ) -> None:
-        self.accepts: frozenset[type] = frozenset({RunJob, Dismiss})
-        self._connection = connection
+        self.grant = NO_JOIN_TOKEN
+        self._request = request
+        self._worker_id = new_worker_id(context)
         self._config = config
         self._context = context
         self._last_received: float | None = None
         self._closed = False
         self._registered: RegisterProvider | None = None
-        self._provider: RegisteredProvider | None = None
         self._jobs = OutstandingJobs()
-        self._draining = False
         self._reported: float | None = None
         self._has_noted_metrics = False
         self._invalid = 0  # consecutive invalid messages
@@ -114,7 +122,7 @@ class ProviderSession:
         if now < self._last_received + self._config.silence:
             return ()
         limit = f"{self._config.silence:g} s"
-        if self._provider is None:
+        if self._registered is None:
             return (self._close(f"not registered within {limit}", CLOSE_SILENT),)
         return (self._close(f"silent for {limit}", CLOSE_SILENT),)
 
@@ -123,15 +131,11 @@ class ProviderSession:
             return ()
         match message:
             case RunJob():
-                return (self._start_job(message),)
-            case CancelJob(job_id, lease):
-                if CancelJob not in self.accepts:
-                    raise Unsupported(
-                        "a worker without the extension cannot cancel jobs"
-                    )
-                if not self._jobs.remove(job_id, lease):
-                    return ()
-                return (_send(JobCancel(job_id, lease)),)
+                text = encode_job(message)
+                self._jobs.add(message)
+                return (Send(text),)
+            case CancelJob():
+                raise Unsupported("this wire cancels no jobs")
             case Dismiss(reason, replaced):
                 code, text = DispatchErrorCode.DISMISSED, reason
                 if replaced:
@@ -155,29 +159,14 @@ class ProviderSession:
                 outputs.append(self._close(reason, CloseCode.POLICY_VIOLATION, reason))
         return outputs
 
-    def _start_job(self, job: RunJob) -> Send:
-        assert self._provider is not None, "jobs are for workers that have joined"
-        extended = self._provider.extended
-        if not extended and (job.continues or job.work.kind not in PLAIN_KINDS):
-            raise Unsupported(
-                "a worker without the extension runs only new chats and tasks"
-            )
-        self._jobs.add(job)
-        return Send(encode_job(job, extended=extended))
-
     def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
-        provider = self._provider
-        if provider is None and len(data) > UNREGISTERED_MESSAGE_MAX:
+        registered = self._registered
+        if registered is None and len(data) > UNREGISTERED_MESSAGE_MAX:
             # Do not parse large messages of an unregistered peer.
             limit = UNREGISTERED_MESSAGE_MAX
-            text = f"register first: until then a message has {limit} bytes at most"
-            return (
-                self._reply_invalid(
-                    InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
-                ),
-            )
+            return self._reply_unregistered(f"a message has {limit} bytes at most")
         message = decode(data)
-        if provider is not None:
+        if registered is not None:
             self._last_received = now
         if isinstance(message, InvalidMessage):
             if message.about == "register":
@@ -185,62 +174,45 @@ class ProviderSession:
             return (self._reply_invalid(message),)
         if isinstance(message, RegisterProvider):
             return self._on_register(message, now)
-        if provider is None:
-            text = "register first: other messages are invalid until then"
-            return (
-                self._reply_invalid(
-                    InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
-                ),
-            )
+        if registered is None:
+            return self._reply_unregistered("other messages are invalid")
         match message:
             case ProviderHeartbeat():
-                return self._on_heartbeat(message, provider, now)
+                return self._on_heartbeat(message, registered, now)
             case JobComplete():
-                extended = provider.extended
-                return self._report(completed(self._jobs, message, extended=extended))
+                return self._report(completed(self._jobs, message))
             case JobReject():
-                extended = provider.extended
-                return self._report(rejected(self._jobs, message, extended=extended))
+                return self._report(rejected(self._jobs, message))
             case ReceiptSubmit():
                 return self._report(submitted(self._jobs, message))
-            case Drain(reason):
-                if not provider.extended:
-                    return (self._reply_invalid(unknown_type("drain")),)
-                return self._on_drain(reason)
 
     def _on_register(
         self, message: RegisterProvider, now: float
     ) -> Sequence[Event | Output]:
-        connection = self._connection
-        accepted = _send(RegisterProviderAck("ok", connection.worker_id))
+        accepted = _send(RegisterProviderAck("ok", self._worker_id))
         if self._registered is not None:
             if message == self._registered:
                 return (accepted,)
             return self._decline("this connection has registered, as something else")
-        if connection.refusal:
-            declined = self._decline(connection.refusal)
-            return (
-                *declined,
-                self._close(f"refused: {connection.refusal}", CLOSE_REFUSED),
-            )
+        key = message.provider_pubkey.lower()
         try:
-            provider = register_provider(
-                message, connection, self._config, self._context
-            )
+            self.grant = admit(key, self._request, self._config, self._context)
+            offer = offer_of(message, self._config)
+        except NotAdmitted as error:
+            refused = self._close(f"refused: {error}", CLOSE_REFUSED)
+            return (*self._decline(str(error)), refused)
         except PeerError as error:
             return self._decline(str(error))
-        self._registered, self._provider, self._last_received = message, provider, now
-        if provider.extended:
-            self.accepts |= {CancelJob}
-        joined = Joined(provider.identity, provider.offer)
-        remark = provider.offer.remark
-        remarks = [remark, _unknown_capabilities(message)]
-        return (accepted, joined, *(Notice(each) for each in remarks if each))
+        self._registered, self._last_received = message, now
+        remarks = [offer.remark, _unknown_capabilities(message)]
+        notices = [Notice(each) for each in remarks if each]
+        # Anyone can name a key: such a worker replaces none that has proved it.
+        return (accepted, Joined(f"{key}/unproven", offer), *notices)
 
     def _on_heartbeat(
-        self, message: ProviderHeartbeat, provider: RegisteredProvider, now: float
+        self, message: ProviderHeartbeat, registered: RegisterProvider, now: float
     ) -> Sequence[Event | Output]:
-        if message.provider_pubkey.lower() != provider.offer.public_key:
+        if message.provider_pubkey.lower() != registered.provider_pubkey.lower():
             text = "heartbeat: provider_pubkey: this connection registered another"
             return (
                 self._reply_invalid(
@@ -265,12 +237,6 @@ class ProviderSession:
         self._has_noted_metrics = True
         return (Notice(f"heartbeat: ignored {', '.join(metrics)}: out of range"),)
 
-    def _on_drain(self, reason: str) -> Sequence[Event | Output]:
-        if self._draining:
-            return ()  # each one is stored: a flood would fill the disk
-        self._draining = True
-        return (Draining(well_formed(reason[:REASON_MAX])),)
-
     def _report(self, report: Report) -> Sequence[Event | Output]:
         """Turn invalid messages into error replies, and count them."""
         return [
@@ -282,9 +248,15 @@ class ProviderSession:
         self._invalid += 1
         return (_send(RegisterProviderAck("error", error=reason)),)
 
+    def _reply_unregistered(self, rule: str) -> Sequence[Output]:
+        text = f"register first: until then {rule}"
+        return (
+            self._reply_invalid(InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)),
+        )
+
     def _reply_invalid(self, invalid: InvalidMessage) -> Send:
         self._invalid += 1
-        return _error_message(invalid.code, invalid.text)
+        return _send(ErrorMessage(invalid.code, invalid.text))
 
     def _close(self, reason: str, code: int, text: str = "") -> Close:
         self._closed = True
@@ -295,10 +267,6 @@ def _unknown_capabilities(message: RegisterProvider) -> str:
     """Return a remark on capabilities that are ignored; empty if there are none."""
     names = [name for name in message.capabilities if name not in CAPABILITIES]
     return f"ignored unknown capabilities: {ascii(names)[:REASON_MAX]}" if names else ""
-
-
-def _error_message(code: DispatchErrorCode, text: str) -> Send:
-    return _send(ErrorMessage(code, text))
 
 
 def _send(message: object) -> Send:

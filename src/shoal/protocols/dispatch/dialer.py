@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from shoal.domain.errors import ConfigError, NotAdmitted
-from shoal.protocols.dispatch.codec.extension import HEADER, read_header, write_header
-from shoal.protocols.dispatch.codec.messages import (
-    DISMISSED,
-    MESSAGE_MAX,
-    REPLACED_TEXT,
-)
-from shoal.protocols.dispatch.worker import DispatchWorkerSession
-from shoal.protocols.dispatch.worker_encoder import WorkerEncoder
-from shoal.protocols.dispatch.worker_jobs import WorkerJobs
+from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
+from shoal.protocols.dispatch.worker import DispatchWorkerSession, WorkerState
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.protocol import CoordinatorProbe, Pairing
 
@@ -32,34 +25,20 @@ class ProviderDialer:
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _address(url)
-        assert profile.identity is not None, "answers are signed on this wire"
-        key = profile.identity.public_key.hex()
-        fields = {"key": key, "model": profile.model.name}
-        headers = {HEADER: write_header(fields)}
+        headers = {}
         if profile.token:
             token = quote(profile.token, safe="", errors="replace")
             headers["Authorization"] = f"Bearer {token}"
         self.headers: Mapping[str, str] = headers
         self._profile = profile
-        self._jobs = WorkerJobs()
-        self._extended = False
+        self._state = WorkerState()
 
-    def start_session(self, headers: Mapping[str, str]) -> "DispatchWorkerSession":
-        announced = {name.lower(): value for name, value in headers.items()}
-        coordinator = read_header(announced.get(HEADER.lower(), ""))
-        self._extended = coordinator.known
-        return DispatchWorkerSession(
-            WorkerEncoder(self._profile, coordinator), self._jobs
-        )
+    def start_session(self, headers: Mapping[str, str]) -> DispatchWorkerSession:
+        return DispatchWorkerSession(self._profile, self._state)
 
     def final_reason(self, code: int, text: str) -> str | None:
-        if self._jobs.refusal:
-            return f"the coordinator refuses this worker: {self._jobs.refusal}"
-        if code == DISMISSED and self._extended:
-            if text == REPLACED_TEXT:
-                return "another worker joined with the same key: choose another --name"
-            quoted = ascii(text[:123])[1:-1]
-            return f"the coordinator dismissed this worker: {quoted}"
+        if self._state.refusal:
+            return f"the coordinator refuses this worker: {self._state.refusal}"
         return None
 
 

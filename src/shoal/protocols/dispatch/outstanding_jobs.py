@@ -4,22 +4,17 @@ import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from msgspec import Raw, UnsetType
-
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     Completed,
     Event,
-    Failed,
     ReceiptSent,
     Rejected,
     RunJob,
 )
 from shoal.protocols.dispatch.codec.answers import AssignedJob, read_answer
 from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
-from shoal.protocols.dispatch.codec.extension import AttemptExtension, read_attempt
 from shoal.protocols.dispatch.codec.messages import (
     REASON_MAX,
     DispatchErrorCode,
@@ -44,40 +39,23 @@ class OutstandingJobs:
     """The jobs assigned on one connection."""
 
     def __init__(self) -> None:
-        self._assigned: dict[tuple[JobId, LeaseNumber], AssignedJob] = {}
+        self._assigned: dict[str, AssignedJob] = {}
         self._unsigned: dict[JobId, None] = {}  # ended without a receipt, oldest first
         self._stray_reports_left = STRAYS_MAX
 
     def add(self, job: RunJob) -> None:
         """Record that a job is assigned to the worker."""
-        self._assigned[job.job_id, job.lease] = AssignedJob(
-            job.job_id,
-            job.lease,
-            job.work.kind,
-            accepts_any_output=bool(job.terms.form),
-            continues=well_formed(job.continues),
-            thoughts=well_formed(job.thoughts),
+        self._assigned[job.job_id] = AssignedJob(
+            job.job_id, job.lease, job.work.kind, bool(job.terms.form)
         )
 
-    def find(self, job_id: str, lease: int = 0) -> AssignedJob | None:
-        """Return an assigned job by its lease; 0 stands for its oldest lease.
-
-        Without a lease the search is linear, but workers that name no lease have one
-        job at a time.
-        """
-        id_ = JobId(job_id)
-        if lease:
-            return self._assigned.get((id_, LeaseNumber(lease)))
-        attempts = (each for each in self._assigned.values() if each.job_id == id_)
-        return next(attempts, None)
-
-    def remove(self, job_id: JobId, lease: LeaseNumber) -> bool:
-        """Remove a job; return whether the worker had it."""
-        return self._assigned.pop((job_id, lease), None) is not None
+    def find(self, job_id: str) -> AssignedJob | None:
+        """Return an assigned job."""
+        return self._assigned.get(job_id)
 
     def end(self, job: AssignedJob, *, signed: bool) -> None:
         """Record the end of a job; it allows one more report on other jobs."""
-        del self._assigned[job.job_id, job.lease]
+        del self._assigned[job.job_id]
         self._stray_reports_left = min(self._stray_reports_left + 1, STRAYS_MAX)
         if not signed:
             self._unsigned[job.job_id] = None
@@ -109,16 +87,16 @@ an answer with a wrong hash is still an answer."""
 NO_LEASE = LeaseNumber(0)  # no job has it, so the result counts as late
 
 
-def completed(jobs: OutstandingJobs, message: JobComplete, *, extended: bool) -> Report:
+def completed(jobs: OutstandingJobs, message: JobComplete) -> Report:
     """Process an answer; if it is invalid, another worker gets the job."""
-    job = jobs.find(message.job_id, _attempt(message.shoal, extended=extended).lease)
+    job = jobs.find(message.job_id)
     if job is None:
         unknown = _unknown_job(message.job_id)
         if not jobs.may_report_stray(message.job_id):
             return (unknown,)
         return (Completed(JobId(message.job_id), NO_LEASE), unknown)
     try:
-        event, warning = read_answer(job, message, extended=extended)
+        event, warning = read_answer(job, message)
     except PeerError as error:
         jobs.end(job, signed=True)
         return (
@@ -137,19 +115,15 @@ def completed(jobs: OutstandingJobs, message: JobComplete, *, extended: bool) ->
     return report
 
 
-def rejected(jobs: OutstandingJobs, message: JobReject, *, extended: bool) -> Report:
-    """Process the rejection or failure of a job."""
-    attempt = _attempt(message.shoal, extended=extended)
-    job = jobs.find(message.job_id, attempt.lease)
+def rejected(jobs: OutstandingJobs, message: JobReject) -> Report:
+    """Process the rejection of a job."""
+    job = jobs.find(message.job_id)
     if job is None:
         return (_unknown_job(message.job_id),)
     jobs.end(job, signed=True)
     given = message.reason
     reason = well_formed(given[:REASON_MAX]) if isinstance(given, str) else NO_REASON
-    if not attempt.failed:
-        return (Rejected(job.job_id, job.lease, reason),)
-    fault = next((each for each in Fault if each.value == attempt.fault), Fault.WORKER)
-    return (Failed(job.job_id, job.lease, reason, fault),)
+    return (Rejected(job.job_id, job.lease, reason),)
 
 
 def submitted(jobs: OutstandingJobs, message: ReceiptSubmit) -> Report:
@@ -169,12 +143,6 @@ def submitted(jobs: OutstandingJobs, message: ReceiptSubmit) -> Report:
     if jobs.awaits_receipt(job_id) or jobs.may_report_stray(job_id):
         return (ReceiptSent(job_id, receipt),)
     return (_unknown_job(job_id),)
-
-
-def _attempt(shoal: Raw | UnsetType, *, extended: bool) -> AttemptExtension:
-    if isinstance(shoal, UnsetType) or not extended:
-        return AttemptExtension()
-    return read_attempt(bytes(shoal))
 
 
 def _unknown_job(job_id: str) -> InvalidMessage:

@@ -1,17 +1,19 @@
-"""The worker's session with a coordinator, Shoal's or an original one."""
+"""The worker's session with a coordinator, and its state across connections."""
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from msgspec import UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Fault, begun_answer
+from shoal.domain.outcome import AnswerPiece
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
-    CancelJob,
     Command,
     Completed,
     Draining,
@@ -26,9 +28,15 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import JobKind
-from shoal.protocols.dispatch.codec.extension import read_attempt
+from shoal.domain.worker import MachineHealth
+from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
+from shoal.protocols.dispatch.codec.answers import (
+    encode_answer,
+    error_output,
+    output_of,
+)
+from shoal.protocols.dispatch.codec.ecmascript_json import to_json
 from shoal.protocols.dispatch.codec.jobs import (
-    JobAssignment,
     check_restrictions,
     decode_assignment,
     decode_job,
@@ -36,44 +44,89 @@ from shoal.protocols.dispatch.codec.jobs import (
 from shoal.protocols.dispatch.codec.messages import (
     REASON_MAX,
     CoordinatorMessage,
+    MachineMetrics,
+    ProviderHeartbeat,
+    RegisterProvider,
     decode_coordinator_message,
 )
-from shoal.protocols.dispatch.worker_encoder import WorkerEncoder
-from shoal.protocols.dispatch.worker_jobs import (
-    ANSWER_MAX,
-    JOBS_MAX,
-    RunningJob,
-    WorkerJobs,
-)
+from shoal.protocols.seam.context import Identity, WorkerProfile
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 
 HEARTBEAT_INTERVAL = 10.0  # seconds
 REGISTER_TIMEOUT = 10.0  # seconds until register_ack, as for original workers
 ACK_TIMEOUT = 30.0  # seconds until a coordinator that acknowledges counts as lost
 
+UNSENT_MAX = 64  # messages kept while the coordinator is unreachable
+UNSENT_SIZE_MAX = 16 << 20  # characters of these messages
+ANSWER_MAX = 16 << 20  # characters of an answer, as far as collected
+JOBS_MAX = 4096  # concurrent jobs accepted from a coordinator
+
+LEASE = LeaseNumber(1)  # of every job: the wire numbers no attempts
+TYPES = {device: type_ for type_, device in DEVICES.items()}
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A running job."""
+
+    kind: JobKind
+    pieces: list[AnswerPiece] = field(default_factory=list)
+    size: int = 0  # approximate number of characters
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """A worker's state for one coordinator, across connections.
+
+    It has the jobs that still run when a connection breaks, the messages that are not
+    sent yet, and the machine's health.  ``acknowledges``: the coordinator has
+    acknowledged a heartbeat, on this connection or on one before it.
+    """
+
+    running: dict[JobId, RunningJob] = field(default_factory=dict)
+    unsent: deque[str] = field(default_factory=deque)
+    unsent_size: int = 0
+    health: MachineHealth | None = None
+    acknowledges: bool = False
+    refusal: str = ""  # the coordinator's reason for refusing this worker
+
+    def keep_unsent(self, message: str) -> None:
+        """Keep a message for later; beyond the limits, drop the oldest.
+
+        By then, the coordinator has requeued the jobs of the oldest.
+        """
+        self.unsent.append(message)
+        self.unsent_size += len(message)
+        while len(self.unsent) > UNSENT_MAX or self.unsent_size > UNSENT_SIZE_MAX:
+            self.unsent_size -= len(self.unsent.popleft())
+
+    def drain_unsent(self) -> list[str]:
+        """Return the unsent messages, oldest first, and clear them."""
+        unsent = list(self.unsent)
+        self.unsent.clear()
+        self.unsent_size = 0
+        return unsent
+
 
 class DispatchWorkerSession:
     """Receives jobs from a coordinator and sends complete, signed answers.
 
-    ``jobs`` outlives the connection.  After a reconnect, an original coordinator still
-    expects the answers.  Shoal's coordinator has requeued the jobs, so the session
-    first sends the answers that are finished, then cancels the jobs that still run.
+    ``state`` outlives the connection: after a reconnect, the coordinator still expects
+    the answers.
     """
 
-    def __init__(self, encoder: WorkerEncoder, jobs: WorkerJobs) -> None:
-        extended = encoder.extended
-        # At an original coordinator, a rejected job hangs forever.
-        self.accepts: frozenset[type] = frozenset(
-            {AnswerChunk, Completed, Failed, Draining, HealthReported}
-            | ({Rejected} if extended else set())
-        )
-        self._extended = extended
-        self._encoder = encoder
-        self._jobs = jobs
+    # A rejected job hangs at an original coordinator for ever, and a coordinator
+    # notices by the disconnect that a worker leaves.
+    accepts: frozenset[type] = frozenset(
+        {AnswerChunk, Completed, Failed, HealthReported}
+    )
+
+    def __init__(self, profile: WorkerProfile, state: WorkerState) -> None:
+        self._profile = profile
+        self._state = state
         self._due: float | None = None
         self._registered = False
         self._closed = False
-        self._draining: str | None = None
         self._last_received = 0.0
         self._has_noted_silence = False
         self._unacknowledged_since: float | None = None  # the first such heartbeat
@@ -85,9 +138,11 @@ class DispatchWorkerSession:
     def tick(self, now: float) -> Sequence[Command | Output]:
         if self._closed or (self._due is not None and now < self._due):
             return ()
+        if not self._profile.slots:
+            return ()  # it must get no jobs, and a registration cannot say that
         if self._due is None:
             self._due = now + REGISTER_TIMEOUT
-            return (Send(self._encoder.registration()),)
+            return (Send(self._registration()),)
         if not self._registered:
             self._closed = True
             return (Close(f"no register_ack within {REGISTER_TIMEOUT:g} s"),)
@@ -109,25 +164,31 @@ class DispatchWorkerSession:
         if self._closed:
             return ()
         match message:
-            case Joined() | OffersChanged() | ReceiptSent() | LoadChanged():
+            case (
+                Joined()
+                | OffersChanged()
+                | LoadChanged()
+                | Draining()
+                | Rejected()
+                | ReceiptSent()
+                | CallMessage()
+                | ModelMessage()
+            ):
                 raise Unsupported("this wire has no such message")
-            case CallMessage() | ModelMessage():
-                raise Unsupported("this wire carries neither calls nor models")
-            case Draining(reason):
-                self._draining = reason
-                return self._send_draining()
             case HealthReported(health):
-                self._jobs.health = health
+                self._state.health = health
                 return self._heartbeat(now) if self._registered else ()
             case AnswerChunk(job_id, _, pieces):
                 return self._collect(job_id, pieces, now)
-            case Completed() | Rejected() | Failed():
-                running = self._jobs.running.pop(message.job_id, None)
+            case Completed(job_id):
+                running = self._state.running.pop(job_id, None)
                 if running is None:
-                    return ()  # cancelled in the meantime
-                return self._send_or_keep(
-                    self._encoder.completion(running, message, now)
-                )
+                    return ()  # it failed in the meantime
+                return self._complete(job_id, running, message, now)
+            case Failed(job_id, _, error):
+                if self._state.running.pop(job_id, None) is None:
+                    return ()
+                return self._fail(job_id, error, now)
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
         message, text = decode_coordinator_message(data)
@@ -136,10 +197,8 @@ class DispatchWorkerSession:
                 return self._on_registered(message, now)
             case "job_assign":
                 return self._on_assignment(text, now)
-            case "job_cancel" if self._extended:
-                return self._on_cancel(message)
             case "heartbeat_ack":
-                self._jobs.acknowledges = True
+                self._state.acknowledges = True
                 self._unacknowledged_since = None
                 return ()
             case "error":
@@ -154,79 +213,70 @@ class DispatchWorkerSession:
         if self._registered:
             return ()
         if message.status != "ok":
-            self._jobs.refusal = _quoted(message.error)
+            self._state.refusal = _quoted(message.error)
             self._closed = True
-            return (Close(f"refused: {self._jobs.refusal}"),)
+            return (Close(f"refused: {self._state.refusal}"),)
         self._registered = True
         self._due = now + HEARTBEAT_INTERVAL
-        worker_id = Notice(
-            f"registered, worker_id {_quoted(message.worker_id)}", routine=True
-        )
-        outputs: list[Command | Output] = [worker_id]
-        outputs += [Send(text) for text in self._jobs.drain_unsent()]
-        if self._extended:
-            running, self._jobs.running = self._jobs.running, {}
-            outputs += [CancelJob(id_, each.lease) for id_, each in running.items()]
-        return [*outputs, *self._send_draining()]
+        worker_id = _quoted(message.worker_id)
+        unsent = [Send(text) for text in self._state.drain_unsent()]
+        return (Notice(f"registered, worker_id {worker_id}", routine=True), *unsent)
 
     def _on_assignment(self, text: str, now: float) -> Sequence[Command | Output]:
         message = decode_assignment(text)
-        jobs, profile = self._jobs, self._encoder.profile
+        running, profile = self._state.running, self._profile
+        job_id = JobId(message.job_id)
         try:
-            if len(jobs.running) >= JOBS_MAX:
+            if len(running) >= JOBS_MAX:
                 raise PeerError(f"more than {JOBS_MAX} jobs at a time")
-            if not self._extended:  # Shoal's coordinators respect the offer
-                check_restrictions(message, profile.only_for, profile.privacy)
-            work, lease, text, thoughts = decode_job(
-                message, profile.model.name, extended=self._extended
-            )
+            check_restrictions(message, profile.only_for, profile.privacy)
+            work = decode_job(message, profile.model.name)
         except PeerError as error:
-            return self._refuse(message, str(error), now)
-        job_id = jobs.add(
-            message.job_id, lease, work.kind, begun_answer(text, thoughts)
-        )
-        if job_id is None:
+            notice = Notice(f"job {job_id!a} is not run: {error}")
+            return (notice, *self._fail(job_id, str(error), now))
+        if job_id in running:
             return (
-                Notice(
-                    f"job {message.job_id!a} was assigned twice: the second is ignored"
-                ),
+                Notice(f"job {job_id!a} was assigned twice: the second is ignored"),
             )
-        return (RunJob(job_id, LeaseNumber(lease or 1), work, text, thoughts),)
-
-    def _on_cancel(self, message: CoordinatorMessage) -> Sequence[Command]:
-        job_id = JobId(f"{message.job_id}#{message.lease}")
-        running = self._jobs.running.pop(job_id, None)
-        return () if running is None else (CancelJob(job_id, running.lease),)
-
-    def _refuse(
-        self, message: JobAssignment, reason: str, now: float
-    ) -> Sequence[Command | Output]:
-        notice = Notice(f"job {message.job_id!a} is not run: {reason}")
-        lease = LeaseNumber(0)
-        if not isinstance(message.shoal, UnsetType):
-            lease = LeaseNumber(read_attempt(bytes(message.shoal)).lease)
-        running = RunningJob(message.job_id, lease, JobKind.CHAT)
-        return (
-            notice,
-            *self._send_or_keep(self._encoder.rejection(running, reason, now)),
-        )
+        running[job_id] = RunningJob(work.kind)
+        return (RunJob(job_id, LEASE, work),)
 
     def _collect(
         self, job_id: JobId, pieces: Sequence[AnswerPiece], now: float
     ) -> Sequence[Output]:
-        running = self._jobs.running.get(job_id)
+        running = self._state.running.get(job_id)
         if running is None:
-            return ()  # cancelled in the meantime
+            return ()  # it failed in the meantime
         for piece in pieces:
             running.pieces.append(piece)
             running.size += 1 + (len(piece) if isinstance(piece, str) else piece.size)
         if running.size <= ANSWER_MAX:
             return ()
-        del self._jobs.running[job_id]  # ignores the rest of the answer
+        del self._state.running[job_id]  # ignores the rest of the answer
         reason = f"the answer exceeds the limit of {ANSWER_MAX} characters"
-        return self._send_or_keep(
-            self._encoder.failure(running, reason, Fault.WORKER, now)
-        )
+        return self._fail(job_id, reason, now)
+
+    def _complete(
+        self, job_id: JobId, running: RunningJob, done: Completed, now: float
+    ) -> Sequence[Output]:
+        answer = assemble([*running.pieces, *done.rest])
+        try:
+            output = output_of(running.kind, self._profile.model.name, answer.text)
+            return self._answer(job_id, output, now)
+        except PeerError as error:
+            return self._fail(job_id, str(error), now)
+
+    def _fail(self, job_id: JobId, reason: str, now: float) -> Sequence[Output]:
+        """End a job with an output, as original workers do."""
+        return self._answer(job_id, error_output(reason), now)
+
+    def _answer(self, job_id: JobId, output: bytes, now: float) -> Sequence[Output]:
+        at = now + self._profile.epoch
+        text = encode_answer(job_id, output, self._identity, at)
+        if self._registered:
+            return (Send(text),)
+        self._state.keep_unsent(text)
+        return ()
 
     def _heartbeat(self, now: float) -> Sequence[Output]:
         """Send a heartbeat, unless the coordinator is lost.
@@ -234,32 +284,49 @@ class DispatchWorkerSession:
         A coordinator that acknowledges heartbeats is lost if it stops to, and says
         nothing else either.  Not every one does: then the connection's end tells.
         """
-        beat = Send(self._encoder.heartbeat(self._jobs.health))
+        beat = Send(self._encoded_heartbeat())
         since, self._due = self._unacknowledged_since, now + HEARTBEAT_INTERVAL
         if since is None:
             self._unacknowledged_since, self._has_noted_silence = now, False
             return (beat,)
         silent = now - max(since, self._last_received)
-        if self._jobs.acknowledges and silent >= ACK_TIMEOUT:
+        if self._state.acknowledges and silent >= ACK_TIMEOUT:
             self._closed = True
             # The next coordinator at this address may be one that never does.
-            self._jobs.acknowledges = False
+            self._state.acknowledges = False
             return (Close(f"no heartbeat_ack within {ACK_TIMEOUT:g} s"),)
         if self._has_noted_silence or now < since + HEARTBEAT_INTERVAL:
             return (beat,)
         self._has_noted_silence = True
         return (beat, Notice("the coordinator has not acknowledged a heartbeat"))
 
-    def _send_or_keep(self, text: str) -> Sequence[Output]:
-        if self._registered:
-            return (Send(text),)
-        self._jobs.keep_unsent(text)
-        return ()
+    @property
+    def _identity(self) -> Identity:
+        """The key that signs the worker's answers."""
+        assert self._profile.identity is not None, "answers are signed on this wire"
+        return self._profile.identity
 
-    def _send_draining(self) -> Sequence[Output]:
-        if self._draining is None or not (self._registered and self._extended):
-            return ()  # an original coordinator notices the disconnect
-        return (Send(self._encoder.draining(self._draining)),)
+    def _registration(self) -> str:
+        profile = self._profile
+        kinds = profile.model.kinds - {JobKind.TASK}
+        if profile.tasks:
+            kinds |= {JobKind.TASK}
+        return to_json(
+            RegisterProvider(
+                self._identity.public_key.hex(),
+                TYPES[profile.device],
+                [name for name, kind in CAPABILITIES.items() if kind in kinds],
+                profile.price or UNSET,
+            )
+        )
+
+    def _encoded_heartbeat(self) -> str:
+        health = self._state.health
+        metrics: Raw | UnsetType = UNSET
+        if health is not None:
+            measured = MachineMetrics(health.cpu, health.memory, health.jobs)
+            metrics = Raw(to_json(measured))
+        return to_json(ProviderHeartbeat(self._identity.public_key.hex(), metrics))
 
 
 def _quoted(text: object) -> str:

@@ -45,8 +45,8 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRou
         if node.offer.remark:
             headers[WARNING_HEADER] = node.offer.remark
         session = GrandSageNodeSession(node, config, task_ids, now)
-        grant = node.admitted
-        return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
+        accepted = SoleWorkerSession(session)
+        return AcceptedConnection(accepted, headers, session.grant)
 
     idle_max = PONGS * config.silence
     return [WebSocketRoute(20, claims, accept, FRAME_MAX, idle_max)]

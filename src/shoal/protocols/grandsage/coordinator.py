@@ -111,6 +111,7 @@ class GrandSageNodeSession:
     def __init__(
         self, node: RegisteredNode, config: Config, task_ids: TaskIds, now: float
     ) -> None:
+        self.grant = node.admitted
         self._node = node
         self._config = config
         self._task_ids = task_ids

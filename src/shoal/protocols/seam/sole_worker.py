@@ -5,7 +5,7 @@ for it.  This module adapts it to a session with a single peer.
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Event, Joined
 from shoal.protocols.seam.admission import AdmissionGrant
@@ -14,27 +14,33 @@ from shoal.protocols.seam.session import (
     Batch,
     Bulk,
     Close,
-    CoordinatorEnd,
     Notice,
     Output,
     Send,
+    Session,
 )
 
 THE_WORKER = ""
 """The key of the single peer."""
 
 
-class SoleWorkerSession:
-    """Adds the key of the single peer to every message.
+class SoleWorkerEnd(Session[Event, Command], Protocol):
+    """A wire's session with a worker.
 
-    Args:
-        worker: the wire's session.  It may change ``accepts`` until the worker joins.
-        grant: the permission that the worker was admitted by.
+    It may change ``accepts`` and ``grant`` until the worker joins.
     """
 
-    def __init__(self, worker: CoordinatorEnd, grant: AdmissionGrant) -> None:
+    @property
+    def grant(self) -> AdmissionGrant:
+        """The permission that the worker was admitted by."""
+        ...
+
+
+class SoleWorkerSession:
+    """Adds the key of the single peer to every message."""
+
+    def __init__(self, worker: SoleWorkerEnd) -> None:
         self._worker = worker
-        self._grant = grant
 
     @property
     def accepts(self) -> frozenset[type]:
@@ -66,8 +72,9 @@ class SoleWorkerSession:
                     tagged.append(output)
                 case Joined(name):
                     cancels = CancelJob in self._worker.accepts
+                    grant = self._worker.grant
                     peer = PeerJoined(
-                        name, cancels=cancels, grant=self._grant, sole_worker=True
+                        name, cancels=cancels, grant=grant, sole_worker=True
                     )
                     tagged.append(PeerMessage(THE_WORKER, peer))
                     tagged.append(PeerMessage(THE_WORKER, output))

@@ -4,20 +4,20 @@ Source: the WebSocket protocol document, "job_assign", what original coordinator
 and what original workers read.
 """
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from shoal.domain.errors import PeerError, Unsupported
-from shoal.domain.ids import LeaseNumber
 from shoal.domain.job import Privacy
 from shoal.domain.json_limits import is_too_deep
 from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import (
     JSON,
+    Call,
+    CallStream,
     Chat,
     Completion,
     Embedding,
@@ -33,35 +33,13 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     to_string,
     well_formed,
 )
-from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
-from shoal.protocols.seam.document_fields import Undocumented, Unread
-from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
-from shoal.protocols.seam.session import without_calls
+from shoal.protocols.dispatch.codec.messages import JobIdText, JobType
+from shoal.protocols.seam.document_fields import Unread
 
 NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers
 ORIGINAL_TOKENS = 256  # limit of an original coordinator's jobs without one, as there
 TOKENS_MAX = 2**31 - 1
 UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # as the original worker says
-
-_MAX = sys.float_info.max
-_Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
-_SHOAL = Undocumented("what the payload cannot express: `JobExtension`")
-
-
-class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Extension field of a job: what the payload cannot express."""
-
-    lease: Lease
-    kind: JobKind | None = None
-    messages: list[dict[str, Any]] | None = None
-    prompt: Any = ""
-    inputs: list[str] = []
-    name: str = ""
-    max_tokens: int | None = None
-    temperature: _Finite | None = None
-    options: dict[str, Any] = {}
-    continues: str = ""
-    thoughts: str = ""
 
 
 class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
@@ -76,7 +54,6 @@ class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
     ]
     privacy_class: str
     user_id: str
-    shoal: Annotated[Raw | UnsetType, _SHOAL] = UNSET
 
 
 class JobAssignment(msgspec.Struct, frozen=True):
@@ -87,30 +64,25 @@ class JobAssignment(msgspec.Struct, frozen=True):
     payload: Any = None
     privacy_class: Any = None
     user_id: Any = None
-    shoal: Annotated[Raw | UnsetType, _SHOAL] = UNSET
 
 
-def encode_job(job: RunJob, *, extended: bool) -> str:
-    """Encode a job; ``extended`` adds the extension field.
+def encode_job(job: RunJob) -> str:
+    """Encode a job; one that a client submitted in the original form is verbatim.
 
-    An original worker gets work that a client submitted in the original form verbatim.
+    Raises Unsupported for what a worker of this wire cannot do.
     """
+    if job.continues:
+        raise Unsupported("this wire continues no answers")
     work, terms = job.work, job.terms
-    if extended:
-        payload, extension = _extended_payload(job)
-        shoal: Raw | UnsetType = Raw(to_json(extension))
-    else:
-        payload, shoal = _plain_payload(work), UNSET
-    verbatim = terms.form and not extended
+    payload = well_formed(terms.form) if terms.form else to_json(_plain_payload(work))
     return to_json(
         _JobAssign(
             job.job_id,
             JobType.TASK if work.kind is JobKind.TASK else JobType.LLM_INFER,
-            Raw(well_formed(terms.form) if verbatim else to_json(payload)),
+            Raw(payload),
             terms.policy.name,
             terms.privacy.name,
             well_formed(terms.user),
-            shoal,
         )
     )
 
@@ -137,31 +109,25 @@ def check_restrictions(
         raise PeerError(f"this worker accepts {privacy.value} jobs only")
 
 
-def decode_job(
-    message: JobAssignment, model: str, *, extended: bool
-) -> tuple[Work, LeaseNumber, str, str]:
-    """Return the work of a job, its lease, and its answer so far: text and thoughts.
-
-    ``model`` is the worker's model, because jobs do not name one.
+def decode_job(message: JobAssignment, model: str) -> Chat | Task:
+    """Return the work of a job, for the worker's model: jobs do not name one.
 
     Raises PeerError if the worker cannot run it.
     """
-    if not extended or isinstance(message.shoal, UnsetType):
-        _check_depth(message.payload)
-        return _work(message, None, model), LeaseNumber(0), "", ""
-    try:
-        extension = _extensions.decode(message.shoal)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise PeerError(f"job_assign: shoal: {error}") from error
-    _check_depth(
-        message.payload, extension.messages, extension.prompt, extension.options
-    )
-    return (
-        _work(message, extension, model),
-        LeaseNumber(extension.lease),
-        extension.continues,
-        extension.thoughts,
-    )
+    payload = message.payload
+    if is_too_deep(payload):
+        raise PeerError("job_assign: nested too deeply")
+    fields = payload if isinstance(payload, dict) else {}
+    if message.job_type == JobType.TASK:
+        name = fields.get("task_type")
+        if not isinstance(name, str):
+            raise PeerError(f"{UNSUPPORTED_PAYLOAD}: task_type is missing")
+        return Task(name, payload)
+    prompt = fields.get("prompt")
+    if message.job_type != JobType.LLM_INFER or not isinstance(prompt, str):
+        raise PeerError(f"{UNSUPPORTED_PAYLOAD}: prompt is missing")
+    limit = _token_limit(fields.get("max_tokens"), ORIGINAL_TOKENS)
+    return Chat(model, ({"role": "user", "content": prompt},), limit)
 
 
 def conversation_prompt(messages: Sequence[Mapping[str, JSON]]) -> str:
@@ -181,12 +147,6 @@ def conversation_prompt(messages: Sequence[Mapping[str, JSON]]) -> str:
 # Private parts, in the order in which they are called.
 
 _assignments = msgspec.json.Decoder(JobAssignment)
-_extensions = msgspec.json.Decoder(JobExtension)
-
-
-def _check_depth(*values: object) -> None:
-    if any(is_too_deep(value) for value in values):
-        raise PeerError("job_assign: nested too deeply")
 
 
 def _user_name(user: object) -> str:
@@ -196,101 +156,25 @@ def _user_name(user: object) -> str:
     return to_string(user)
 
 
-def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
-    """Return the payload and the extension field that together carry all the work."""
-    work, lease = without_calls(job.work), job.lease
-    payload: dict[str, JSON] = {"job_type": JobType.LLM_INFER}
-    match work:
-        case Chat(messages=messages):
-            prompt = conversation_prompt(messages)
-            carried: list[dict[str, Any]] | None = [dict(each) for each in messages]
-            if carried == _user_message(prompt):
-                payload["prompt"] = prompt
-                carried = None
-            extension = JobExtension(lease, messages=carried)
-        case Completion(prompt=text):
-            extension = JobExtension(lease, kind=work.kind, prompt=text)
-        case Embedding() | Rerank() | Transcription():
-            return payload, JobExtension(
-                lease,
-                work.kind,
-                prompt=input_prompt(work),
-                inputs=inputs_of(work),
-                options=dict(work.options),
-            )
-        case Task(name=name):
-            return work.payload, JobExtension(lease, kind=work.kind, name=name)
-    return payload, msgspec.structs.replace(
-        extension,
-        max_tokens=work.max_tokens,
-        temperature=work.temperature,
-        options=dict(work.options),
-        continues=job.continues,
-        thoughts=job.thoughts,
-    )
-
-
 def _plain_payload(work: Work) -> JSON:
-    """Return the payload for an original worker, of work not in the original form.
-
-    Scheduling assigns original workers only jobs that need nothing but text.
-    """
-    match without_calls(work):
+    """Return the payload of work that is not in the original form."""
+    match work:
         case Task(name=name, payload=payload):
             fields = payload if isinstance(payload, Mapping) else {"input": payload}
             return {"job_type": JobType.TASK, "task_type": name, **fields}
         case Chat(messages=messages, max_tokens=limit):
-            prompt: JSON = conversation_prompt(messages)
-        case Completion(prompt=prompt, max_tokens=limit):
-            pass
-        case Embedding() | Rerank() | Transcription():
-            raise Unsupported(
-                f"a worker without the extension cannot run {work.kind.value} jobs"
-            )
-    tokens = _token_limit(limit, NEW_TOKENS)
-    return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
+            return {
+                "job_type": JobType.LLM_INFER,
+                "prompt": conversation_prompt(messages),
+                "max_tokens": _token_limit(limit, NEW_TOKENS),
+            }
+        case Completion() | Embedding() | Rerank() | Transcription():
+            raise Unsupported(f"this wire carries no {work.kind.value} jobs")
+        case Call() | CallStream():
+            raise Unsupported("this wire calls no functions")
 
 
-def _work(message: JobAssignment, extension: JobExtension | None, model: str) -> Work:
-    payload = message.payload
-    fields = payload if isinstance(payload, dict) else {}
-    if extension is not None:
-        limits = (extension.max_tokens, extension.temperature, extension.options)
-        match extension.kind:
-            case JobKind.COMPLETION:
-                return Completion(model, extension.prompt, *limits)
-            case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
-                carried = extension.prompt, extension.inputs, extension.options
-                return input_work(kind, model, *carried)
-            case JobKind.TASK:
-                return Task(extension.name, payload)
-            case JobKind.CALL | JobKind.CALL_STREAM:
-                raise PeerError(
-                    f"job_assign: shoal.kind: no {extension.kind.value} here"
-                )
-            case JobKind.CHAT | None:
-                messages = extension.messages
-    else:
-        messages = None
-        limits = (_token_limit(fields.get("max_tokens")), None, {})
-        if message.job_type == JobType.TASK:
-            name = fields.get("task_type")
-            if not isinstance(name, str):
-                raise PeerError(f"{UNSUPPORTED_PAYLOAD}: task_type is missing")
-            return Task(name, payload)
-    if messages is None:
-        prompt = fields.get("prompt")
-        if message.job_type != JobType.LLM_INFER or not isinstance(prompt, str):
-            raise PeerError(f"{UNSUPPORTED_PAYLOAD}: prompt is missing")
-        messages = _user_message(prompt)
-    return Chat(model, tuple(messages), *limits)
-
-
-def _user_message(prompt: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def _token_limit(limit: object, default: int = ORIGINAL_TOKENS) -> int:
+def _token_limit(limit: object, default: int) -> int:
     """Return a token limit; coordinators pass on any value that a client sends.
 
     Without a limit a model may write for longer than the client waits, and the worker

@@ -7,7 +7,7 @@ Source: the WebSocket protocol document, and what real workers send; see
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -21,7 +21,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     to_string,
     with_lone_surrogates_replaced,
 )
-from shoal.protocols.seam.document_fields import Undocumented, Unread
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.seam.session import Data
 
 MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
@@ -37,8 +37,6 @@ JobIdText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_
 KeyText: TypeAlias = Annotated[  # the pattern alone allows a final line feed
     str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64)
 ]
-Lease: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-"""Number of an attempt at a job; 0 if the peer does not name one."""
 
 _Percent: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=100)]
 _Count: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
@@ -79,10 +77,6 @@ class RegisterProvider(msgspec.Struct, frozen=True, tag="register"):
     provider_type: ProviderType
     capabilities: Annotated[list[_Short], msgspec.Meta(max_length=CAPABILITIES_MAX)]
     pricing_hint: Any = UNSET
-    shoal: Annotated[
-        Raw | UnsetType,
-        Undocumented("what a Shoal worker adds: `WorkerPresentation`"),
-    ] = UNSET
 
 
 class MachineMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,18 +98,11 @@ class JobComplete(msgspec.Struct, frozen=True, tag="job_complete"):
     output_hash: Raw | UnsetType = UNSET
     receipt: Raw | UnsetType = UNSET
     receipt_signature: Raw | UnsetType = UNSET
-    shoal: Annotated[
-        Raw | UnsetType, Undocumented("how the answer ended: `CompletionExtension`")
-    ] = UNSET
 
 
 class JobReject(msgspec.Struct, frozen=True, tag="job_reject"):
     job_id: JobIdText
     reason: Any = None
-    shoal: Annotated[
-        Raw | UnsetType,
-        Undocumented("which attempt, and whether it failed: `AttemptExtension`"),
-    ] = UNSET
 
 
 class ReceiptSubmit(msgspec.Struct, frozen=True, tag="receipt_submit"):
@@ -123,19 +110,8 @@ class ReceiptSubmit(msgspec.Struct, frozen=True, tag="receipt_submit"):
     signature: str
 
 
-class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Extension: the worker finishes its jobs and accepts no new ones."""
-
-    reason: str = ""
-
-
 FromWorker: TypeAlias = (
-    RegisterProvider
-    | ProviderHeartbeat
-    | JobComplete
-    | JobReject
-    | ReceiptSubmit
-    | Drain
+    RegisterProvider | ProviderHeartbeat | JobComplete | JobReject | ReceiptSubmit
 )
 
 # From a coordinator.
@@ -153,13 +129,6 @@ class ProviderHeartbeatAck(msgspec.Struct, frozen=True, tag="heartbeat_ack"):
     ] = "ok"
 
 
-class JobCancel(msgspec.Struct, frozen=True, tag="job_cancel"):
-    """Extension: the job is cancelled."""
-
-    job_id: JobIdText
-    lease: Lease = 0
-
-
 class ErrorMessage(msgspec.Struct, frozen=True, tag="error"):
     code: str
     message: str
@@ -174,7 +143,6 @@ class CoordinatorMessage(msgspec.Struct, frozen=True):
     code: Any = None
     message: Any = None
     job_id: Any = None
-    lease: Any = None
     worker_id: Any = None
 
 
@@ -208,23 +176,13 @@ _METRICS: Mapping[str, msgspec.json.Decoder[float | None]] = {
     "mem_pct": msgspec.json.Decoder(_Percent | None),
     "active_jobs": msgspec.json.Decoder(_Count | None),
 }
-_RAW = ("metrics", "output", "output_hash", "receipt", "receipt_signature", "shoal")
+_RAW = ("metrics", "output", "output_hash", "receipt", "receipt_signature")
 _UNDEFINED: Any = object()
 _NOT_JSON = InvalidMessage(DispatchErrorCode.PARSE_ERROR, "Invalid JSON")
 _messages = msgspec.json.Decoder(FromWorker)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 _coordinator_messages = msgspec.json.Decoder(CoordinatorMessage)
-_known = frozenset(
-    str(each.__struct_config__.tag)
-    for each in (
-        RegisterProvider,
-        ProviderHeartbeat,
-        JobComplete,
-        JobReject,
-        ReceiptSubmit,
-        Drain,
-    )
-)
+_known = frozenset(str(each.__struct_config__.tag) for each in get_args(FromWorker))
 
 
 def _diagnose(data: Data, error: Exception) -> FromWorker | InvalidMessage:
