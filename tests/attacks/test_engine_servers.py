@@ -16,8 +16,8 @@ from gateway.serving import WAIT_MAX, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.text_tasks import TaskRunner
-from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.shoal import ShoalDialer
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
@@ -188,12 +188,13 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     reports: list[WorkerEvent] = []
     member = WorkerProfile(name, engine.models[0], 2, TOKEN)
     agent = Agent(
-        GrandSageNodeDialer(pool.url, member),
+        ShoalDialer(pool.url, member),
         websocket.connect_websocket,
         only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         LoopClock(),
         Random(1),
         reports.append,
+        offers=member.first_offers,
     )
     running = asyncio.create_task(agent.run())
     try:

@@ -14,6 +14,7 @@ from attacks.raw import BINARY, PING, TEXT, frame, upgraded
 from attacks.siege import (
     CHAT,
     OLD_CHAT,
+    TOKEN,
     address,
     ask,
     besieged,
@@ -22,7 +23,9 @@ from attacks.siege import (
     standing,
 )
 from gateway.serving import Pool, eventually
+from gateway.shoal_worker import shoal_worker
 from harness.speed import scaled
+from shoal.domain.vocabulary import Draining
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -278,14 +281,12 @@ async def test_hundreds_of_models_are_forgotten(
 async def test_repeated_draining_is_idempotent(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with pool.session.ws_connect(
-        pool.url + address(), headers={"Shoal-Extensions": "shoal"}
-    ) as node:
-        await pool.wait_joined()
+    async with shoal_worker(pool, token=TOKEN) as worker:
         for _ in range(200):
-            await node.send_str(json.dumps({"draining": "x" * 900}))
-        await node.send_bytes(b"")
-        await pool.wait_joined(0)
+            worker.send(Draining("x" * 900))
+        (known,) = pool.hub.pool.workers.values()
+        await eventually(lambda: bool(known.draining))
+    await pool.wait_joined(0)
 
     records = [record for record in caplog.records if "Draining" in record.getMessage()]
     assert len(records) == 1

@@ -19,7 +19,7 @@ from attacks.raw import BINARY, CLOSE, PING, TEXT, frame, masked_with
 from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
 from gateway.serving import WAIT_MAX, eventually
 from harness.speed import scaled
-from shoal.domain.work import Chat, Work
+from shoal.domain.work import Work
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.protocols.grandsage.tasks import decode_work
@@ -32,7 +32,6 @@ from shoal.worker.jobs import EngineSlots, only_model
 
 HONEST_ID = 77
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
-EXTENDED = b"Shoal-Extensions: shoal, continue\r\n"
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Peer:
     writer: asyncio.StreamWriter
     received: bytearray = field(default_factory=bytearray)
 
-    async def accept(self, headers: bytes = b"", *, right: bool = True) -> None:
+    async def accept(self, *, right: bool = True) -> None:
         """Answer the upgrade."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         (line,) = [
@@ -55,11 +54,7 @@ class Peer:
         digest = base64.b64encode(hashlib.sha1(key + GUID).digest())
         await self.send(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
-            b"Connection: upgrade\r\nSec-WebSocket-Accept: "
-            + digest
-            + b"\r\n"
-            + headers
-            + b"\r\n"
+            b"Connection: upgrade\r\nSec-WebSocket-Accept: " + digest + b"\r\n\r\n"
         )
 
     async def send(self, data: bytes) -> None:
@@ -246,9 +241,9 @@ def check_reports(its: Siege) -> None:
         assert event.reason.isprintable()
 
 
-def talk(*texts: str, extended: bool = False) -> Attack:
+def talk(*texts: str) -> Attack:
     async def attack(peer: Peer) -> None:
-        await peer.accept(EXTENDED if extended else b"")
+        await peer.accept()
         await peer.send_texts(*texts)
 
     return attack
@@ -328,50 +323,21 @@ ODD_TEXTS = {
 
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
-@pytest.mark.parametrize("extended", [False, True])
-async def test_malformed_text_is_contained(name: str, extended: bool) -> None:
-    attack = talk(ODD_TEXTS[name], extended=extended)
-    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
+async def test_malformed_text_is_contained(name: str) -> None:
+    async with worker_of(talk(ODD_TEXTS[name])) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
         check_reports(its)
 
 
-@pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("limit", [10**10, 10**30, -(10**30), 0])
-def test_limits_fit_engine_integers(limit: int, extended: bool) -> None:
+def test_limits_fit_engine_integers(limit: int) -> None:
     # As an original server passes it on for anybody who asks.
-    text = task(1, max_new_tokens=limit, shoal={"max_tokens": limit})
+    chat = decode_work(task(1, max_new_tokens=limit), "m1")
 
-    chat, *_ = decode_work(text, "m1", extended=extended)
-
-    assert isinstance(chat, Chat)
     assert chat.max_tokens is not None
     assert 1 <= chat.max_tokens < 2**63
-
-
-OUR_FIELD = {
-    "no object": 5,
-    "limits that are texts": {"max_tokens": "x"},
-    "tokens without end": {"max_tokens": 10**30},
-    "no tokens": {"max_tokens": -(10**30)},
-    "a beginning that is a number": {"continues": 7},
-    "a long beginning": {"continues": "x" * 1_000_000},
-    "messages that are texts": {"messages": ["x"]},
-    "odd messages": {"messages": [{"role": 7, "content": {"a": None}}]},
-    "odd options": {"options": {"stop": {"a": 1}, "stream": 7, "model": []}},
-    "deep options": {"options": json.loads('{"a":' * 400 + "1" + "}" * 400)},
-}
-
-
-@pytest.mark.parametrize("name", OUR_FIELD)
-async def test_malformed_extension_field_is_contained(name: str) -> None:
-    attack = talk(task(1, shoal=OUR_FIELD[name]), extended=True)
-    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
-        await its.served.wait()
-
-        assert its.connections == 1
 
 
 BROKEN_FRAMES = {
@@ -471,14 +437,13 @@ async def test_no_redirect_is_followed() -> None:
     assert not followed.is_set()
 
 
-@pytest.mark.parametrize("headers", [EXTENDED, b""], ids=["shoal", "plain"])
-async def test_thousands_of_concurrent_tasks_are_run_or_ended(headers: bytes) -> None:
+async def test_thousands_of_concurrent_tasks_are_run_or_ended() -> None:
     async def attack(peer: Peer) -> None:
-        await peer.accept(headers)
+        await peer.accept()
         await peer.send_texts(*[task(number) for number in range(1000, 3000)])
         answered = 0
         async for payload in peer.frames():
-            answered += len(payload) == 4 or b"rejected" in payload
+            answered += len(payload) == 4
             if answered == 2000:
                 break
 
@@ -526,7 +491,7 @@ async def test_server_that_reads_nothing_is_disconnected(
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:
-        await peer.accept(EXTENDED)
+        await peer.accept()
         while not peer.writer.is_closing():
             # Each of them is refused at some length, and nobody listens.
             await peer.send_texts(*[task(3, state=9)] * 1000)
@@ -548,7 +513,7 @@ async def test_server_that_only_pings_is_disconnected(
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:
-        await peer.accept(EXTENDED)
+        await peer.accept()
         its.engine.loud = 20
         # What the engine says goes unread as well.
         await peer.send_texts(task(1), task(2))

@@ -38,6 +38,11 @@ ONE_TASK = Offer(kinds=frozenset({JobKind.CHAT, JobKind.TASK}), models=frozenset
 """What offers one private job or task at a time a worker that is paired."""
 
 
+def offer(kind: JobKind, *features: Feature) -> Offer:
+    """Return an offer of one kind of work, with some features."""
+    return Offer(frozenset({kind}), frozenset({"m1"}), features=frozenset(features))
+
+
 @dataclass
 class ShoalWorker:
     """A connected worker: the jobs that it got, and its answers to them."""
@@ -60,6 +65,10 @@ class ShoalWorker:
         """Wait for a job, by default the first."""
         await eventually(lambda: len(self.jobs) > number)
         return self.jobs[number]
+
+    def work(self, number: int = 0) -> Any:
+        """Return the work of a job that came, by default the first."""
+        return self.jobs[number].work
 
     def send(self, event: Event) -> None:
         """Report an event."""
@@ -108,10 +117,11 @@ async def shoal_worker(
     *,
     name: str = "n1",
     signer: Signer | None = None,
+    token: str = TOKEN,
 ) -> AsyncIterator[ShoalWorker]:
     """Join as a worker within the block; it proves the key of a ``signer``."""
     worker = ShoalWorker()
-    local = LocalEnd(name, signer, token=TOKEN, offers=(offer,))
+    local = LocalEnd(name, signer, token=token, offers=(offer,))
     url = f"{NOISE}ws{pool.url.removeprefix('http')}{WORKER_PATH}"
     async with connect_websocket(url, {}, MESSAGE_MAX) as (link, _):
         driver = Driver(ShoalSession(local), link, LoopClock(), worker.receive)

@@ -32,7 +32,7 @@ KEY = fleet_key("vector-token-0001")
 def grandsage_task(data: bytes) -> None:
     head, _ = decode_text(data)
     assert (head.id, head.stops) == (7, False)
-    work, *_ = decode_work(data.decode(), "m1", extended=False)
+    work = decode_work(data.decode(), "m1")
     assert isinstance(work, Chat)
     assert [*work.messages] == [
         {"role": "system", "content": "You are a helpful assistant name Buddy."},

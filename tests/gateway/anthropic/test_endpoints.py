@@ -10,9 +10,9 @@ import pytest
 from aiohttp import ClientResponse
 
 from gateway.anthropic.test_message_answer import events_in, read
-from gateway.extended_node import extended_node
 from gateway.keys import make_key
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from gateway.shoal_worker import shoal_worker
 from shoal.domain.moderation import Moderation
 
 pytestmark = pytest.mark.shared_pool
@@ -119,19 +119,19 @@ async def test_hidden_reasoning_does_not_silence_a_stream(
     monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.03)
 
     async def think() -> None:
-        task = await worker.node.task()
+        job = await worker.job()
         async with asyncio.timeout(WAIT_MAX):
             while not pinged.is_set():
-                await worker.delta(task["id"], fields={"reasoning_content": "hm"})
+                worker.delta(job, fields={"reasoning_content": "hm"})
                 # Not faster than the coordinator reads.
                 async with pool.session.get(f"{pool.url}/healthz"):
                     pass
-        await worker.node.write(task["id"], "Hello")
-        await worker.node.end(task["id"])
+        worker.write(job, "Hello")
+        worker.end(job)
 
     pinged = asyncio.Event()
     data = b""
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(think())
         async with pool.session.post(
             f"{pool.url}/v1/messages",

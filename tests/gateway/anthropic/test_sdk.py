@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.extended_node import extended_node
 from gateway.keys import make_key
 from gateway.serving import KEY, Pool, eventually, serving
+from gateway.shoal_worker import offer, shoal_worker
 from harness.slow_imports import anthropic as sdk
 from shoal.domain.job import TimeLimits
+from shoal.domain.work import JobKind
 
 pytestmark = pytest.mark.long
 
@@ -38,8 +39,8 @@ async def client(pool: Pool) -> "AsyncIterator[sdk.AsyncAnthropic]":
 
 
 async def test_answer_is_returned(pool: Pool, client: "sdk.AsyncAnthropic") -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("Hel", "lo"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("Hel", "lo"))
         message = await client.messages.create(
             model="m1", max_tokens=7, system="Be brief.", messages=HI
         )
@@ -50,19 +51,19 @@ async def test_answer_is_returned(pool: Pool, client: "sdk.AsyncAnthropic") -> N
     assert message.stop_reason == "end_turn"
     assert message.usage.output_tokens == 2
     assert message._request_id is not None
-    assert "Be brief." in worker.node.texts[0]
+    assert worker.work().messages[0]["content"] == "Be brief."
 
 
 async def test_answer_is_streamed_with_its_reasoning(
     pool: Pool, client: "sdk.AsyncAnthropic"
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
 
         async def answer() -> None:
-            task = await worker.node.task()
-            await worker.delta(task["id"], fields={"reasoning_content": "Greet."})
-            await worker.node.write(task["id"], "Hel", "lo")
-            await worker.node.end(task["id"])
+            job = await worker.job()
+            worker.delta(job, fields={"reasoning_content": "Greet."})
+            worker.write(job, "Hel", "lo")
+            worker.end(job)
 
         tasks.create_task(answer())
         async with client.messages.stream(
@@ -79,8 +80,7 @@ async def test_answer_is_streamed_with_its_reasoning(
     assert thinking.type == "thinking"
     assert thinking.thinking == "Greet."
     assert text.type == "text"
-    (task,) = worker.node.tasks
-    kwargs = task["shoal"]["options"]["chat_template_kwargs"]
+    kwargs = worker.work().options["chat_template_kwargs"]
     assert kwargs == {"enable_thinking": True}
 
 
@@ -89,15 +89,14 @@ async def test_tools_are_called_and_their_results_read(
     pool: Pool, client: "sdk.AsyncAnthropic", streamed: bool
 ) -> None:
     async def call_the_tool() -> None:
-        task = await worker.node.task()
+        job = await worker.job()
         function = {"name": "weather", "arguments": '{"city":'}
         first = {"index": 0, "id": "c1", "function": function}
         rest = {"index": 0, "function": {"arguments": '"Rome"}'}}
-        await worker.node.write(task["id"], "Let me look.")
-        await worker.delta(task["id"], fields={"tool_calls": [first]})
-        await worker.delta(task["id"], fields={"tool_calls": [rest]})
-        await worker.send(task["id"], finish_reason="tool_calls")
-        await worker.node.end(task["id"])
+        worker.write(job, "Let me look.")
+        worker.delta(job, fields={"tool_calls": [first]})
+        worker.delta(job, fields={"tool_calls": [rest]})
+        worker.end(job, "tool_calls")
 
     async def ask(messages: Any) -> Any:
         fields: Any = {"model": "m1", "max_tokens": 64, "tools": [TOOL]}
@@ -106,7 +105,7 @@ async def test_tools_are_called_and_their_results_read(
         async with client.messages.stream(messages=messages, **fields) as stream:
             return await stream.get_final_message()
 
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(call_the_tool())
         message = await ask(HI)
         assert message.stop_reason == "tool_use"
@@ -114,7 +113,7 @@ async def test_tools_are_called_and_their_results_read(
         assert (call.name, call.input) == ("weather", {"city": "Rome"})
 
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
-        tasks.create_task(worker.node.answer("Take an umbrella.", number=1))
+        tasks.create_task(worker.answer("Take an umbrella.", number=1))
         message = await ask(
             [
                 *HI,
@@ -124,7 +123,7 @@ async def test_tools_are_called_and_their_results_read(
         )
 
     assert message.content[0].text == "Take an umbrella."
-    assert worker.node.tasks[1]["shoal"]["messages"] == [
+    assert [*worker.work(1).messages] == [
         *HI,
         {
             "role": "assistant",
@@ -146,16 +145,16 @@ async def test_images_go_to_a_worker_with_vision(
 ) -> None:
     look: Any = {"type": "text", "text": "What is it?"}
     messages: Any = [{"role": "user", "content": [look, IMAGE]}]
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("a cat"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("a cat"))
         await client.messages.create(model="m1", max_tokens=9, messages=messages)
 
     url = {"url": "data:image/png;base64,AA=="}
-    assert worker.node.tasks[0]["shoal"]["messages"][0]["content"] == [
+    assert worker.work(0).messages[0]["content"] == [
         look,
         {"type": "image_url", "image_url": url},
     ]
-    async with extended_node(pool, "shoal, chat", name="blind"):
+    async with shoal_worker(pool, offer(JobKind.CHAT), name="blind"):
         with pytest.raises(sdk.BadRequestError, match="images"):
             await client.messages.create(model="m1", max_tokens=9, messages=messages)
 
@@ -163,8 +162,8 @@ async def test_images_go_to_a_worker_with_vision(
 async def test_beta_requests_are_answered(
     pool: Pool, client: "sdk.AsyncAnthropic"
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer('{"a":1}'))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer('{"a":1}'))
         message = await client.beta.messages.create(
             model="m1",
             max_tokens=64,
@@ -180,7 +179,7 @@ async def test_beta_requests_are_answered(
 
     assert message.stop_reason == "end_turn"
     assert counted.input_tokens == 1
-    options = worker.node.tasks[0]["shoal"]["options"]
+    options = worker.work(0).options
     assert options["reasoning_effort"] == "low"
     assert options["response_format"]["json_schema"]["schema"] == {"type": "object"}
 

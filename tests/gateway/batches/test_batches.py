@@ -20,9 +20,9 @@ from gateway.batches.uploads import (
     read_lines,
     upload,
 )
-from gateway.extended_node import extended_node
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from gateway.shoal_worker import shoal_worker
 from harness.slow_imports import openai as sdk
 from shoal.batches.batch_run import RETRY_MAX, BatchContext
 from shoal.batches.runner import BatchRunner
@@ -563,7 +563,7 @@ async def test_every_input_of_a_line_is_moderated(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, moderation=Moderation("badword")) as pool,
         client(pool, KEY) as openai,
-        extended_node(pool) as worker,
+        shoal_worker(pool) as worker,
     ):
         batch = await openai.batches.create(
             input_file_id=await upload(openai, [line]),
@@ -574,7 +574,7 @@ async def test_every_input_of_a_line_is_moderated(tmp_path: Path) -> None:
         (failed,) = await read_lines(openai, done.error_file_id)
 
     assert "moderation list" in str(failed)
-    assert worker.node.tasks == []
+    assert worker.jobs == []
 
 
 async def test_batch_that_expires_keeps_its_results(tmp_path: Path) -> None:

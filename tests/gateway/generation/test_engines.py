@@ -23,8 +23,8 @@ from engines.sampling_server import serving as serving_engines
 from gateway.serving import TOKEN, Pool, serving
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.text_tasks import TaskRunner
-from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.shoal import ShoalDialer
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent
@@ -224,12 +224,13 @@ async def joined(
 ) -> AsyncIterator[None]:
     member = WorkerProfile(name, engine.models[0], 4, TOKEN)
     agent = Agent(
-        GrandSageNodeDialer(pool.url, member),
+        ShoalDialer(pool.url, member),
         websocket.connect_websocket,
         only_model(TaskRunner(engine, member.model), EngineSlots(4)),
         LoopClock(),
         Random(1),
         lambda event: None,
+        offers=member.first_offers,
     )
     running = asyncio.create_task(agent.run())
     try:

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from gateway.extended_node import ExtendedNode, extended_node
 from gateway.openai.test_embeddings import ENCODED, VECTOR
 from gateway.serving import TOKEN, Pool
+from gateway.shoal_worker import ShoalWorker, shoal_worker
 from harness.slow_imports import ollama
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
-from shoal.protocols.grandsage import Config
+from shoal.domain.outcome import Usage
 
 pytestmark = pytest.mark.long
 
+CAPABILITIES = ["completion", "embedding", "tools", "vision", "audio"]
 HI = [{"role": "user", "content": "hi"}]
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
@@ -39,10 +40,11 @@ def weather(place: str) -> str:
 @asynccontextmanager
 async def served(
     folder: Path, *, keyless: bool = False
-) -> AsyncIterator[tuple[ExtendedNode, str, str]]:
+) -> AsyncIterator[tuple[ShoalWorker, str, str]]:
     """Run a coordinator with a scripted node; give the node, the URL, and the key."""
     config = ServeConfig(
         port=0,
+        join_token=TOKEN,
         data_dir=folder,
         drain=0.0,
         no_discovery=True,
@@ -50,9 +52,9 @@ async def served(
         ollama_open=keyless,
     )
     async with (
-        run_coordinator(config, {"grandsage": Config(token=TOKEN)}) as running,
+        run_coordinator(config, {}) as running,
         ClientSession() as session,
-        extended_node(Pool(running.url, running.hub, session)) as node,
+        shoal_worker(Pool(running.url, running.hub, session)) as node,
     ):
         yield node, f"http://127.0.0.1:{running.ollama_port}", running.api_key
 
@@ -60,7 +62,7 @@ async def served(
 @asynccontextmanager
 async def connected(
     folder: Path,
-) -> "AsyncIterator[tuple[ExtendedNode, ollama.AsyncClient]]":
+) -> "AsyncIterator[tuple[ShoalWorker, ollama.AsyncClient]]":
     """Run a coordinator with a scripted node, and connect Ollama's client to it."""
     async with served(folder) as (node, url, key):
         headers = {"Authorization": f"Bearer {key}"}
@@ -68,19 +70,18 @@ async def connected(
             yield node, client
 
 
-async def deltas(node: ExtendedNode, number: int, *fields: Any) -> None:
+async def deltas(node: ShoalWorker, number: int, *fields: Any) -> None:
     """Answer a task with pieces."""
-    task = await node.node.task(number)
+    job = await node.job(number)
     for each in fields:
-        await node.delta(task["id"], fields=each)
-    await node.send(task["id"], usage={"prompt_tokens": 5, "completion_tokens": 2})
-    await node.node.end(task["id"])
+        node.delta(job, fields=each)
+    node.end(job, usage=Usage(5, 2))
 
 
 async def test_chats_and_prompts_are_answered_streamed_or_not(tmp_path: Path) -> None:
     async with connected(tmp_path) as (node, client), asyncio.TaskGroup() as tasks:
         for number in range(4):
-            tasks.create_task(node.node.answer("Hel", "lo", number=number))
+            tasks.create_task(node.answer("Hel", "lo", number=number))
         chat = await client.chat("m1", HI, options={"temperature": 0})
         chunks = [each async for each in await client.chat("m1", HI, stream=True)]
         text = await client.generate("m1", "hi", system="be brief")
@@ -94,7 +95,8 @@ async def test_chats_and_prompts_are_answered_streamed_or_not(tmp_path: Path) ->
         assert last.eval_count
         assert last.eval_duration
         assert last.total_duration
-    assert node.node.tasks[2]["system"] == "be brief"
+    system = {"role": "system", "content": "be brief"}
+    assert node.work(2).messages[0] == system
 
 
 async def test_a_function_is_called_and_its_result_read(tmp_path: Path) -> None:
@@ -111,16 +113,15 @@ async def test_a_function_is_called_and_its_result_read(tmp_path: Path) -> None:
         messages.append(asked.message)
         result = weather(**call.function.arguments)
         messages.append({"role": "tool", "tool_name": "weather", "content": result})
-        tasks.create_task(node.node.answer("Take a coat", number=1))
+        tasks.create_task(node.answer("Take a coat", number=1))
         answered = await client.chat("m1", messages, tools=[weather], stream=True)
         texts = [each.message.content or "" async for each in answered]
 
     assert "".join(texts) == "Take a coat"
-    first, second = node.node.tasks
-    (tool,) = first["shoal"]["options"]["tools"]
+    (tool,) = node.work().options["tools"]
     assert tool["function"]["name"] == "weather"
     assert tool["function"]["parameters"]["required"] == ["place"]
-    call_message, result_message = second["shoal"]["messages"][1:]
+    call_message, result_message = node.work(1).messages[1:]
     assert result_message["content"] == "rain in Kiel"
     assert result_message["tool_call_id"] == call_message["tool_calls"][0]["id"]
 
@@ -139,10 +140,10 @@ async def test_images_thinking_and_schemas_are_passed_on(tmp_path: Path) -> None
 
     assert (shown.message.thinking, shown.message.content) == ("hm", '{"age":2}')
     assert (shown.prompt_eval_count, shown.eval_count) == (5, 2)
-    extension = node.node.tasks[0]["shoal"]
-    image = extension["messages"][0]["content"][0]["image_url"]["url"]
+    work = node.work()
+    image = work.messages[0]["content"][0]["image_url"]["url"]
     assert base64.b64decode(image.removeprefix("data:image/png;base64,")) == PNG
-    options = extension["options"]
+    options = work.options
     assert options["response_format"]["json_schema"]["schema"] == schema
     assert options["chat_template_kwargs"] == {"enable_thinking": True}
 
@@ -175,7 +176,7 @@ async def test_models_are_listed_shown_and_pulled(tmp_path: Path) -> None:
     assert [each.model for each in listed] == [each.model for each in running] == ["m1"]
     assert listed[0].modified_at is not None
     assert running[0].context_length == 4096
-    assert shown.capabilities == ["completion", "embedding", "tools", "vision"]
+    assert shown.capabilities == CAPABILITIES
     assert shown.modelinfo is not None
     assert shown.modelinfo["shoal.context_length"] == 4096
     assert pulled.status == steps[-1] == "success"

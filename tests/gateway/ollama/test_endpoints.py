@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse, web
 
-from gateway.extended_node import extended_node
 from gateway.keys import request
 from gateway.openai.test_embeddings import ENCODED, VECTOR
 from gateway.serving import Pool, serving
+from gateway.shoal_worker import shoal_worker
 from shoal.domain.moderation import Moderation
 from shoal.engines.local_servers import ServerLocation, find_servers
 from shoal.gateway.app import make_app, make_ollama_app
@@ -70,12 +70,12 @@ async def test_tools_are_called(pool: Pool) -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     body = {"model": "m1", "messages": HI, "tools": [tool]}
     called = {"index": 0, "id": "c0", "function": {"name": "weather"}}
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
 
         async def answer() -> None:
-            task = await worker.node.task()
-            await worker.delta(task["id"], fields={"tool_calls": [called]})
-            await worker.node.end(task["id"])
+            job = await worker.job()
+            worker.delta(job, fields={"tool_calls": [called]})
+            worker.end(job)
 
         tasks.create_task(answer())
         first, _ = await lines(pool, "/ollama/api/chat", body)
@@ -84,6 +84,7 @@ async def test_tools_are_called(pool: Pool) -> None:
     assert call["function"] == {"index": 0, "name": "weather", "arguments": {}}
 
 
+CAPABILITIES = ["completion", "embedding", "tools", "vision", "audio"]
 EMBEDDINGS: tuple[tuple[str, Any, Any, int], ...] = (
     ("embed", {"input": ["a", "b"]}, {"embeddings": [list(VECTOR)] * 2}, 2),
     ("embed", {"input": "a"}, {"embeddings": [list(VECTOR)]}, 1),
@@ -95,14 +96,14 @@ EMBEDDINGS: tuple[tuple[str, Any, Any, int], ...] = (
 
 
 async def test_texts_are_embedded(pool: Pool) -> None:
-    async with extended_node(pool) as worker:
+    async with shoal_worker(pool) as worker:
 
         async def answer(number: int, count: int) -> None:
-            task = await worker.node.task(number)
+            job = await worker.job(number)
             for index in range(count):
                 fields = {"embedding": ENCODED}
-                await worker.delta(task["id"], choice=index, fields=fields)
-            await worker.node.end(task["id"])
+                worker.delta(job, choice=index, fields=fields)
+            worker.end(job)
 
         number = 0
         for path, body, expected, count in EMBEDDINGS:
@@ -119,7 +120,7 @@ async def test_texts_are_embedded(pool: Pool) -> None:
 
 
 async def test_models_are_listed_and_shown(pool: Pool) -> None:
-    async with extended_node(pool):
+    async with shoal_worker(pool):
         listed = [
             (await request(pool, "GET", f"/ollama/api/{path}"))[1]["models"]
             for path in ("tags", "ps")
@@ -132,7 +133,7 @@ async def test_models_are_listed_and_shown(pool: Pool) -> None:
     assert [[each["name"] for each in models] for models in listed] == [["m1"]] * 2
     assert listed[1][0]["context_length"] == 4096
     assert shown[0] == shown[1]
-    assert shown[0]["capabilities"] == ["completion", "embedding", "tools", "vision"]
+    assert shown[0]["capabilities"] == CAPABILITIES
 
 
 async def test_a_model_without_a_prompt_is_loaded(pool: Pool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.extended_node import extended_node
 from gateway.serving import Pool
+from gateway.shoal_worker import shoal_worker
 
 pytestmark = pytest.mark.shared_pool
 
@@ -143,8 +143,8 @@ async def test_open_webui_can_show_an_error(pool: Pool) -> None:
 async def test_open_webui_fields_are_accepted(
     pool: Pool, fields: dict[str, Any]
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("Fine."))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("Fine."))
 
         async with pool.session.post(
             f"{pool.url}/v1/chat/completions",
@@ -153,9 +153,9 @@ async def test_open_webui_fields_are_accepted(
         ) as answer:
             assert answer.status == 200, await answer.text()
             assert (await answer.text()).endswith("data: [DONE]\n\n")
-    (task,) = worker.node.tasks
+    assert len(worker.jobs) == 1
     for name in fields.keys() & {"mirostat", "think"}:  # which an engine may know
-        assert task["shoal"]["options"][name] == fields[name]
+        assert worker.work().options[name] == fields[name]
 
 
 async def test_open_webui_tools_and_images_round_trip(pool: Pool) -> None:
@@ -180,23 +180,22 @@ async def test_open_webui_tools_and_images_round_trip(pool: Pool) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "Ann"},
     ]
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             _lines(pool, CHAT | {"messages": said, "tools": [tool]})
         )
-        task = await worker.node.task()
-        await worker.delta(task["id"], fields={"tool_calls": [call]})
-        await worker.send(task["id"], finish_reason="tool_calls")
-        await worker.node.end(task["id"])
+        job = await worker.job()
+        worker.delta(job, fields={"tool_calls": [call]})
+        worker.end(job, "tool_calls")
         events = await asking
 
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     assert [each["tool_calls"] for each in deltas if "tool_calls" in each] == [[call]]
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-    given = task["shoal"]
-    assert given["options"]["tools"] == [tool]
-    assert picture in given["messages"][0]["content"]
-    assert given["messages"][2] == said[2]
+    given = worker.work()
+    assert given.options["tools"] == [tool]
+    assert picture in given.messages[0]["content"]
+    assert given.messages[2] == said[2]
 
 
 async def _lines(pool: Pool, asked: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.extended_node import extended_node
 from gateway.serving import KEY, Pool
+from gateway.shoal_worker import offer, shoal_worker
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Choice, Outcome, Usage
-from shoal.domain.work import Rerank
+from shoal.domain.work import JobKind, Rerank
 from shoal.gateway.openai.rerank import (
     DOCUMENTS_MAX,
     RerankRequest,
@@ -88,19 +88,19 @@ async def test_worker_ranks_documents(pool: Pool) -> None:
     body = {"model": "m1", "query": "q", "documents": ["a", "b"]}
     headers = {"Authorization": f"Bearer {KEY}"}
     async with (
-        extended_node(pool, "shoal, rerank") as worker,
+        shoal_worker(pool, offer(JobKind.RERANK)) as worker,
         asyncio.TaskGroup() as tasks,
     ):
         asking = tasks.create_task(
             pool.session.post(f"{pool.url}/v1/rerank", json=body, headers=headers)
         )
-        task = await worker.node.task()
+        job = await worker.job()
         for index, score in enumerate((0.25, 0.75)):
             fields = {"relevance_score": score}
-            await worker.delta(task["id"], choice=index, fields=fields)
-        await worker.node.end(task["id"])
+            worker.delta(job, choice=index, fields=fields)
+        worker.end(job)
         response = await asking
         answer = await response.json()
 
-    assert (task["shoal"]["prompt"], task["shoal"]["inputs"]) == ("q", ["a", "b"])
+    assert worker.work() == Rerank("m1", "q", ("a", "b"))
     assert [each["index"] for each in answer["results"]] == [1, 0]

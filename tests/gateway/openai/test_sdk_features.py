@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.extended_node import extended_node
 from gateway.serving import KEY, Node, Pool, eventually
+from gateway.shoal_worker import offer, shoal_worker
 from harness.slow_imports import openai as sdk
+from shoal.domain.outcome import Fault, Usage
+from shoal.domain.work import Feature, JobKind
 
 pytestmark = pytest.mark.shared_pool
 
@@ -22,20 +24,19 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==
 
 
 async def test_tool_calls_are_returned(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, tools=[TOOL])
         )
-        task = await worker.node.task()
+        job = await worker.job()
         call = {"index": 0, "id": "c1", "function": {"name": "weather"}}
-        await worker.delta(task["id"], fields={"tool_calls": [call]})
+        worker.delta(job, fields={"tool_calls": [call]})
         more = {"index": 0, "function": {"arguments": "{}"}}
-        await worker.delta(task["id"], fields={"tool_calls": [more]})
-        await worker.send(task["id"], finish_reason="tool_calls")
-        await worker.node.end(task["id"])
+        worker.delta(job, fields={"tool_calls": [more]})
+        worker.end(job, "tool_calls")
         answer = await asking
 
-    assert task["shoal"]["options"]["tools"] == [TOOL]
+    assert worker.work().options["tools"] == [TOOL]
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -61,33 +62,31 @@ async def test_tool_results_reach_the_worker(
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "rain", "tool_call_id": "c1"},
     ]
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("Take an umbrella."))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("Take an umbrella."))
         answer = await openai.chat.completions.create(
             model="m1", messages=messages, tools=[TOOL]
         )
 
     assert answer.choices[0].message.content == "Take an umbrella."
-    assert worker.node.tasks[0]["shoal"]["messages"] == messages
+    assert [*worker.work(0).messages] == messages
 
 
 async def test_several_choices_with_logprobs_are_streamed(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         stream = tasks.create_task(
             openai.chat.completions.create(
                 model="m1", messages=HI, n=2, logprobs=True, stream=True
             )
         )
-        task = await worker.node.task()
+        job = await worker.job()
         likely = {"content": [{"token": "b", "logprob": -0.1, "top_logprobs": []}]}
-        await worker.delta(
-            task["id"], choice=1, fields={"content": "b"}, logprobs=likely
-        )
-        await worker.delta(task["id"], choice=0, fields={"content": "a"})
-        await worker.delta(task["id"], choice=1, finish_reason="length")
-        await worker.node.end(task["id"])
+        worker.delta(job, choice=1, fields={"content": "b"}, logprobs=likely)
+        worker.delta(job, choice=0, fields={"content": "a"})
+        worker.delta(job, choice=1, finish_reason="length")
+        worker.end(job)
         chunks = [chunk async for chunk in await stream]
 
     choices = [choice for chunk in chunks for choice in chunk.choices]
@@ -118,17 +117,16 @@ async def test_prompt_is_echoed_with_its_log_probabilities(
         "text_offset": [6],
     }
     asked: dict[str, Any] = {"max_tokens": 1, "logprobs": 1, "echo": True}
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.completions.create(
                 model="m1", prompt="Sky is", stream=streamed, **asked
             )
         )
-        task = await worker.node.task()
-        await worker.delta(task["id"], fields={"content": "Sky is"}, logprobs=prompt)
-        await worker.delta(task["id"], fields={"content": " blue"}, logprobs=next_one)
-        await worker.send(task["id"], finish_reason="length")
-        await worker.node.end(task["id"])
+        job = await worker.job()
+        worker.delta(job, fields={"content": "Sky is"}, logprobs=prompt)
+        worker.delta(job, fields={"content": " blue"}, logprobs=next_one)
+        worker.end(job, "length")
         answer: Any = await asking
         parts = [part async for part in answer] if streamed else [answer]
 
@@ -138,13 +136,13 @@ async def test_prompt_is_echoed_with_its_log_probabilities(
     assert "".join(choice.text for choice in choices) == "Sky is blue"
     assert told == [None, -0.5, -0.25]
     assert [top for each in found for top in each.top_logprobs][1] == {" is": -0.5}
-    assert task["shoal"]["options"]["echo"] is True
+    assert worker.work().options["echo"] is True
 
 
 async def test_echo_at_a_model_without_it_is_an_error_that_says_so(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    async with extended_node(pool, "shoal, completion, logprobs"):
+    async with shoal_worker(pool, offer(JobKind.COMPLETION, Feature.LOGPROBS)):
         with pytest.raises(sdk.BadRequestError, match="echo: none of the") as raised:
             await openai.completions.create(model="m1", prompt="a", echo=True)
 
@@ -159,27 +157,27 @@ async def test_images_and_schemas_reach_the_worker(
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"type": "object"}},
     }
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("{}"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("{}"))
         await openai.chat.completions.create(
             model="m1",
             messages=[{"role": "user", "content": content}],
             response_format=schema,
         )
 
-    more = worker.node.tasks[0]["shoal"]
-    assert more["messages"][0]["content"] == content
-    assert more["options"]["response_format"] == schema
+    more = worker.work(0)
+    assert more.messages[0]["content"] == content
+    assert more.options["response_format"] == schema
 
 
 @pytest.mark.own_pool
 async def test_completion_continues_a_text(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer(" upon", " a time"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer(" upon", " a time"))
         answer = await openai.completions.create(model="m1", prompt="Once")
-        tasks.create_task(worker.node.answer(" more", number=1))
+        tasks.create_task(worker.answer(" more", number=1))
         stream = await openai.completions.create(
             model="m1", prompt="Once", stream=True, max_tokens=7
         )
@@ -188,9 +186,8 @@ async def test_completion_continues_a_text(
     assert answer.choices[0].text == " upon a time"
     assert answer.id == "cmpl-job1"
     assert "".join(chunk.choices[0].text for chunk in chunks) == " more"
-    first, second = worker.node.tasks
-    assert first["shoal"]["prompt"] == "Once"
-    assert second["shoal"]["max_tokens"] == 7
+    assert worker.work(0).prompt == "Once"
+    assert worker.work(1).max_tokens == 7
 
 
 @pytest.mark.parametrize("format", ["float", "base64"])
@@ -198,22 +195,20 @@ async def test_embeddings_are_returned(
     pool: Pool, openai: "sdk.AsyncOpenAI", format: Any
 ) -> None:
     vectors = [(0.5, -1.0), (2.0, 4.0)]
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.embeddings.create(
                 model="m1", input=["a", "b"], encoding_format=format
             )
         )
-        task = await worker.node.task()
+        job = await worker.job()
         for index, vector in enumerate(vectors):
             encoded = base64.b64encode(struct.pack("<2f", *vector)).decode()
-            await worker.delta(task["id"], choice=index, fields={"embedding": encoded})
-        usage = {"prompt_tokens": 2, "completion_tokens": 0}
-        await worker.send(task["id"], usage=usage)
-        await worker.node.end(task["id"])
+            worker.delta(job, choice=index, fields={"embedding": encoded})
+        worker.end(job, usage=Usage(2, 0))
         answer = await asking
 
-    assert task["shoal"]["inputs"] == ["a", "b"]
+    assert [*worker.work().inputs] == ["a", "b"]
     assert answer.usage.prompt_tokens == 2
     given = [each.embedding for each in answer.data]
     if format == "base64":
@@ -271,10 +266,10 @@ async def test_chat_model_rejects_embeddings(
 async def test_invalid_request_is_a_client_error(
     pool: Pool, openai: "sdk.AsyncOpenAI", fault: str, code: str
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(_refused(openai))
-        task = await worker.node.task()
-        await worker.send(task["id"], failed="too long for me", fault=fault)
+        job = await worker.job()
+        worker.fail(job, "too long for me", Fault(fault))
         error = await asking
 
     assert error.code == code
@@ -291,7 +286,7 @@ async def test_prompt_beyond_every_context_is_rejected(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     long: Any = [{"role": "user", "content": "word " * 10_000}]
-    async with extended_node(pool):
+    async with shoal_worker(pool):
         with pytest.raises(sdk.BadRequestError, match="reads 4096") as raised:
             await openai.chat.completions.create(model="m1", messages=long)
 
@@ -303,18 +298,18 @@ async def test_repeated_key_attaches_to_the_same_job(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     named = {"Idempotency-Key": "mine"}
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
         )
-        task = await worker.node.task()
-        await worker.node.write(task["id"], "one ")
+        job = await worker.job()
+        worker.write(job, "one ")
         second = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
         )
         await eventually(lambda: len(_readings(pool)) == 2)
-        await worker.node.write(task["id"], "two")
-        await worker.node.end(task["id"])
+        worker.write(job, "two")
+        worker.end(job)
         answers = [await first, await second]
         answers.append(
             await openai.chat.completions.create(
@@ -324,7 +319,7 @@ async def test_repeated_key_attaches_to_the_same_job(
 
     assert {answer.id for answer in answers} == {"chatcmpl-job1"}
     assert {answer.choices[0].message.content for answer in answers} == {"one two"}
-    assert len(worker.node.tasks) == 1
+    assert len(worker.jobs) == 1
 
 
 def _readings(pool: Pool) -> list[object]:
@@ -338,8 +333,8 @@ async def test_other_request_under_the_same_key_is_rejected(
 ) -> None:
     named = {"Idempotency-Key": "mine"}
     other: Any = [{"role": "user", "content": "something else"}]
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("a"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("a"))
         await openai.chat.completions.create(
             model="m1", messages=HI, extra_headers=named
         )
@@ -356,23 +351,23 @@ async def test_other_request_under_the_same_key_is_rejected(
 async def test_keyed_job_continues_after_a_disconnect(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    asking = asyncio.create_task(
-        openai.chat.completions.create(
-            model="m1", messages=HI, extra_headers={"Idempotency-Key": "mine"}
+    async with shoal_worker(pool) as worker:
+        asking = asyncio.create_task(
+            openai.chat.completions.create(
+                model="m1", messages=HI, extra_headers={"Idempotency-Key": "mine"}
+            )
         )
-    )
-    async with extended_node(pool) as worker:
-        task = await worker.node.task()
+        job = await worker.job()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await worker.node.write(task["id"], "still here")
+        worker.write(job, "still here")
         fetching = asyncio.create_task(
             openai.chat.completions.retrieve("chatcmpl-job1")
         )
         await eventually(lambda: len(_readings(pool)) == 1)
-        await worker.node.end(task["id"])
+        worker.end(job)
         answer = await fetching
-        assert worker.node.stopped == []
+        assert worker.cancelled == []
 
     assert answer.choices[0].message.content == "still here"
 
@@ -380,8 +375,8 @@ async def test_keyed_job_continues_after_a_disconnect(
 async def test_an_answer_can_be_fetched_by_its_id(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("a"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("a"))
         asked = await openai.chat.completions.create(model="m1", messages=HI)
 
         fetched = await openai.chat.completions.retrieve(asked.id)
@@ -396,11 +391,11 @@ async def test_an_answer_can_be_fetched_by_its_id(
 async def test_fetched_failed_answer_has_its_error(
     pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
-    async with extended_node(pool) as worker:
+    async with shoal_worker(pool) as worker:
         asking = asyncio.create_task(
             openai.chat.completions.create(model="m1", messages=HI)
         )
-        await worker.node.task()
+        await worker.job()
         asking.cancel()
         await eventually(lambda: not pool.hub.pool.jobs)
 
@@ -446,10 +441,10 @@ async def test_each_time_limit_has_its_own_error(
     pool: Pool, openai: "sdk.AsyncOpenAI", limit: str, texts: list[str], code: str
 ) -> None:
     headers = {f"x-shoal-{limit}-seconds": "0.1"}
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(_timed_out(openai, headers))
-        task = await worker.node.task()
-        await worker.node.write(task["id"], *texts)
+        job = await worker.job()
+        worker.write(job, *texts)
         error = await asking
 
     assert (error.status_code, error.code) == (504, code)
@@ -526,8 +521,8 @@ async def _answer_next(node: Node, number: int) -> None:
 
 @pytest.mark.own_pool
 async def test_metrics_count_jobs(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
-    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.node.answer("a"))
+    async with shoal_worker(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.answer("a"))
         await openai.chat.completions.create(model="m1", messages=HI)
         with pytest.raises(sdk.NotFoundError):
             await openai.chat.completions.create(model="made up", messages=HI)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import FormData
 
-from gateway.extended_node import extended_node
 from gateway.serving import KEY, Pool
+from gateway.shoal_worker import offer, shoal_worker
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
-from shoal.domain.work import JSON, Transcription
+from shoal.domain.work import JSON, JobKind, Transcription
 from shoal.gateway.http.forms import ReceivedForm
 from shoal.gateway.openai import endpoints
 from shoal.gateway.openai.transcription import (
@@ -140,18 +140,18 @@ async def test_worker_writes_down_speech(pool: Pool) -> None:
     form = FormData({"model": "m1", "response_format": "text"})
     form.add_field("file", b"\0\0\0", filename="a.wav")
     async with (
-        extended_node(pool, "shoal, transcription") as worker,
+        shoal_worker(pool, offer(JobKind.TRANSCRIPTION)) as worker,
         asyncio.TaskGroup() as tasks,
     ):
         url = f"{pool.url}/v1/audio/transcriptions"
         asking = tasks.create_task(pool.session.post(url, data=form, headers=HEADERS))
-        task = await worker.node.task()
-        await worker.delta(task["id"], choice=0, fields={"content": "Hi."})
-        await worker.node.end(task["id"])
+        job = await worker.job()
+        worker.delta(job, choice=0, fields={"content": "Hi."})
+        worker.end(job)
         response = await asking
         text = await response.text()
 
-    assert (task["shoal"]["prompt"], task["shoal"]["inputs"]) == ("wav", ["AAAA"])
+    assert worker.work() == Transcription("m1", "AAAA", "wav")
     assert (response.content_type, text) == ("text/plain", "Hi.\n")
 
 

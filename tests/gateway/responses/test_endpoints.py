@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.extended_node import extended_node
 from gateway.keys import client, make_key, request
 from gateway.serving import Pool, eventually, serving
+from gateway.shoal_worker import shoal_worker
 from harness.slow_imports import openai as sdk
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
@@ -451,16 +451,15 @@ async def test_tools_and_reasoning_are_items(
         "strict": False,
     }
     called = {"name": "weather", "arguments": '{"city":"Lima"}'}
-    async with extended_node(pool) as made, asyncio.TaskGroup() as tasks:
+    async with shoal_worker(pool) as made, asyncio.TaskGroup() as tasks:
 
         async def call() -> None:
-            task = await made.node.task()
+            job = await made.job()
             call = {"index": 0, "id": "call_7", "type": "function", "function": called}
             thought = {"reasoning_content": "Lima, then."}
-            await made.delta(task["id"], fields=thought)
-            await made.delta(task["id"], fields={"tool_calls": [call]})
-            await made.send(task["id"], finish_reason="tool_calls")
-            await made.node.end(task["id"])
+            made.delta(job, fields=thought)
+            made.delta(job, fields={"tool_calls": [call]})
+            made.end(job, "tool_calls")
 
         tasks.create_task(call())
         stream = await openai.responses.create(
@@ -473,7 +472,7 @@ async def test_tools_and_reasoning_are_items(
             "call_id": "call_7",
             "output": "Fog",
         }
-        tasks.create_task(made.node.answer("Foggy.", number=1))
+        tasks.create_task(made.answer("Foggy.", number=1))
         second = await openai.responses.create(
             model="m1", input=[result], tools=[tool], previous_response_id=first.id
         )
@@ -489,7 +488,7 @@ async def test_tools_and_reasoning_are_items(
     deltas = [event for event in events if "arguments.delta" in event.type]
     assert "".join(event.delta for event in deltas) == '{"city":"Lima"}'
     assert first.tools[0].to_dict() == tool
-    assert made.node.tasks[1]["shoal"]["messages"] == [
+    assert [*made.work(1).messages] == [
         {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",

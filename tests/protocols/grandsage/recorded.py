@@ -29,7 +29,6 @@ CASES: dict[str, Case] = {
 
 NOW = 7.0
 NODE = "/ws?name=n1&model=m1&token=nt&max_concurrency=8"
-OURS = {"shoal-extensions": "shoal, continue, options, stop"}
 MEMBER = WorkerProfile(
     "nn", ServedModel("stub-model", features=frozenset(Feature)), 3, "nt"
 )
@@ -48,18 +47,18 @@ def each_of_kind(kind: str) -> Callable[[Test], Test]:
     )
 
 
-def accept(target: str = NODE, headers: dict[str, str] | None = None) -> AcceptedWorker:
+def accept(target: str = NODE) -> AcceptedWorker:
     """Let a node in as the server of the recordings would; its token was "nt"."""
     (endpoint,) = endpoints(Config(), protocol_context(EPOCH, require_token("nt")))
     path, _, query = target.partition("?")
-    request = UpgradeRequest(path, query, headers or {})
+    request = UpgradeRequest(path, query)
     assert endpoint.claims(request)
     return as_worker(endpoint.accept(request, 0.0))
 
 
-def joined(target: str = NODE, headers: dict[str, str] | None = None) -> CoordinatorEnd:
+def joined(target: str = NODE) -> CoordinatorEnd:
     """Let a node in and open its session."""
-    session = accept(target, headers).session
+    session = accept(target).session
     session.tick(0.0)
     return session
 

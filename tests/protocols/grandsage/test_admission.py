@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.contexts import protocol_context, require_token
-from protocols.grandsage.recorded import NODE, OURS, accept
+from protocols.grandsage.recorded import NODE, accept
 from protocols.pairs import EPOCH
 from shoal.domain.errors import ConfigError, NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
-from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.admission import (
@@ -157,30 +156,12 @@ def test_a_blank_number_is_zero_as_in_javascript() -> None:
     assert event.offer.remark.endswith("allows no tasks")
 
 
-def test_the_extension_is_announced_only_to_nodes_that_announce_it() -> None:
-    assert accept(NODE).headers == {}
-    assert accept(NODE, OURS).headers == {"Shoal-Extensions": "shoal"}
-    only_words = {"shoal-extensions": "continue, stop"}
-    assert accept(NODE, only_words).headers == {}
+def test_a_nodes_offer_is_that_of_its_query() -> None:
+    request = UpgradeRequest("/ws", NODE.partition("?")[2])
 
+    node = admit(request, require_token("nt"), {"m1": 2048})
 
-def test_a_nodes_offer_is_what_it_announces() -> None:
-    header = "shoal, chat, embedding, stop, context=4096, only-for=al"
-    query = NODE.partition("?")[2]
-
-    ours = admit(
-        UpgradeRequest("/ws", query, {"shoal-extensions": header}), require_token("nt")
-    )
-    plain = admit(UpgradeRequest("/ws", query), require_token("nt"), {"m1": 2048})
-
-    assert ours.extended
-    assert not ours.offer.needs_question
-    assert ours.offer.kinds == {JobKind.CHAT, JobKind.EMBEDDING}
-    assert ours.offer.features == {Feature.STOP}
-    assert ours.offer.context == 4096
-    assert ours.offer.only_for == {"al"}
-    assert not plain.extended
-    assert plain.offer == Offer(
+    assert node.offer == Offer(
         CHAT_ONLY, frozenset({"m1"}), 8, context=2048, needs_question=True
     )
 

@@ -7,25 +7,24 @@ from typing import Any
 import pytest
 
 from protocols.contexts import protocol_context
-from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
+from protocols.grandsage.recorded import NODE, NOW, accept, joined, run
 from protocols.pairs import CHAT, as_worker
 from protocols.session_pair import sent
-from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Delta, Fault, Usage
+from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CancelJob,
     Command,
     Completed,
     Dismiss,
-    Draining,
     Failed,
     Joined,
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.coordinator import (
     DROPPED,
@@ -119,7 +118,7 @@ def test_a_known_context_limits_the_answer(
     assert sent_task["max_new_tokens"] == written
 
 
-def test_a_task_that_a_plain_node_passed_over_is_too_long_for_it() -> None:
+def test_a_task_that_a_node_passed_over_is_too_long_for_it() -> None:
     session = joined()
     silent = task(session, run(CHAT, "silent"))["id"]
     answered = task(session, run(CHAT, "answered"))["id"]
@@ -159,127 +158,38 @@ def test_a_task_that_is_merely_slow_is_kept() -> None:
     assert not any(isinstance(each, Rejected | Failed) for each in outputs)
 
 
-def test_a_shoal_node_reports_itself_what_it_rejects() -> None:
-    session = joined(NODE, OURS)
-    task(session, run(CHAT, "silent"))
-    answered = task(session, run(CHAT, "answered"))["id"]
-
-    outputs = session.receive([frame(answered, "word " * 100), frame(answered)], NOW)
-
-    assert not any(isinstance(each, Rejected | Failed) for each in outputs)
-
-
 def test_lone_surrogates_in_a_task_are_replaced() -> None:
     chat = Chat("m1", ({"role": "user", "content": "a\ud800b"},))
 
     assert task(joined(), run(chat))["messages"][0]["content"] == "a\ufffdb"
 
 
-def test_a_plain_node_never_receives_the_extension() -> None:
+@pytest.mark.parametrize(
+    "job",
+    [
+        run(Completion("m1", "a")),
+        run(Embedding("m1", ("a",))),
+        replace(run(CHAT), continues="so far"),
+    ],
+)
+def test_a_node_gets_chats_from_the_start_only(job: RunJob) -> None:
+    with pytest.raises(Unsupported):
+        joined().send(job, NOW)
+
+
+def test_options_are_not_sent() -> None:
     chat = replace(CHAT, options={"top_p": 0.5})
 
-    assert "shoal" not in task(joined(), run(chat))
-    with pytest.raises(Unsupported):
-        joined().send(replace(run(CHAT), continues="so far"), NOW)
+    assert task(joined(), run(chat)).keys() == task(joined(), run(CHAT)).keys()
 
 
-def test_shoal_nodes_receive_what_plain_fields_cannot_express() -> None:
-    rich: dict[str, JSON] = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-    chat = Chat("m1", (rich,), options={"stop": ["."]})
-    session = joined(NODE, OURS)
-
-    first = task(session, replace(run(chat), continues="so far"))
-    second = task(session, run(replace(CHAT, temperature=0.5, max_tokens=9), "second"))
-
-    assert first["shoal"] == {
-        "max_tokens": None,
-        "temperature": None,
-        "continues": "so far",
-        "options": {"stop": ["."]},
-        "messages": [rich],
-    }
-    assert second["shoal"] == {"max_tokens": 9, "temperature": 0.5}
-
-
-def test_shoal_nodes_receive_other_work_than_chats() -> None:
-    session = joined(NODE, OURS)
-    prompts: list[JSON] = ["once", "twice"]
-
-    completion = Completion("m1", prompts, 9, 0.5, {"echo": True})
-    first = task(session, replace(run(completion), continues="so far"))
-    second = task(session, run(Embedding("m1", ("a", "b")), "second"))
-
-    assert first["shoal"] == {
-        "kind": "completion",
-        "prompt": ["once", "twice"],
-        "max_tokens": 9,
-        "temperature": 0.5,
-        "options": {"echo": True},
-        "continues": "so far",
-    }
-    assert second["shoal"] == {"kind": "embedding", "inputs": ["a", "b"]}
-    for sent_task in (first, second):
-        # Should it come to a node that does not look at the rest, it is soon done.
-        assert (sent_task["messages"], sent_task["max_new_tokens"]) == ([], 1)
-
-
-@pytest.mark.parametrize("work", [Completion("m1", "a"), Embedding("m1", ("a",))])
-def test_a_plain_node_gets_chats_only(work: Work) -> None:
-    with pytest.raises(Unsupported):
-        joined().send(run(work), NOW)
-
-
-def test_deltas_arrive_in_order_between_texts() -> None:
-    session = joined(NODE, OURS)
-    task_id = task(session, run(CHAT))["id"]
-    fields: dict[str, JSON] = {"tool_calls": [{"index": 0, "id": "c"}]}
-    said = json.dumps({"id": task_id, "delta": {"choice": 2, "fields": fields}})
-
-    heard = [
-        *session.receive([frame(task_id, "text")], NOW),
-        *session.receive([said], NOW),
-        *session.receive([frame(task_id, "more")], NOW),
-    ]
-
-    assert heard == [
-        AnswerChunk(JOB, LEASE, ["text"]),
-        AnswerChunk(JOB, LEASE, [Delta(2, fields)]),
-        AnswerChunk(JOB, LEASE, ["more"]),
-    ]
-    session.receive([frame(task_id)], NOW)
-    assert session.receive([said], NOW) == ()
-
-
-def test_deltas_of_a_plain_node_are_ignored() -> None:
+def test_text_of_a_node_is_ignored() -> None:
     session = joined()
     task_id = task(session, run(CHAT))["id"]
 
-    (notice,) = session.receive([f'{{"id":{task_id},"delta":{{}}}}'], NOW)
+    (notice,) = session.receive([f'{{"id":{task_id},"failed":"x"}}'], NOW)
 
     assert isinstance(notice, Notice)
-
-
-@pytest.mark.parametrize("fault", Fault)
-def test_shoal_nodes_report_the_fault_of_a_failure(fault: Fault) -> None:
-    session = joined(NODE, OURS)
-    task_id = task(session, run(CHAT))["id"]
-
-    text = f'{{"id":{task_id},"failed":"no","fault":"{fault.value}"}}'
-
-    assert session.receive([text], NOW) == (Failed(JOB, LEASE, "no", fault),)
-
-
-@pytest.mark.parametrize("odd", [float("nan"), 99_999])
-def test_values_that_json_cannot_encode_are_left_out(odd: float) -> None:
-    value: JSON = odd
-    for _ in range(odd if isinstance(odd, int) else 0):
-        value = [value]
-    chat = replace(CHAT, options={"odd": value})
-
-    sent_task = task(joined(NODE, OURS), run(chat))
-
-    assert "shoal" not in sent_task
-    assert sent_task["messages"] == [{"role": "user", "content": "hi"}]
 
 
 def test_ids_continue_across_connections_and_wrap() -> None:
@@ -352,13 +262,6 @@ def test_a_node_without_keepalives_may_be_silent() -> None:
     assert session.tick(1000.0) == ()
 
 
-def test_a_shoal_node_owes_keepalives_from_the_beginning() -> None:
-    session = joined(headers=OURS)
-
-    assert session.deadline == 30.0
-    assert session.tick(30.0) == (Close("silent for 30 s", 4008, "Silent"),)
-
-
 def test_the_route_of_nodes_asks_for_pongs() -> None:
     (route,) = endpoints(Config(silence=20.0), protocol_context())
 
@@ -414,7 +317,7 @@ def test_an_unfinished_character_ends_as_one_replacement() -> None:
     )
 
 
-def test_text_of_a_plain_node_is_logged_truncated() -> None:
+def test_text_of_a_node_is_logged_truncated() -> None:
     (notice,) = joined().receive(["\n日" * 500], NOW)
 
     assert isinstance(notice, Notice)
@@ -422,33 +325,7 @@ def test_text_of_a_plain_node_is_logged_truncated() -> None:
     assert len(notice.text) < 120
 
 
-def test_shoal_nodes_report_how_a_task_ended() -> None:
-    session = joined(NODE, OURS)
-    ids = [task(session, run(CHAT, name))["id"] for name in "abc"]
-    usage = '"usage":{"prompt_tokens":1,"completion_tokens":2}'
-    a, b, c = (JobId(name) for name in "abc")
-
-    ending = f'{{"id":{ids[0]},{usage},"finish_reason":"length"}}'
-    assert session.receive([ending], NOW) == ()
-    assert session.receive([frame(ids[0])], NOW) == (
-        Completed(a, LEASE, "length", Usage(1, 2)),
-    )
-    rejected = session.receive([f'{{"id":{ids[1]},"rejected":"busy"}}'], NOW)
-    assert rejected == (Rejected(b, LEASE, "busy"),)
-    failed = session.receive([f'{{"id":{ids[2]},"failed":"{"x" * 5000}"}}'], NOW)
-    assert failed == (Failed(c, LEASE, "x" * 1000),)
-    assert session.receive(['{"draining":"update"}'], NOW) == (Draining("update"),)
-
-    assert session.receive([ending], NOW) == ()
-    (stray,) = session.receive([frame(ids[1])], NOW)
-    assert isinstance(stray, Notice)
-    (notice,) = session.receive(['{"id":1,"mood":"fine"}'], NOW)
-    assert isinstance(notice, Notice)
-    with pytest.raises(PeerError):
-        session.receive(["no JSON"], NOW)
-
-
-def test_a_plain_node_accepts_runs_and_stops_only() -> None:
+def test_a_node_accepts_runs_and_stops_only() -> None:
     session = accept().session
 
     (event,) = session.tick(0.0)

@@ -6,7 +6,7 @@ servers and nodes; see ``docs/protocols/grandsage.md``.
 
 from collections.abc import Sequence
 
-from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.worker import CHAT_ONLY
 from shoal.protocols.grandsage.admission import (
     PARAMETERS,
     WARNING_HEADER,
@@ -16,7 +16,6 @@ from shoal.protocols.grandsage.admission import (
 from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.config import Config, read_contexts
 from shoal.protocols.grandsage.coordinator import GrandSageNodeSession, TaskIds
-from shoal.protocols.grandsage.extension import HEADER, write_extensions
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import (
@@ -39,11 +38,8 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRou
 
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
         node = admit(request, context.admission, contexts)
-        headers = {}
-        if node.extended:
-            headers[HEADER] = write_extensions()
-        if node.offer.remark:
-            headers[WARNING_HEADER] = node.offer.remark
+        remark = node.offer.remark
+        headers = {WARNING_HEADER: remark} if remark else {}
         session = GrandSageNodeSession(node, config, task_ids, now)
         accepted = SoleWorkerSession(session)
         return AcceptedConnection(accepted, headers, session.grant)
@@ -69,6 +65,6 @@ PROTOCOL = WireProtocol(
     schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=GrandSageNodeDialer,
     peers="GrandSage's nodes",
-    kinds=INFERENCE_KINDS,
+    kinds=CHAT_ONLY,
     plain_peers=lambda config, tls: "" if tls else "nodes",
 )

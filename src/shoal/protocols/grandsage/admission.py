@@ -11,11 +11,10 @@ from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from shoal.domain.errors import NotAdmitted, Refused
-from shoal.domain.worker import Offer
-from shoal.protocols.grandsage.codec import well_formed
-from shoal.protocols.grandsage.extension import HEADER, read_extensions
+from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.json_text import well_formed
 
 PARAMETERS = ("token", "model", "max_concurrency", "name")
 NAME_MAX = 256  # characters of a node name or a model name
@@ -46,7 +45,6 @@ class RegisteredNode:
 
     identity: str
     offer: Offer
-    extended: bool
     admitted: AdmissionGrant
 
 
@@ -69,7 +67,7 @@ def admit(
 ) -> RegisteredNode:
     """Build the registration of a node; ``admission`` decides whether it may join.
 
-    ``contexts`` has the contexts of models whose nodes cannot announce one, in tokens.
+    ``contexts`` has the contexts of models, in tokens: a node cannot announce it.
 
     Raises Refused with a close code of the wire.
     """
@@ -94,24 +92,16 @@ def admit(
     except NotAdmitted as error:
         raise Refused(CLOSE_INVALID_TOKEN, str(error)) from error
     slots, remark = slots_of(parameters["max_concurrency"])
-    extensions = read_extensions(request.headers.get(HEADER.lower(), ""))
     offer = Offer(
-        kinds=extensions.kinds,
+        kinds=CHAT_ONLY,
         models=models,
         slots=slots,
-        features=extensions.features,
-        context=extensions.context
-        if extensions.known
-        else contexts.get(parameters["model"], 0),
-        only_for=extensions.only_for,
-        privacy=extensions.privacy,
-        price=extensions.price,
+        context=contexts.get(parameters["model"], 0),
         remark=remark,
-        needs_question=not extensions.known,
-        engine=extensions.engine,
+        needs_question=True,
     )
     identity = _identity(parameters["name"], parameters["model"])
-    return RegisteredNode(identity, offer, extensions.known, admitted)
+    return RegisteredNode(identity, offer, admitted)
 
 
 # Nodes with the same model share one set: there may be thousands.

@@ -21,15 +21,15 @@ class Config:
     max_new_tokens: int = field(
         default=1024,
         metadata={
-            "help": "limit of generated tokens at nodes without the extension: they "
-            "drop tasks whose limit exceeds their context"
+            "help": "limit of generated tokens at nodes: they drop "
+            "tasks whose limit exceeds their context"
         },
     )
     context: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "context of a model's nodes without the extension, which then "
-            "limits the generated tokens instead; repeatable",
+            "help": "context of a model's nodes, which then limits the generated "
+            "tokens instead; repeatable",
             "metavar": "MODEL=TOKENS",
         },
     )

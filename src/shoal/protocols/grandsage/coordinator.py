@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Delta, Fault, Usage
+from shoal.domain.outcome import AnswerPiece, Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -14,27 +14,18 @@ from shoal.domain.vocabulary import (
     Command,
     Completed,
     Dismiss,
-    Draining,
     Event,
     Failed,
     Joined,
-    Rejected,
     RunJob,
 )
-from shoal.domain.work import JobKind
 from shoal.protocols.grandsage.admission import (
     BYE,
     CLOSE_BYE,
     CLOSE_SILENT,
     RegisteredNode,
 )
-from shoal.protocols.grandsage.codec import (
-    REASON_MAX,
-    TASK_ID,
-    decode_frame,
-    decode_text_message,
-    encode_stop,
-)
+from shoal.protocols.grandsage.codec import TASK_ID, decode_frame, encode_stop
 from shoal.protocols.grandsage.config import Config
 from shoal.protocols.grandsage.tasks import encode_task
 from shoal.protocols.seam.session import (
@@ -92,8 +83,6 @@ class _SentTask:
     lease: LeaseNumber
     serial: int  # tasks in the order in which they were issued
     incomplete: bytes = b""  # incomplete character, at most three bytes
-    finish_reason: str = "stop"
-    usage: Usage | None = None
     characters: int = 0  # of its text, as far as they were counted
     overtaken: int = 0  # characters of answered tasks that were issued later
 
@@ -118,14 +107,13 @@ class GrandSageNodeSession:
         self._last_received = now
         # Real nodes send keepalives, of which the document says nothing.  Of a node
         # without, only the pongs tell that it is there.
-        self._sends_keepalives = node.extended
+        self._sends_keepalives = False
         self._joined = False
         self._closed = False
-        self._draining = False
         self._tasks: dict[int, _SentTask] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
         self._issued = 0
-        # Without output, in the order of issue, at a node that may drop tasks.
+        # Without output, in the order of issue.
         self._silent: dict[int, _SentTask] = {}
         self._stopped: dict[int, float] = {}  # when each was last stopped
 
@@ -208,10 +196,10 @@ class GrandSageNodeSession:
         ``extendable`` has a task while its last output is text that can be extended.
         """
         if isinstance(data, str):
-            self._count_text(extendable)
-            extendable.clear()
             self._sends_keepalives |= not data
-            outputs += self._receive_text(data) if data else ()
+            if data:
+                text = f"text from node ignored: {ascii(data[:60])[:80]}"
+                outputs.append(Notice(text))
             return
         if len(data) < 4:
             raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
@@ -240,25 +228,19 @@ class GrandSageNodeSession:
                     task.characters += len(text)
 
     def _start_task(self, job: RunJob, now: float) -> str:
-        extended = self._node.extended
-        if not extended and (job.continues or job.work.kind is not JobKind.CHAT):
-            raise Unsupported(
-                "a node without the extension can only chat from the start"
-            )
         task_id = self._task_ids.next_id(self._tasks, now)
-        self._issued += 1
-        task = self._tasks[task_id] = _SentTask(job.job_id, job.lease, self._issued)
-        if not extended:
-            self._silent[task_id] = task
-        self._ids[job.job_id, job.lease] = task_id
-        return encode_task(
+        text = encode_task(
             task_id,
             job,
             created_at=self._task_ids.created_at(now - job.waited),
             max_new_tokens=self._config.max_new_tokens,
             context=self._node.offer.context,
-            extended=extended,
         )
+        self._issued += 1
+        task = _SentTask(job.job_id, job.lease, self._issued)
+        self._tasks[task_id] = self._silent[task_id] = task
+        self._ids[job.job_id, job.lease] = task_id
+        return text
 
     def _count_text(self, pieces_by_id: Mapping[Data, list[AnswerPiece]]) -> None:
         """Count the text of tasks while others have none; pieces are by encoded id."""
@@ -312,44 +294,10 @@ class GrandSageNodeSession:
 
     def _end_task(self, task_id: int, task: _SentTask) -> Sequence[Event]:
         self._remove_task(task_id)
-        completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
+        completed = Completed(task.job_id, task.lease)
         if task.incomplete:
             return (AnswerChunk(task.job_id, task.lease, ["\ufffd"]), completed)
         return (completed,)
-
-    def _receive_text(self, text: str) -> Sequence[Event | Output]:
-        if not self._node.extended:
-            return (Notice(f"text from node ignored: {ascii(text[:60])[:80]}"),)
-        message = decode_text_message(text)
-        if message is None:
-            return (Notice("text of an unknown extension ignored"),)
-        if message.draining is not None:
-            if self._draining:
-                return ()  # each one is stored: a flood would fill the disk
-            self._draining = True
-            return (Draining(message.draining[:REASON_MAX]),)
-        task = None if message.id is None else self._tasks.get(message.id)
-        if task is None or message.id is None:
-            return ()  # a message that crossed the stop
-        if (piece := message.delta) is not None:
-            delta = Delta(
-                piece.choice, piece.fields, piece.logprobs, piece.finish_reason
-            )
-            return (AnswerChunk(task.job_id, task.lease, [delta]),)
-        if message.rejected is not None:
-            self._remove_task(message.id)
-            return (Rejected(task.job_id, task.lease, message.rejected[:REASON_MAX]),)
-        if message.failed is not None:
-            self._remove_task(message.id)
-            error = message.failed[:REASON_MAX]
-            return (Failed(task.job_id, task.lease, error, message.fault),)
-        task.finish_reason = message.finish_reason or "stop"
-        if (tokens := message.usage) is not None:
-            task.usage = Usage(
-                *(tokens.prompt_tokens, tokens.completion_tokens),
-                *(tokens.cached_tokens, tokens.reasoning_tokens),
-            )
-        return ()
 
     def _remove_task(self, task_id: int) -> None:
         task = self._tasks.pop(task_id)
@@ -357,9 +305,9 @@ class GrandSageNodeSession:
         del self._ids[task.job_id, task.lease]
 
     def _record_stop(self, task_id: int, now: float) -> None:
-        if len(self._stopped) >= STOPPED_MAX:
-            self._stopped.clear()
         self._stopped[task_id] = now
+        if len(self._stopped) > STOPPED_MAX:
+            del self._stopped[next(iter(self._stopped))]
 
 
 def _characters(pieces: Sequence[AnswerPiece]) -> int:

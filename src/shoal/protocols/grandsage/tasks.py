@@ -8,29 +8,16 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.vocabulary import RunJob
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Embedding,
-    Inference,
-    JobKind,
-    Rerank,
-    Task,
-    Transcription,
-    message_text,
-)
-from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
+from shoal.domain.work import JSON, Chat, message_text
 from shoal.protocols.seam.document_fields import Undocumented
-from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
-from shoal.protocols.seam.session import without_calls
+from shoal.protocols.seam.json_text import well_formed
 
 # Limits for real nodes: a token limit below 1 crashes them, as does a temperature that
 # is negative or nearly zero, and they accept only plain numbers.
@@ -47,7 +34,9 @@ ANSWER_SHARE = 4  # an answer has a quarter of the context, however long the pro
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX = sys.float_info.max
 
-Messages: TypeAlias = tuple[Mapping[str, JSON], ...]
+KNOWN_ROLES = ("assistant", "system")  # any other is the user's
+
+TaskId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
 
 
@@ -58,7 +47,6 @@ def encode_task(
     created_at: int,
     max_new_tokens: int,
     context: int = 0,
-    extended: bool,
 ) -> str:
     """Encode a task, with its fields in the original server's order.
 
@@ -67,29 +55,28 @@ def encode_task(
         max_new_tokens: highest token limit, and that of jobs without one.
         context: of the node's model, in tokens, which limits the answer instead; 0:
             unknown.
-        extended: whether to add the extension field ``shoal``.
+
+    Raises Unsupported for what a node cannot do.
     """
-    work = without_calls(job.work)
-    if isinstance(work, Task):
-        raise Unsupported("a node cannot run tasks")
-    plain = _plain_fields(work, max_new_tokens, context)
-    task: dict[str, JSON] = {
-        "state": 0,
-        "id": task_id,
-        "resp": "",
-        "modLastCheckedPos": 0,
-        **plain,
-        "created_at": created_at,
-        # The original sends the user's record to every node.  No node reads it.
-        "user": {"token": "-", "name": "-"},
-    }
-    if extended:
-        try:
-            return _dump(task | {"shoal": _extension_fields(job, work, plain)})
-        except (ValueError, RecursionError):
-            # Nested too deeply, or not a number: send the plain fields alone.
-            pass
-    return _dump(task)
+    chat = job.work
+    if not isinstance(chat, Chat) or job.continues:
+        raise Unsupported("a node can only chat, from the start")
+    system, messages = _plain_conversation(chat.messages)
+    return _dump(
+        {
+            "state": 0,
+            "id": task_id,
+            "resp": "",
+            "modLastCheckedPos": 0,
+            "system": system,
+            "messages": messages,
+            "max_new_tokens": _new_tokens(chat, max_new_tokens, context),
+            "temperature": _temperature(chat.temperature),
+            "created_at": created_at,
+            # The original sends the user's record to every node.  No node reads it.
+            "user": {"token": "-", "name": "-"},
+        }
+    )
 
 
 class TaskHead(msgspec.Struct, frozen=True):
@@ -117,20 +104,6 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | None = ""
 
 
-class _TaskExtension(msgspec.Struct, frozen=True):
-    """Extension field of a task: what the plain fields cannot express."""
-
-    kind: JobKind = JobKind.CHAT
-    prompt: Any = ""
-    inputs: list[str] = []
-    max_tokens: int | None = None
-    temperature: _Finite | None = None
-    continues: str = ""
-    thoughts: str = ""
-    options: dict[str, Any] = {}
-    messages: list[dict[str, Any]] | None = None
-
-
 class _Task(msgspec.Struct, frozen=True):
     # The example in the document has strings as messages.
     messages: list[str | _Message]
@@ -139,15 +112,8 @@ class _Task(msgspec.Struct, frozen=True):
     temperature: _Finite | None = None
 
 
-class _ExtendedTask(_Task, frozen=True):
-    shoal: Annotated[
-        _TaskExtension | None, Undocumented("what the other fields cannot express")
-    ] = None
-
-
 _heads = msgspec.json.Decoder(TaskHead)
 _tasks = msgspec.json.Decoder(_Task)
-_extended_tasks = msgspec.json.Decoder(_ExtendedTask)
 
 
 def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
@@ -164,122 +130,47 @@ def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
             text = _dump(json.loads(text))
         head: TaskHead = _heads.decode(text)
     except (ValueError, RecursionError) as error:
-        raise PeerError(f"no task: {validation_error(error)}") from error
+        raise PeerError(f"no task: {_validation_error(error)}") from error
     return head, text
 
 
-def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, str, str]:
-    """Return the work of a task, and the text and thoughts that its answer has.
+def decode_work(text: str, model: str) -> Chat:
+    """Return the work of a task.
 
     The system message and the limits are optional.  A token limit below 1 means 1, as
-    in one of the real nodes.
+    in one of the real nodes.  ``system`` is the first message.
 
     Raises PeerError if a field has the wrong type.
     """
-    extension: _TaskExtension | None = None
-    task: _Task
     try:
-        if extended:
-            task = extended_task = _extended_tasks.decode(text)
-            extension = extended_task.shoal
-        else:
-            task = _tasks.decode(text)
+        task = _tasks.decode(text)
     except (ValueError, RecursionError) as error:
-        raise PeerError(validation_error(error)) from error
-    if extension is None:
-        limit = _token_limit(task.max_new_tokens)
-        return Chat(model, _messages(task), limit, task.temperature), "", ""
-    limit = _token_limit(extension.max_tokens)
-    match extension.kind:
-        case JobKind.CHAT:
-            converted = extension.messages
-            messages = _messages(task) if converted is None else tuple(converted)
-            chat = Chat(
-                model, messages, limit, extension.temperature, extension.options
-            )
-            return chat, extension.continues, extension.thoughts
-        case JobKind.COMPLETION:
-            completion = Completion(
-                model, extension.prompt, limit, extension.temperature, extension.options
-            )
-            return completion, extension.continues, ""
-        case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
-            fields = extension.prompt, extension.inputs, extension.options
-            return input_work(kind, model, *fields), "", ""
-        case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
-            raise PeerError(f"shoal.kind: a node cannot run {extension.kind.value}")
-
-
-def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
-    """Convert the plain fields of a task to messages in OpenAI's format."""
-    known = ("assistant", "system")
-    converted: list[Mapping[str, JSON]] = [
-        {
-            "role": message["role"] if message["role"] in known else "user",
-            "content": message["content"],
-        }
-        for message in messages
+        raise PeerError(_validation_error(error)) from error
+    messages = [
+        _Message(content=each) if isinstance(each, str) else each
+        for each in task.messages
     ]
-    if system:
-        converted.insert(0, {"role": "system", "content": system})
-    return tuple(converted)
+    conversation = [
+        {
+            "role": each.role if each.role in KNOWN_ROLES else "user",
+            "content": each.content or "",
+        }
+        for each in messages
+    ]
+    if task.system:
+        conversation.insert(0, {"role": "system", "content": task.system})
+    limit = _token_limit(task.max_new_tokens)
+    return Chat(model, tuple(conversation), limit, task.temperature)
 
 
 # Private parts, in the order in which they are called.
 
 
-def _plain_fields(
-    work: Inference, max_new_tokens: int, context: int
-) -> dict[str, JSON]:
-    """Return the fields for every node; only chats are expressed in them."""
-    if not isinstance(work, Chat):
-        return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
-    system, messages = _plain_conversation(work.messages)
-    return {
-        "system": system,
-        "messages": messages,
-        "max_new_tokens": _new_tokens(work, max_new_tokens, context),
-        "temperature": _temperature(work.temperature),
-    }
-
-
-def _extension_fields(
-    job: RunJob, work: Inference, plain: Mapping[str, Any]
-) -> dict[str, JSON]:
-    """Return the extension field: what the plain fields cannot express."""
-    extension: dict[str, JSON] = {}
-    match work:
-        case Chat(max_tokens=limit, temperature=temperature):
-            extension |= {"max_tokens": limit, "temperature": temperature}
-            converted = to_messages(plain["system"], plain["messages"])
-            if converted != tuple(work.messages):
-                extension["messages"] = work.messages
-        case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
-            extension |= {"kind": work.kind.value, "prompt": prompt}
-            extension |= {"max_tokens": limit, "temperature": temperature}
-        case Embedding() | Rerank() | Transcription():
-            extension |= {"kind": work.kind.value, "inputs": inputs_of(work)}
-            if prompt := input_prompt(work):
-                extension["prompt"] = prompt
-    if work.options:
-        extension["options"] = work.options
-    if job.continues:
-        extension["continues"] = job.continues
-    if job.thoughts:
-        extension["thoughts"] = job.thoughts
-    return extension
-
-
-def _messages(task: "_Task") -> Messages:
-    return to_messages(
-        task.system or "",
-        [
-            {"role": "user", "content": message}
-            if isinstance(message, str)
-            else {"role": message.role, "content": message.content or ""}
-            for message in task.messages
-        ],
-    )
+def _validation_error(error: Exception) -> str:
+    """Describe the error in a JSON text without quoting from it."""
+    if isinstance(error, msgspec.ValidationError):
+        return str(error)
+    return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"
 
 
 def _plain_conversation(

@@ -1,4 +1,4 @@
-"""The node's session with a server: Shoal's coordinator or an original server."""
+"""The node's session with a server, and its tasks across connections."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Delta, Fault
+from shoal.domain.outcome import AnswerPiece, Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -27,44 +27,22 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.protocols.grandsage.admission import (
-    BYE,
-    CLOSE_BYE,
     CLOSE_INVALID_TOKEN,
     CLOSE_MISSING_PARAMETER,
     read_query,
 )
-from shoal.protocols.grandsage.codec import (
-    FRAME_MAX,
-    REASON_MAX,
-    TextMessage,
-    encode_delta,
-    encode_end,
-    encode_ending,
-    encode_text,
-    encode_text_message,
-    well_formed,
-)
-from shoal.protocols.grandsage.extension import (
-    HEADER,
-    read_extensions,
-    write_extensions,
-)
+from shoal.protocols.grandsage.codec import encode_end, encode_text
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
-from shoal.protocols.seam.session import (
-    Batch,
-    Close,
-    Data,
-    Notice,
-    Output,
-    Send,
-)
+from shoal.protocols.seam.json_text import well_formed
+from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 
 KEEPALIVE_INTERVAL = 10.0  # seconds
-TASK_MAX = 64 << 20  # bytes of a task, which may have its messages twice
+TASK_MAX = 64 << 20  # bytes of a task
 TASKS_MAX = 4096  # concurrent tasks accepted from a server
-UTF8_CHARACTER_MAX = 4  # bytes of a character in UTF-8
+ENDED_MAX = 1024  # recent ends that are remembered
 NO_TOKEN = "-"  # servers require the parameter even if they ignore it
+REASON_MAX = 1000  # characters of a reason that are logged
 REPEAT_WITHIN = 60.0  # seconds in which a broken connection is noticed
 
 FAILURES = {
@@ -72,13 +50,13 @@ FAILURES = {
     Fault.REQUEST: "\n[The node cannot process this request.]",
     Fault.CONTEXT: "\n[The conversation is too long for this model.]",
 }
-"""The last text of a failed task at a plain server, which has no message for errors.
+"""The last text of a failed task: the wire has no message for errors.
 
 The details are for the operator: they may name what runs on this machine.
 """
 
 BROKEN = "\n[The connection of the node broke: text may be missing.]"
-"""The last text of a task at a plain server of which a connection may have lost text.
+"""The last text of a task of which a connection may have lost text.
 
 A frame has no number, and a server acknowledges none.
 """
@@ -90,8 +68,8 @@ SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 class NodeTasks:
     """The tasks of one server, across connections.
 
-    At a plain server, ``ended`` has when each recent task ended, oldest first, and
-    ``begun`` the running and recent tasks that have sent text on this connection.
+    ``ended`` has when each recent task ended, oldest first, and ``begun`` the running
+    and recent tasks that have sent text on this connection.
     """
 
     running: dict[JobId, int] = field(default_factory=dict)
@@ -102,7 +80,7 @@ class NodeTasks:
         """Record an end frame, which a broken connection may have lost."""
         self.ended.pop(task_id, None)
         self.ended[task_id] = now
-        while len(self.ended) > TASKS_MAX:
+        while len(self.ended) > ENDED_MAX:
             oldest = next(iter(self.ended))
             del self.ended[oldest]
             self.begun.discard(oldest)
@@ -127,32 +105,17 @@ class GrandSageNodeDialer:
     """
 
     message_max = TASK_MAX
+    headers: Mapping[str, str] = {}
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _address(url, profile)
-        self.headers: Mapping[str, str] = {
-            HEADER: write_extensions(
-                profile.model,
-                profile.only_for,
-                profile.privacy,
-                profile.price,
-                profile.engine,
-            )
-        }
         self._model = profile.model.name
-        self._restriction = profile.restriction
         self._tasks = NodeTasks()
-        self._extended = False
-        self._declined = ""  # why the node does not serve this server
+        restriction = profile.restriction
+        self._declined = unenforceable(restriction) if restriction else ""
 
     def start_session(self, headers: Mapping[str, str]) -> "GrandSageServerSession":
-        announced = {name.lower(): value for name, value in headers.items()}
-        self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
-        if self._restriction and not self._extended:
-            self._declined = unenforceable(self._restriction)
-        return GrandSageServerSession(
-            self._model, self._tasks, self._extended, self._declined
-        )
+        return GrandSageServerSession(self._model, self._tasks, self._declined)
 
     def final_reason(self, code: int, text: str) -> str | None:
         if self._declined:
@@ -162,45 +125,28 @@ class GrandSageNodeDialer:
             return f"the coordinator does not know this token ({quoted}): check --token"
         if code == CLOSE_MISSING_PARAMETER:
             return f"the coordinator does not take these parameters: {quoted}"
-        if code == CLOSE_BYE and self._extended:
-            if text == BYE:
-                return (
-                    "another worker joined under the same name: choose another --name"
-                )
-            return f"the coordinator dismissed this worker: {quoted}"
-        return None  # an original server also sends 4000 on errors
+        return None  # a server also closes with 4000 on errors
 
 
 class GrandSageServerSession:
     """Receives tasks from a server and sends text.
 
-    ``tasks`` outlives the connection.  After a reconnect, an original server continues
-    a task under its id, and keeps it until its end frame.  So the session ends every
-    task, also those that fail, and first repeats the latest end frames: frames written
-    to a broken connection are lost, and the end of an unknown task is ignored.  For the
-    same reason a task that has sent text ends there, with ``BROKEN``; another goes on.
-    Shoal's coordinator has requeued the tasks, so the session first cancels those that
-    still run.  If it is ``declined``, the session disconnects with that reason.
+    ``tasks`` outlives the connection.  After a reconnect, a server continues a task
+    under its id, and keeps it until its end frame.  So the session ends every task,
+    also those that fail, and first repeats the latest end frames: frames written to a
+    broken connection are lost, and the end of an unknown task is ignored.  For the same
+    reason a task that has sent text ends there, with ``BROKEN``; another goes on.  If
+    it is ``declined``, the session disconnects with that reason.
     """
 
-    def __init__(
-        self, model: str, tasks: NodeTasks, extended: bool, declined: str = ""
-    ) -> None:
-        # The URL stands for Joined.  A plain server has no message for Rejected; the
-        # session handles the other events that it has no message for.
-        self.accepts: frozenset[type] = frozenset(
-            {
-                AnswerChunk,
-                Completed,
-                Failed,
-                Draining,
-                *((Rejected,) if extended else ()),
-            }
-        )
+    # The URL stands for Joined, and a server notices by the disconnect that a node
+    # leaves.
+    accepts: frozenset[type] = frozenset({AnswerChunk, Completed, Failed})
+
+    def __init__(self, model: str, tasks: NodeTasks, declined: str = "") -> None:
         self._model = model
         self._tasks = tasks
         self._running = tasks.running
-        self._extended = extended
         self._declined = declined
         self._due: float | None = None
 
@@ -215,25 +161,17 @@ class GrandSageServerSession:
             return (Close(self._declined),)
         first = self._due is None
         self._due = now + KEEPALIVE_INTERVAL
-        outputs: list[Command | Output] = [Send("")]
-        if first and self._extended:
-            outputs += [
-                _cancel(job_id, task_id) for job_id, task_id in self._running.items()
-            ]
-            self._running.clear()
-        elif first:
-            outputs += self._end_broken_tasks(now)
-        return outputs
+        return (Send(""), *(self._end_broken_tasks(now) if first else ()))
 
     def _end_broken_tasks(self, now: float) -> Sequence[Command | Output]:
-        """End at a plain server what the last connection may not have ended.
+        """End what the last connection may not have ended.
 
         A server that has ended a task answers the text with a stop, and ignores it.
         """
         begun = self._tasks.drain_begun()
         outputs: list[Command | Output] = []
         for task_id in self._tasks.drain_recent_ends(now):
-            outputs += self._plain_text(task_id, BROKEN) if task_id in begun else ()
+            outputs += self._text(task_id, BROKEN) if task_id in begun else ()
             outputs.append(Send(encode_end(task_id)))
         for job_id, task_id in list(self._running.items()):
             if task_id in begun:
@@ -272,107 +210,55 @@ class GrandSageServerSession:
             reason = f"{TASKS_MAX} tasks are running already"
             return self._refuse(head.id, reason, now)
         try:
-            work, begun, thoughts = decode_work(
-                text, self._model, extended=self._extended
-            )
+            work = decode_work(text, self._model)
         except PeerError as error:
             return self._refuse(head.id, str(error), now)
         self._running[job_id] = head.id
         self._tasks.ended.pop(head.id, None)
         self._tasks.begun.discard(head.id)
         lease = LeaseNumber(head.id)
-        # As real nodes do: a plain server cannot learn that the prompt is too long.
-        return (RunJob(job_id, lease, work, begun, thoughts, trim=not self._extended),)
+        # As real nodes do: a server cannot learn that the prompt is too long.
+        return (RunJob(job_id, lease, work, trim=True),)
 
     def send(self, message: Event, now: float) -> Sequence[Output]:
         match message:
-            case Joined():
-                raise Unsupported("a node joins by its URL")
-            case OffersChanged() | HealthReported() | LoadChanged() | ReceiptSent():
+            case (
+                Joined()
+                | OffersChanged()
+                | HealthReported()
+                | LoadChanged()
+                | Draining()
+                | Rejected()
+                | ReceiptSent()
+                | CallMessage()
+                | ModelMessage()
+            ):
                 raise Unsupported("this wire has no such message")
-            case CallMessage() | ModelMessage():
-                raise Unsupported("this wire has no such message")
-            case Draining(reason):
-                # A plain server notices the disconnect.
-                return self._send_text_message(TextMessage(draining=_short(reason)))
             case AnswerChunk(job_id, _, pieces):
-                sent = [self._send(job_id, piece) for piece in pieces]
-                return tuple(chain.from_iterable(sent))
-            case Completed() | Rejected() | Failed():
-                task_id = self._running.pop(message.job_id, None)
-                return () if task_id is None else self._end_task(task_id, message, now)
-
-    def _send(self, job_id: JobId, piece: AnswerPiece) -> Sequence[Output]:
-        task_id = self._running.get(job_id)
-        if task_id is None:
-            return ()  # stopped in the meantime
-        if isinstance(piece, str):
-            return self._plain_text(task_id, piece)
-        return self._send_delta(job_id, task_id, piece)
-
-    def _send_delta(
-        self, job_id: JobId, task_id: int, delta: Delta
-    ) -> Sequence[Output]:
-        if not self._extended:
-            text = delta.fields.get("content")
-            if delta.choice or not isinstance(text, str):
-                return ()  # a plain server never requests more than text
-            return self._plain_text(task_id, text)
-        try:
-            text = encode_delta(task_id, delta)
-        except RecursionError:
-            return self._fail_task(job_id, task_id, "is nested too deeply")
-        if len(text) * UTF8_CHARACTER_MAX < FRAME_MAX or len(text.encode()) < FRAME_MAX:
-            return (Send(text),)
-        limit = f"exceeds the limit of {FRAME_MAX} bytes"
-        return self._fail_task(job_id, task_id, limit)
-
-    def _fail_task(self, job_id: JobId, task_id: int, reason: str) -> Sequence[Output]:
-        """Fail a task whose answer cannot be sent; ignore the rest of the answer."""
-        del self._running[job_id]
-        return self._send_text_message(
-            TextMessage(id=task_id, failed=f"a piece of the answer {reason}")
-        )
-
-    def _end_task(
-        self, task_id: int, event: Completed | Rejected | Failed, now: float
-    ) -> Sequence[Output]:
-        match event:
-            case Completed(_, _, finish_reason, usage):
-                if not self._extended:
-                    return (self._plain_end(task_id, now),)
-                end = Send(encode_end(task_id))
-                if usage is None and finish_reason == "stop":
-                    return (end,)
-                return (Send(encode_ending(task_id, finish_reason, usage)), end)
-            case Rejected(_, _, reason):
-                # A plain server's session is sent no such event.
-                return self._send_text_message(
-                    TextMessage(id=task_id, rejected=_short(reason))
+                task_id = self._running.get(job_id)
+                if task_id is None:
+                    return ()  # stopped in the meantime
+                texts = map(_text_of, pieces)
+                return tuple(
+                    chain.from_iterable(self._text(task_id, text) for text in texts)
                 )
-            case Failed(_, _, error, fault):
-                if self._extended:
-                    return self._send_text_message(
-                        TextMessage(id=task_id, failed=_short(error), fault=fault)
-                    )
+            case Completed(job_id):
+                task_id = self._running.pop(job_id, None)
+                return () if task_id is None else (self._end(task_id, now),)
+            case Failed(job_id, _, error, fault):
+                task_id = self._running.pop(job_id, None)
+                if task_id is None:
+                    return ()
                 return self._end_failed_task(task_id, f"failed: {error}", fault, now)
-
-    def _send_text_message(self, message: TextMessage) -> Sequence[Output]:
-        return (Send(encode_text_message(message)),) if self._extended else ()
 
     def _refuse(self, task_id: int, reason: str, now: float) -> Sequence[Output]:
         logged = f"is not processed: {reason}"
-        if not self._extended:
-            return self._end_failed_task(task_id, logged, Fault.REQUEST, now)
-        return (
-            Notice(f"task {task_id} {logged}"),
-            *self._send_text_message(TextMessage(id=task_id, rejected=_short(reason))),
-        )
+        return self._end_failed_task(task_id, logged, Fault.REQUEST, now)
 
     def _end_failed_task(
         self, task_id: int, reason: str, fault: Fault, now: float
     ) -> Sequence[Output]:
-        """End a task at a plain server, which has no message for an error.
+        """End a task, for which the wire has no message for an error.
 
         The document says that a node disconnects then.  But the original keeps the
         task: without an end frame its client waits 600 s, and so long its slot is
@@ -385,18 +271,17 @@ class GrandSageServerSession:
         self, task_id: int, reason: str, last_text: str, now: float
     ) -> Sequence[Output]:
         return (
-            Notice(f"task {task_id} {_short(reason)}"),
-            *self._plain_text(task_id, last_text),
-            self._plain_end(task_id, now),
+            Notice(f"task {task_id} {well_formed(reason[:REASON_MAX])}"),
+            *self._text(task_id, last_text),
+            self._end(task_id, now),
         )
 
-    def _plain_text(self, task_id: int, text: str) -> Sequence[Output]:
-        frames = encode_text(task_id, text)
-        if frames and not self._extended:
+    def _text(self, task_id: int, text: str) -> Sequence[Output]:
+        if text:
             self._tasks.begun.add(task_id)
-        return [Send(frame) for frame in frames]
+        return [Send(frame) for frame in encode_text(task_id, text)]
 
-    def _plain_end(self, task_id: int, now: float) -> Send:
+    def _end(self, task_id: int, now: float) -> Send:
         self._tasks.record_end(task_id, now)
         return Send(encode_end(task_id))
 
@@ -405,8 +290,12 @@ def _cancel(job_id: JobId, task_id: int) -> CancelJob:
     return CancelJob(job_id, LeaseNumber(task_id))
 
 
-def _short(text: str) -> str:
-    return well_formed(text[:REASON_MAX])
+def _text_of(piece: AnswerPiece) -> str:
+    """Return the text in a piece of an answer; a server never requests more."""
+    if isinstance(piece, str):
+        return piece
+    text = piece.fields.get("content")
+    return text if isinstance(text, str) and not piece.choice else ""
 
 
 def _address(url: str, profile: WorkerProfile) -> str:
