@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.request import Request, urlopen
@@ -33,7 +34,12 @@ PORTS = range(10_000, 32_768)  # below those that systems give to clients
 FLAGS = ("--hedge-after", "0.004", *PRICES)  # some jobs have two workers at a time
 SIGNING = [f"signing{number}" for number in range(5)]
 """Workers that are not Shoal's, by their seeds."""
-JOINING = {"signs": "shoal", "streams": "grandsage", "hedges": "grandsage"}
+FLAKY = str(Path(__file__).with_name("flaky_tasks.py"))
+JOINING = {
+    "signs": ("--wire", "shoal"),
+    "fails": ("--wire", "shoal", "--tasks", FLAKY),
+    "streams": ("--wire", "grandsage"),
+}
 """Those that are Shoal's, and their wires."""
 
 
@@ -122,8 +128,8 @@ class Siege:
             worker = self.pool.signing(name)
         else:
             identity = str(self.programs.folder / f"{name}.key")
-            wire = ("--wire", JOINING[name], "--identity", identity)
-            worker = self.pool.join(name, *wire, "--model", f"tiny={TINY}")
+            flags = (*JOINING[name], "--identity", identity)
+            worker = self.pool.join(name, *flags, "--model", f"tiny={TINY}")
         self._workers[name] = worker
 
     def _send_home(self) -> None:

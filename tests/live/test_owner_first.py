@@ -48,7 +48,7 @@ def heat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
     return set_
 
 
-@pytest.mark.parametrize("wire", ["shoal", "tealenet", "grandsage"])
+@pytest.mark.parametrize("wire", ["shoal", "tealenet"])
 def test_a_running_answer_is_handed_over_and_completed(
     programs: Programs,
     slow_model: GatedModel,

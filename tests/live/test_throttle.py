@@ -29,7 +29,8 @@ TASKS = ("--tasks", "tasks.demo_tasks")
 @pytest.fixture
 def pool(programs: Programs) -> Pool:
     ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
-    return programs.serve("--join-token", "join-me-please", *ports)
+    model = ("--dispatch-model", "tiny")
+    return programs.serve("--join-token", "join-me-please", *ports, *model)
 
 
 def join(pool: Pool, *flags: str) -> Program:
