@@ -83,7 +83,7 @@ def test_any_query_is_admitted_or_refused(query: str) -> None:
 def test_without_a_configured_token_any_token_is_accepted_but_required() -> None:
     anybody = require_token("")
     request = UpgradeRequest("/ws", "name=n&model=m&token=x&max_concurrency=1")
-    assert admit(request, anybody).offer.slots == 1
+    assert admit(request, anybody)[0].offer.slots == 1
 
     with pytest.raises(Refused, match="Missing token"):
         admit(UpgradeRequest("/ws", "name=n&model=m&token=&max_concurrency=1"), anybody)
@@ -97,10 +97,10 @@ def test_the_admission_check_receives_the_join_request() -> None:
         return AdmissionGrant("token_1", "somebody")
 
     query = "name=n+1&model=m/x&token=a%20b&max_concurrency=1"
-    node = admit(UpgradeRequest("/ws", query, {}, "192.0.2.7"), decide)
+    _, grant = admit(UpgradeRequest("/ws", query, {}, "192.0.2.7"), decide)
 
     assert asked == [JoinRequest("a b", "n 1", frozenset({"m/x"}), "192.0.2.7")]
-    assert node.admitted == AdmissionGrant("token_1", "somebody")
+    assert grant == AdmissionGrant("token_1", "somebody")
 
 
 def test_the_refusal_has_the_reason_of_the_admission_check() -> None:
@@ -159,9 +159,9 @@ def test_a_blank_number_is_zero_as_in_javascript() -> None:
 def test_a_nodes_offer_is_that_of_its_query() -> None:
     request = UpgradeRequest("/ws", NODE.partition("?")[2])
 
-    node = admit(request, require_token("nt"), {"m1": 2048})
+    joined, _ = admit(request, require_token("nt"), {"m1": 2048})
 
-    assert node.offer == Offer(
+    assert joined.offer == Offer(
         CHAT_ONLY, frozenset({"m1"}), 8, context=2048, needs_question=True
     )
 
@@ -208,4 +208,6 @@ def test_slots_with_a_prefix_are_counted_up_to_the_limit(
 def test_a_model_without_a_given_context_has_none() -> None:
     request = UpgradeRequest("/", "token=t&model=m&max_concurrency=1&name=n")
 
-    assert admit(request, require_token(""), {"other": 5}).offer.context == 0
+    joined, _ = admit(request, require_token(""), {"other": 5})
+
+    assert joined.offer.context == 0

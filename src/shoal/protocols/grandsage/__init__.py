@@ -37,12 +37,11 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRou
     contexts = read_contexts(config.context)
 
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
-        node = admit(request, context.admission, contexts)
-        remark = node.offer.remark
+        joined, grant = admit(request, context.admission, contexts)
+        remark = joined.offer.remark
         headers = {WARNING_HEADER: remark} if remark else {}
-        session = GrandSageNodeSession(node, config, task_ids, now)
-        accepted = SoleWorkerSession(session)
-        return AcceptedConnection(accepted, headers, session.grant)
+        session = GrandSageNodeSession(joined, grant, config, task_ids, now)
+        return AcceptedConnection(SoleWorkerSession(session), headers, grant)
 
     idle_max = PONGS * config.silence
     return [WebSocketRoute(20, claims, accept, FRAME_MAX, idle_max)]

@@ -6,11 +6,11 @@ The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in an
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from shoal.domain.errors import NotAdmitted, Refused
+from shoal.domain.vocabulary import Joined
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.endpoints import UpgradeRequest
@@ -39,15 +39,6 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredNode:
-    """A node as its upgrade request describes it."""
-
-    identity: str
-    offer: Offer
-    admitted: AdmissionGrant
-
-
 def read_query(query: str) -> dict[str, str]:
     """Parse form data as the original does.
 
@@ -64,8 +55,8 @@ def admit(
     request: UpgradeRequest,
     admission: AdmissionCheck,
     contexts: Mapping[str, int] = NO_CONTEXTS,
-) -> RegisteredNode:
-    """Build the registration of a node; ``admission`` decides whether it may join.
+) -> tuple[Joined, AdmissionGrant]:
+    """Return how a node joins; ``admission`` decides whether it may.
 
     ``contexts`` has the contexts of models, in tokens: a node cannot announce it.
 
@@ -84,7 +75,7 @@ def admit(
             )
     models = _models_of(parameters["model"])
     try:
-        admitted = admission(
+        grant = admission(
             JoinRequest(
                 parameters["token"], parameters["name"], models, request.address
             )
@@ -101,7 +92,7 @@ def admit(
         needs_question=True,
     )
     identity = _identity(parameters["name"], parameters["model"])
-    return RegisteredNode(identity, offer, admitted)
+    return Joined(identity, offer), grant
 
 
 # Nodes with the same model share one set: there may be thousands.

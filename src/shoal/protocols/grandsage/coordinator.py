@@ -19,15 +19,11 @@ from shoal.domain.vocabulary import (
     Joined,
     RunJob,
 )
-from shoal.protocols.grandsage.admission import (
-    BYE,
-    CLOSE_BYE,
-    CLOSE_SILENT,
-    RegisteredNode,
-)
+from shoal.protocols.grandsage.admission import BYE, CLOSE_BYE, CLOSE_SILENT
 from shoal.protocols.grandsage.codec import TASK_ID, decode_frame, encode_stop
 from shoal.protocols.grandsage.config import Config
 from shoal.protocols.grandsage.tasks import encode_task
+from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.session import (
     Batch,
     Close,
@@ -98,17 +94,22 @@ class GrandSageNodeSession:
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 
     def __init__(
-        self, node: RegisteredNode, config: Config, task_ids: TaskIds, now: float
+        self,
+        joined: Joined,
+        grant: AdmissionGrant,
+        config: Config,
+        task_ids: TaskIds,
+        now: float,
     ) -> None:
-        self.grant = node.admitted
-        self._node = node
+        self.grant = grant
+        self._offer = joined.offer
+        self._joining: Joined | None = joined  # until the connection is open
         self._config = config
         self._task_ids = task_ids
         self._last_received = now
         # Real nodes send keepalives, of which the document says nothing.  Of a node
         # without, only the pongs tell that it is there.
         self._sends_keepalives = False
-        self._joined = False
         self._closed = False
         self._tasks: dict[int, _SentTask] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
@@ -119,19 +120,18 @@ class GrandSageNodeSession:
 
     @property
     def deadline(self) -> float | None:
-        if self._joined and not self._sends_keepalives:
+        if self._joining is None and not self._sends_keepalives:
             return None
         return None if self._closed else self._last_received + self._config.silence
 
     def tick(self, now: float) -> Sequence[Event | Output]:
         if self._closed:
             return ()
-        if not self._joined:
-            self._joined = True
+        if (joined := self._joining) is not None:
+            self._joining = None
             self._last_received = now
-            offer = self._node.offer
-            joined = Joined(self._node.identity, offer)
-            return (joined, Notice(offer.remark)) if offer.remark else (joined,)
+            remark = self._offer.remark
+            return (joined, Notice(remark)) if remark else (joined,)
         if self.deadline is None or now < self.deadline:
             return ()
         self._closed = True
@@ -234,7 +234,7 @@ class GrandSageNodeSession:
             job,
             created_at=self._task_ids.created_at(now - job.waited),
             max_new_tokens=self._config.max_new_tokens,
-            context=self._node.offer.context,
+            context=self._offer.context,
         )
         self._issued += 1
         task = _SentTask(job.job_id, job.lease, self._issued)
