@@ -7,9 +7,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocols.documented_bytes import examples
 from shoal.domain.work import Chat
-from shoal.protocols.dispatch.codec import messages as dispatch
-from shoal.protocols.dispatch.codec.ecmascript_json import canonical
-from shoal.protocols.dispatch.codec.receipts import read_submitted
+from shoal.protocols.dispatch import messages as dispatch
+from shoal.protocols.dispatch.ecmascript_json import canonical
+from shoal.protocols.dispatch.receipts import read_submitted
 from shoal.protocols.grandsage import codec as grandsage
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, FrameType

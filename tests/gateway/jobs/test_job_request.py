@@ -24,7 +24,7 @@ from shoal.gateway.jobs.job_request import (
     VALUES_MAX,
     decode_commit,
 )
-from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
+from shoal.protocols.dispatch.messages import MESSAGE_MAX
 
 DOCS = Path(__file__).parents[3] / "docs"
 TASK = '{"task_type":"classify","input":"great"}'

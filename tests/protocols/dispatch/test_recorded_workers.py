@@ -31,7 +31,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Chat, Task, Work
 from shoal.ledger.worker_receipts import verify
-from shoal.protocols.dispatch.codec.ecmascript_json import stringify
+from shoal.protocols.dispatch.ecmascript_json import stringify
 from shoal.protocols.seam.session import CoordinatorEnd, Data, Output
 
 # What we say where the original says something else, or dies; the rest is the same.

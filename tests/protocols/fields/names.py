@@ -23,7 +23,7 @@ class Names:
         self.read: set[str] = set()  # attributes, and classes in patterns
         self.written: set[str] = set()  # keywords, and classes that are called
         self.code = defaultdict[str, list[ast.stmt]](list)
-        """Modules, and their functions and classes: ``codec/jobs:encode_job``."""
+        """Modules, and their functions and classes: ``jobs:encode_job``."""
         folder = SOURCE / "protocols" / wire
         for path in sorted(folder.rglob("*.py")):
             module = path.relative_to(folder).with_suffix("").as_posix()

@@ -7,10 +7,10 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 from collections.abc import Sequence
 
 from shoal.domain.work import JobKind
-from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.coordinator import ProviderSession, answer_headers
 from shoal.protocols.dispatch.dialer import PAIRING, PROBE, ProviderDialer
+from shoal.protocols.dispatch.messages import MESSAGE_MAX
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import (
     AcceptedConnection,

@@ -7,13 +7,13 @@ from urllib.parse import unquote
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
-from shoal.protocols.dispatch.codec.ecmascript_json import to_string, well_formed
-from shoal.protocols.dispatch.codec.messages import (
+from shoal.protocols.dispatch.config import Config
+from shoal.protocols.dispatch.ecmascript_json import to_string, well_formed
+from shoal.protocols.dispatch.messages import (
     JobType,
     ProviderType,
     RegisterProvider,
 )
-from shoal.protocols.dispatch.config import Config
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
     AdmissionGrant,

@@ -24,9 +24,10 @@ from shoal.protocols.dispatch.admission import (
     new_worker_id,
     offer_of,
 )
-from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
-from shoal.protocols.dispatch.codec.jobs import encode_job
-from shoal.protocols.dispatch.codec.messages import (
+from shoal.protocols.dispatch.config import Config
+from shoal.protocols.dispatch.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.jobs import encode_job
+from shoal.protocols.dispatch.messages import (
     DISMISSED,
     REASON_MAX,
     REPLACED_TEXT,
@@ -43,7 +44,6 @@ from shoal.protocols.dispatch.codec.messages import (
     decode,
     read_metrics,
 )
-from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.outstanding_jobs import (
     OutstandingJobs,
     Report,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from shoal.domain.errors import ConfigError, NotAdmitted
-from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
+from shoal.protocols.dispatch.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.worker import DispatchWorkerSession, WorkerState
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.protocol import CoordinatorProbe, Pairing

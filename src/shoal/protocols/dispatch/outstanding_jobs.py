@@ -13,9 +13,9 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.dispatch.codec.answers import AssignedJob, read_answer
-from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
-from shoal.protocols.dispatch.codec.messages import (
+from shoal.protocols.dispatch.answers import AssignedJob, read_answer
+from shoal.protocols.dispatch.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.messages import (
     REASON_MAX,
     DispatchErrorCode,
     ErrorMessage,
@@ -24,7 +24,7 @@ from shoal.protocols.dispatch.codec.messages import (
     JobReject,
     ReceiptSubmit,
 )
-from shoal.protocols.dispatch.codec.receipts import UNREADABLE, read_submitted
+from shoal.protocols.dispatch.receipts import UNREADABLE, read_submitted
 from shoal.protocols.seam.session import Send
 
 _ISSUED_ID = re.compile(r"[!-~]+")  # recorded ids are logged as well

@@ -30,18 +30,18 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
-from shoal.protocols.dispatch.codec.answers import (
+from shoal.protocols.dispatch.answers import (
     encode_answer,
     error_output,
     output_of,
 )
-from shoal.protocols.dispatch.codec.ecmascript_json import to_json
-from shoal.protocols.dispatch.codec.jobs import (
+from shoal.protocols.dispatch.ecmascript_json import to_json
+from shoal.protocols.dispatch.jobs import (
     check_restrictions,
     decode_assignment,
     decode_job,
 )
-from shoal.protocols.dispatch.codec.messages import (
+from shoal.protocols.dispatch.messages import (
     REASON_MAX,
     CoordinatorMessage,
     MachineMetrics,

@@ -17,8 +17,8 @@ from msgspec import Raw, UnsetType
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
-from shoal.protocols.dispatch.codec.ecmascript_json import canonical
-from shoal.protocols.dispatch.codec.messages import JobIdText, ReceiptSubmit
+from shoal.protocols.dispatch.ecmascript_json import canonical
+from shoal.protocols.dispatch.messages import JobIdText, ReceiptSubmit
 from shoal.protocols.seam.document_fields import Unread
 
 SIGNATURE_TEXT_MAX = 128  # characters; 64 bytes take 88

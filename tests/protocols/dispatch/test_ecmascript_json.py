@@ -15,7 +15,7 @@ from harness.profiles import examples
 from protocols.dispatch.recorded import Case, each_of_kind
 from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import NESTING_MAX
-from shoal.protocols.dispatch.codec.ecmascript_json import (
+from shoal.protocols.dispatch.ecmascript_json import (
     VALUES_MAX,
     NotJson,
     canonical,

@@ -15,9 +15,9 @@ from shoal.domain.errors import PeerError
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
 from shoal.ledger.canonical import encode
 from shoal.ledger.keys import Signer, public_key_of, verify
-from shoal.protocols.dispatch.codec.ecmascript_json import canonical
-from shoal.protocols.dispatch.codec.messages import ReceiptSubmit
-from shoal.protocols.dispatch.codec.receipts import (
+from shoal.protocols.dispatch.ecmascript_json import canonical
+from shoal.protocols.dispatch.messages import ReceiptSubmit
+from shoal.protocols.dispatch.receipts import (
     UNREADABLE,
     hash_of,
     read_bundled,

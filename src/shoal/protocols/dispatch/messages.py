@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.dispatch.codec.ecmascript_json import (
+from shoal.protocols.dispatch.ecmascript_json import (
     NotJson,
     parse,
     stringify,

@@ -28,12 +28,12 @@ from shoal.domain.work import (
     Work,
     message_text,
 )
-from shoal.protocols.dispatch.codec.ecmascript_json import (
+from shoal.protocols.dispatch.ecmascript_json import (
     to_json,
     to_string,
     well_formed,
 )
-from shoal.protocols.dispatch.codec.messages import JobIdText, JobType
+from shoal.protocols.dispatch.messages import JobIdText, JobType
 from shoal.protocols.seam.document_fields import Unread
 
 NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers

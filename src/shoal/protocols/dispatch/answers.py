@@ -15,7 +15,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed
 from shoal.domain.work import JobKind
-from shoal.protocols.dispatch.codec.ecmascript_json import (
+from shoal.protocols.dispatch.ecmascript_json import (
     NotJson,
     canonical,
     parse,
@@ -23,8 +23,8 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     to_json,
     well_formed,
 )
-from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REASON_MAX, JobComplete
-from shoal.protocols.dispatch.codec.receipts import HASH, hash_of, read_bundled, sign
+from shoal.protocols.dispatch.messages import MESSAGE_MAX, REASON_MAX, JobComplete
+from shoal.protocols.dispatch.receipts import HASH, hash_of, read_bundled, sign
 from shoal.protocols.seam.context import Identity
 
 NO_TEXT = "the worker's answer has no text"

@@ -1,1 +1,0 @@
-"""Stateless encoding and decoding of Dispatch messages."""
