@@ -4,16 +4,15 @@ Source: the WebSocket protocol document, "job_complete", what original workers s
 what clients of original coordinators read.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType
 
 from shoal.domain.errors import PeerError
-from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.receipts import SignedReceipt
-from shoal.domain.vocabulary import Completed, Failed
+from shoal.domain.vocabulary import Completed, Failed, RunJob
 from shoal.domain.work import JobKind
 from shoal.protocols.dispatch.ecmascript_json import (
     NotJson,
@@ -30,21 +29,6 @@ from shoal.protocols.seam.context import Identity
 NO_TEXT = "the worker's answer has no text"
 
 
-@dataclass(slots=True)
-class AssignedJob:
-    """A job assigned to a worker, as the coordinator records it.
-
-    ``accepts_any_output``: the client accepts an output without a text, too.
-    ``receipt`` is one that arrived separately, before the answer.
-    """
-
-    job_id: JobId
-    lease: LeaseNumber
-    kind: JobKind
-    accepts_any_output: bool
-    receipt: SignedReceipt | None = None
-
-
 class _TextOutput(msgspec.Struct, frozen=True):
     """The human-readable part of an output."""
 
@@ -56,9 +40,11 @@ class _TextOutput(msgspec.Struct, frozen=True):
 
 
 def read_answer(
-    job: AssignedJob, message: JobComplete
+    job: RunJob, message: JobComplete, early: SignedReceipt | None
 ) -> tuple[Completed | Failed, str]:
     """Decode the result of a job; also return a warning about the message, or "".
+
+    ``early`` is a receipt that arrived separately, before the answer.
 
     Raises PeerError if the output is missing or invalid.
     """
@@ -66,16 +52,16 @@ def read_answer(
         raise PeerError("job_complete: output is missing")
     output = canonical(bytes(message.output))
     warning = _mismatch(message, output)
-    receipt = read_bundled(message.receipt, message.receipt_signature) or job.receipt
+    receipt = read_bundled(message.receipt, message.receipt_signature) or early
     done = Completed(job.job_id, job.lease, receipt=receipt)
     written = output.decode()
-    if job.kind is JobKind.TASK:
+    if job.work.kind is JobKind.TASK:
         return replace(done, rest=(written,)), warning
     fields = _text_output(output)
     if isinstance(fields.text, str):
         rest = (well_formed(fields.text),) if fields.text else ()
         return replace(done, rest=rest, output=written), warning
-    if job.accepts_any_output:
+    if job.terms.form:  # its client accepts any output
         return replace(done, output=written), warning
     error = fields.error if isinstance(fields.error, str) else ""
     reason = well_formed(error[:REASON_MAX]) or NO_TEXT

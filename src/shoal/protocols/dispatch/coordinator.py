@@ -44,13 +44,7 @@ from shoal.protocols.dispatch.messages import (
     decode,
     read_metrics,
 )
-from shoal.protocols.dispatch.outstanding_jobs import (
-    OutstandingJobs,
-    Report,
-    completed,
-    rejected,
-    submitted,
-)
+from shoal.protocols.dispatch.outstanding_jobs import OutstandingJobs
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
@@ -71,6 +65,7 @@ INVALID_IN_A_ROW_MAX = 100  # consecutive invalid messages before disconnecting
 UNREGISTERED_MESSAGE_MAX = 64 << 10  # characters or bytes before registration
 REPORT_INTERVAL = 1.0  # least seconds between health reports that are passed on
 NULL = Raw(b"null")
+REGISTER = "register"
 
 _SUBPROTOCOL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -150,13 +145,13 @@ class ProviderSession:
         for data in batch:
             if self._closed:
                 break
-            invalid = self._invalid
-            outputs += self._receive_message(data, now)
-            if self._invalid == invalid:
+            try:
+                outputs += self._receive_message(data, now)
                 self._invalid = 0
-            elif self._invalid >= INVALID_IN_A_ROW_MAX:
-                reason = f"{INVALID_IN_A_ROW_MAX} invalid messages in a row"
-                outputs.append(self._close(reason, CloseCode.POLICY_VIOLATION, reason))
+            except InvalidMessage as invalid:
+                if invalid.event is not None:
+                    outputs.append(invalid.event)
+                outputs += self._refuse(invalid)
         return outputs
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
@@ -164,27 +159,23 @@ class ProviderSession:
         if registered is None and len(data) > UNREGISTERED_MESSAGE_MAX:
             # Do not parse large messages of an unregistered peer.
             limit = UNREGISTERED_MESSAGE_MAX
-            return self._reply_unregistered(f"a message has {limit} bytes at most")
-        message = decode(data)
+            raise _unregistered(f"until then a message has {limit} bytes at most")
         if registered is not None:
             self._last_received = now
-        if isinstance(message, InvalidMessage):
-            if message.about == "register":
-                return self._decline(message.text)
-            return (self._reply_invalid(message),)
+        message = decode(data)
         if isinstance(message, RegisterProvider):
             return self._on_register(message, now)
         if registered is None:
-            return self._reply_unregistered("other messages are invalid")
+            raise _unregistered("other messages are invalid until then")
         match message:
             case ProviderHeartbeat():
                 return self._on_heartbeat(message, registered, now)
             case JobComplete():
-                return self._report(completed(self._jobs, message))
+                return self._jobs.completed(message)
             case JobReject():
-                return self._report(rejected(self._jobs, message))
+                return self._jobs.rejected(message)
             case ReceiptSubmit():
-                return self._report(submitted(self._jobs, message))
+                return self._jobs.submitted(message)
 
     def _on_register(
         self, message: RegisterProvider, now: float
@@ -193,16 +184,16 @@ class ProviderSession:
         if self._registered is not None:
             if message == self._registered:
                 return (accepted,)
-            return self._decline("this connection has registered, as something else")
+            raise _invalid_register("this connection has registered, as something else")
         key = message.provider_pubkey.lower()
         try:
             self.grant = admit(key, self._request, self._config, self._context)
             offer = offer_of(message, self._config)
         except NotAdmitted as error:
-            refused = self._close(f"refused: {error}", CLOSE_REFUSED)
-            return (*self._decline(str(error)), refused)
+            refused = _send(RegisterProviderAck("error", error=str(error)))
+            return (refused, self._close(f"refused: {error}", CLOSE_REFUSED))
         except PeerError as error:
-            return self._decline(str(error))
+            raise _invalid_register(str(error)) from error
         self._registered, self._last_received = message, now
         remarks = [offer.remark, _unknown_capabilities(message)]
         notices = [Notice(each) for each in remarks if each]
@@ -214,11 +205,7 @@ class ProviderSession:
     ) -> Sequence[Event | Output]:
         if message.provider_pubkey.lower() != registered.provider_pubkey.lower():
             text = "heartbeat: provider_pubkey: this connection registered another"
-            return (
-                self._reply_invalid(
-                    InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
-                ),
-            )
+            raise InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
         ack = _send(ProviderHeartbeatAck())
         if message.metrics in (UNSET, NULL) or (
             self._reported is not None and now < self._reported + REPORT_INTERVAL
@@ -237,30 +224,33 @@ class ProviderSession:
         self._has_noted_metrics = True
         return (Notice(f"heartbeat: ignored {', '.join(metrics)}: out of range"),)
 
-    def _report(self, report: Report) -> Sequence[Event | Output]:
-        """Turn invalid messages into error replies, and count them."""
-        return [
-            self._reply_invalid(each) if isinstance(each, InvalidMessage) else each
-            for each in report
-        ]
-
-    def _decline(self, reason: str) -> Sequence[Output]:
+    def _refuse(self, invalid: InvalidMessage) -> Sequence[Output]:
+        """Answer an invalid message; disconnect after many in a row."""
         self._invalid += 1
-        return (_send(RegisterProviderAck("error", error=reason)),)
-
-    def _reply_unregistered(self, rule: str) -> Sequence[Output]:
-        text = f"register first: until then {rule}"
+        text = str(invalid)
+        answer: object = ErrorMessage(invalid.code, text)
+        if invalid.about == REGISTER:
+            answer = RegisterProviderAck("error", error=text)
+        if self._invalid < INVALID_IN_A_ROW_MAX:
+            return (_send(answer),)
+        reason = f"{INVALID_IN_A_ROW_MAX} invalid messages in a row"
         return (
-            self._reply_invalid(InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)),
+            _send(answer),
+            self._close(reason, CloseCode.POLICY_VIOLATION, reason),
         )
-
-    def _reply_invalid(self, invalid: InvalidMessage) -> Send:
-        self._invalid += 1
-        return _send(ErrorMessage(invalid.code, invalid.text))
 
     def _close(self, reason: str, code: int, text: str = "") -> Close:
         self._closed = True
         return Close(reason, code, text or reason[:100])
+
+
+def _unregistered(rule: str) -> InvalidMessage:
+    text = f"register first: {rule}"
+    return InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
+
+
+def _invalid_register(reason: str) -> InvalidMessage:
+    return InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, reason, REGISTER)
 
 
 def _unknown_capabilities(message: RegisterProvider) -> str:

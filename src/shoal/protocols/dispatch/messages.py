@@ -5,7 +5,6 @@ Source: the WebSocket protocol document, and what real workers send; see
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias, get_args
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import Event
 from shoal.protocols.dispatch.ecmascript_json import (
     NotJson,
     parse,
@@ -146,17 +146,26 @@ class CoordinatorMessage(msgspec.Struct, frozen=True):
     worker_id: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidMessage:
-    """The error of an invalid message; ``about`` is the message type, if known."""
+class InvalidMessage(PeerError):
+    """A worker's message that is answered with an error, and counts against it.
 
-    code: DispatchErrorCode
-    text: str
-    about: str = ""
+    ``about`` is the type of the message, if it is known, and ``event`` what the message
+    is all the same.
+    """
+
+    def __init__(
+        self,
+        code: DispatchErrorCode,
+        text: str,
+        about: str = "",
+        event: Event | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.code, self.about, self.event = code, about, event
 
 
-def decode(data: Data) -> FromWorker | InvalidMessage:
-    """Decode a worker's message, or return why it is invalid.
+def decode(data: Data) -> FromWorker:
+    """Decode a worker's message.  Raises InvalidMessage.
 
     Text and binary frames are equivalent, as in the original.
     """
@@ -164,10 +173,10 @@ def decode(data: Data) -> FromWorker | InvalidMessage:
         message: FromWorker = _messages.decode(
             data if isinstance(data, str) else data.decode()
         )
-    except UnicodeDecodeError:
-        return _NOT_JSON
+    except UnicodeDecodeError as error:
+        raise _not_json() from error
     except (msgspec.DecodeError, RecursionError) as error:
-        return _diagnose(data, error)
+        return _decode_slowly(data, error)
     return message
 
 
@@ -178,45 +187,46 @@ _METRICS: Mapping[str, msgspec.json.Decoder[float | None]] = {
 }
 _RAW = ("metrics", "output", "output_hash", "receipt", "receipt_signature")
 _UNDEFINED: Any = object()
-_NOT_JSON = InvalidMessage(DispatchErrorCode.PARSE_ERROR, "Invalid JSON")
 _messages = msgspec.json.Decoder(FromWorker)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 _coordinator_messages = msgspec.json.Decoder(CoordinatorMessage)
 _known = frozenset(str(each.__struct_config__.tag) for each in get_args(FromWorker))
 
 
-def _diagnose(data: Data, error: Exception) -> FromWorker | InvalidMessage:
-    """Slow path: find the error, or decode a message that has lone surrogates."""
+def _decode_slowly(data: Data, error: Exception) -> FromWorker:
+    """Find the error, or decode a message that has lone surrogates."""
     try:
         value = parse(data)
-    except NotJson:
-        return _NOT_JSON
+    except NotJson as fault:
+        raise _not_json() from fault
     except PeerError as limit:
-        return InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, str(limit))
+        raise _invalid(str(limit)) from limit
     if value is None:
         # It crashes the original coordinator.
-        return InvalidMessage(
-            DispatchErrorCode.INVALID_MESSAGE, "expected an object, got null"
-        )
+        raise _invalid("expected an object, got null")
     kind = value.get("type", _UNDEFINED) if isinstance(value, dict) else _UNDEFINED
     if not isinstance(kind, str) or kind not in _known:
-        return unknown_type("undefined" if kind is _UNDEFINED else to_string(kind))
+        shown = "undefined" if kind is _UNDEFINED else to_string(kind)
+        text = f"Unknown type: {shown[:QUOTED_MAX]}"  # as in the original
+        raise InvalidMessage(DispatchErrorCode.UNKNOWN_MSG, text)
     if isinstance(error, msgspec.ValidationError):
-        return _invalid(kind, error)
+        raise _invalid(f"{kind}: {error}", kind)
     raw = {name: Raw(stringify(value.pop(name))) for name in _RAW if name in value}
     try:
         message: FromWorker = msgspec.convert(
             with_lone_surrogates_replaced(value) | raw, FromWorker
         )
     except msgspec.ValidationError as fault:
-        return _invalid(kind, fault)
+        raise _invalid(f"{kind}: {fault}", kind) from fault
     return message
 
 
-def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidMessage:
-    return InvalidMessage(
-        DispatchErrorCode.INVALID_MESSAGE, f"{kind}: {error}"[:REASON_MAX], kind
-    )
+def _not_json() -> InvalidMessage:
+    return InvalidMessage(DispatchErrorCode.PARSE_ERROR, "Invalid JSON")
+
+
+def _invalid(text: str, about: str = "") -> InvalidMessage:
+    return InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text[:REASON_MAX], about)
 
 
 def read_metrics(heartbeat: ProviderHeartbeat) -> tuple[MachineMetrics, list[str]]:
@@ -261,10 +271,3 @@ def decode_coordinator_message(data: Data) -> tuple[CoordinatorMessage, str]:
             return _coordinator_messages.decode(text), text
     except ValueError as error:
         raise PeerError("not JSON") from error
-
-
-def unknown_type(kind: str) -> InvalidMessage:
-    """Return the error for an unknown type, worded as in the original."""
-    return InvalidMessage(
-        DispatchErrorCode.UNKNOWN_MSG, f"Unknown type: {kind[:QUOTED_MAX]}"
-    )
