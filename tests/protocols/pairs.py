@@ -64,6 +64,8 @@ MEMBER = WorkerProfile(
     privacy=Privacy.PUBLIC,
     price="$0.010",
 )
+# No word of the other wires restricts a worker, or says what it costs.
+PLAIN_MEMBER = replace(MEMBER, only_for=frozenset(), privacy=None, price="")
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
 
@@ -83,10 +85,16 @@ def streams(protocol: AnyWireProtocol) -> bool:
     return any(isinstance(each, Joined) and each.offer.streams for each in messages)
 
 
+def member_of(protocol: AnyWireProtocol) -> WorkerProfile:
+    """Return a worker that can join on a wire."""
+    return MEMBER if protocol.preferred else PLAIN_MEMBER
+
+
 def connect(
-    protocol: AnyWireProtocol, member: WorkerProfile = MEMBER, now: float = 0.0
+    protocol: AnyWireProtocol, member: WorkerProfile | None = None, now: float = 0.0
 ) -> tuple[ChatPair, list[ReceivedMessage]]:
     """Let a worker join; return both ends and what the coordinator received."""
+    member = member or member_of(protocol)
     dialer, accepted = _connect(protocol, member, now)
     pair = tied(accepted, dialer, BINDING if protocol.encrypts else b"")
     pair.begin(now)
@@ -190,7 +198,7 @@ def other_profile(name: str, model: str) -> WorkerProfile:
     """Return another member, with a key of its own."""
     signer = Signer.from_seed(sha256(f"{name} {model}".encode()).digest())
     return replace(
-        MEMBER,
+        PLAIN_MEMBER,
         name=name,
         model=ServedModel(model),
         identity=signer,
