@@ -243,15 +243,20 @@ def test_open_fleet_is_joined_without_a_token(programs: Programs) -> None:
             client.submit(lambda: 1).result(PATIENCE)
 
 
+@pytest.mark.parametrize(
+    ("wire", "worker_id"),
+    [("auto", "shoal:machine"), ("macfleet", "macfleet:machine-worker")],
+)
 def test_worker_named_like_its_coordinator_joins(
-    programs: Programs,
+    programs: Programs, wire: str, worker_id: str
 ) -> None:
     coordinator = programs.serve(*FLAGS, *FLEET, "--name", "machine")
-    worker = coordinator.join("machine", *DEMO, "--slots", "1", token=LONG)
+    flags = ("--slots", "1", "--wire", wire)
+    worker = coordinator.join("machine", *DEMO, *flags, token=LONG)
 
     assert first_of(worker) == "joined"
-    workers = [each["id"] for each in coordinator.workers()]
-    assert workers == ["shoal:machine"]
+    eventually(lambda: coordinator.workers(), "it is a worker")
+    assert [each["id"] for each in coordinator.workers()] == [worker_id]
 
 
 def test_older_of_two_with_one_name_and_key_is_replaced(
