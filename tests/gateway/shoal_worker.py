@@ -124,7 +124,8 @@ async def shoal_worker(
     local = LocalEnd(name, signer, token=token, offers=(offer,))
     url = f"{NOISE}ws{pool.url.removeprefix('http')}{WORKER_PATH}"
     async with connect_websocket(url, {}, MESSAGE_MAX) as (link, _):
-        driver = Driver(ShoalSession(local), link, LoopClock(), worker.receive)
+        session = ShoalSession(local, dialled=True)
+        driver = Driver(session, link, LoopClock(), worker.receive)
         worker._driver = driver
         running = asyncio.create_task(driver.run())
         try:
