@@ -45,7 +45,7 @@ def test_each_setting_is_shown_with_its_source(
     assert {name.partition(".")[0] for name in shown} == {
         *("serve", "join", "x402"),
         *discover(),
-    } - {"shoal"}  # our own wire has no settings
+    }
     assert shown["serve.port"] == {
         "section": "serve",
         "name": "port",

@@ -133,7 +133,7 @@ async def test_worker_is_paired_listed_and_revoked(
 ) -> None:
     assert await shoal(pool, "pair", "create", "ada") == 0
     code, _, _, command = capsys.readouterr().out.splitlines()
-    assert command == f"  shoal join … --wire dispatch --pairing-code {code}"
+    assert command == f"  shoal join … --pairing-code {code}"
 
     assert await shoal(pool, "pair", "claim", code.lower(), A) == 0
     assert await shoal(pool, "pair", "ls", "ada") == 0

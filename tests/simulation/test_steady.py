@@ -6,7 +6,6 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from shoal.domain.work import JobKind
 from shoal.peers.peer_models import ENDED_MAX
 from shoal.pool.state import SESSIONS_MAX
 from shoal.protocols import discover
@@ -17,7 +16,7 @@ from simulation.faults import Fleet, break_things
 from simulation.faults import crash_the_coordinator as crash
 from simulation.world import World
 
-PROTOCOLS = [each for each in discover().values() if JobKind.CHAT in each.kinds]
+PROTOCOLS = [each for each in discover().values() if each.preferred]
 HOUR = 3600.0
 HOURS = 24
 WORKERS = 4

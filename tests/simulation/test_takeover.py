@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from harness.profiles import some_long
-from protocols.pairs import streams
 from shoal.domain.facts import JobCompleted, JobLeased
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -16,11 +15,7 @@ from simulation import virtual
 from simulation.engine import answer_to
 from simulation.world import World
 
-# Of an answer that comes as a whole, nothing is there when its worker is killed.
-PROTOCOLS = sorted(
-    (protocol for protocol in discover().values() if streams(protocol)),
-    key=lambda protocol: protocol.name,
-)
+PROTOCOLS = [each for each in discover().values() if each.preferred]
 PROMPT = "a long story"
 PIECES = 200
 

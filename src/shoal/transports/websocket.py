@@ -43,6 +43,10 @@ from shoal.transports.websocket_messages import WebSocketMessages
 T = TypeVar("T")
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
+NOT_FOUND = 404
+OTHER_PROGRAM = (
+    ": another program answers there, or a release of Shoal that has to be upgraded"
+)
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
 BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
 NOISE = "noise+"  # before the scheme of a URL
@@ -177,7 +181,10 @@ class WebSocketLink:
     @property
     def unread(self) -> int:
         """How many bytes wait for the peer to read."""
-        return self._transport.get_write_buffer_size()
+        try:
+            return self._transport.get_write_buffer_size()
+        except AttributeError:  # TLS that was closed twice has forgotten its protocol
+            return 0
 
     @property
     def is_stranger(self) -> bool:
@@ -320,6 +327,8 @@ async def connect_websocket(
                 reason = f"{peer} refuses connections for now: HTTP {error.status}"
                 raise LinkClosed(reason) from error
             reason = f"{peer} does not speak WebSocket here: HTTP {error.status}"
+            if error.status == NOT_FOUND:
+                reason += OTHER_PROGRAM
             raise LinkClosed(reason) from error
         except ClientResponseError as error:
             # It would print the whole URL.

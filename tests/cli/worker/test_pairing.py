@@ -9,7 +9,7 @@ import pytest
 from cli.coordinators import NEVER, Sites
 from shoal.cli.worker import pairing
 from shoal.cli.worker.join_target import JoinTarget, resolve_target
-from shoal.cli.worker.pairing import check_pairing, pair_worker
+from shoal.cli.worker.pairing import pair_worker, pairing_at
 from shoal.domain.errors import ConfigError
 from shoal.worker.agent import WorkerEvent
 
@@ -90,6 +90,6 @@ async def test_wire_without_pairing_codes_is_rejected_by_name() -> None:
     with pytest.raises(
         ConfigError, match="grandsage has no pairing codes; use --wire disp"
     ):
-        check_pairing(target)
+        pairing_at(target)
 
-    check_pairing(replace(target, protocol=(await target_at(target.url)).protocol))
+    pairing_at(replace(target, protocol=(await target_at(target.url)).protocol))

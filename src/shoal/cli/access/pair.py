@@ -10,7 +10,6 @@ from shoal.cli.access.credentials import confirm_revocation
 from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
 from shoal.cli.options import json_option, yes_option
 from shoal.cli.terminal import print_table, printable
-from shoal.cli.worker.pairing import pairing_wires
 
 PATH = "/v1/trust"
 HEAD = ("WORKER", "PAIRED")
@@ -45,9 +44,7 @@ def create(api: CoordinatorApi, user: str, as_json: bool) -> None:
         f"{created['pairing_code']}\n\n"
         f"One worker can use this code until {created['expires_at']}:"
     )
-    for wire in pairing_wires():
-        code = created["pairing_code"]
-        click.echo(f"  shoal join … --wire {wire} --pairing-code {code}")
+    click.echo(f"  shoal join … --pairing-code {created['pairing_code']}")
 
 
 @command.command("claim")

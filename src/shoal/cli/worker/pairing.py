@@ -5,25 +5,30 @@ import asyncio
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
 from shoal.protocols import discover
+from shoal.protocols.seam.protocol import Pairing
 from shoal.transports.http_client import request_json
 from shoal.worker.agent import WorkerEvent
 
 PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
 
-def pairing_wires() -> list[str]:
-    """Return the names of the wires that support pairing codes."""
-    return [each.name for each in discover().values() if each.pairing is not None]
+def pairing_at(target: JoinTarget) -> Pairing:
+    """Return how to present pairing codes to a coordinator.
 
+    Shoal's answer as those of the wire that has them, whatever wire is joined by.
 
-def check_pairing(target: JoinTarget) -> None:
-    """Raise ConfigError if the wire does not support pairing codes."""
-    if target.protocol.pairing is None:
-        names = pairing_wires()
+    Raises ConfigError if the wire does not support them.
+    """
+    wire = target.protocol
+    having = [each for each in discover().values() if each.pairing is not None]
+    pairing = having[0].pairing if wire.preferred else wire.pairing
+    if pairing is None:
+        names = " or ".join(each.name for each in having)
         raise ConfigError(
-            f"--pairing-code: the wire {target.protocol.name} has no pairing codes; "
-            f"use --wire {' or '.join(names)}"
+            f"--pairing-code: the wire {wire.name} has no pairing codes; use --wire "
+            f"{names}, or leave --wire out for a coordinator of `shoal serve`"
         )
+    return pairing
 
 
 async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
@@ -31,8 +36,7 @@ async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> Worke
 
     Without pairing, the worker serves only jobs that are not private.
     """
-    pairing = target.protocol.pairing
-    assert pairing is not None, "check_pairing raises"
+    pairing = pairing_at(target)
     try:
         async with asyncio.timeout(PAIR_TIMEOUT):
             answer = await request_json(

@@ -39,7 +39,7 @@ from shoal.cli.worker.join_target import (
 )
 from shoal.cli.worker.model_loader import ModelLoader
 from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
-from shoal.cli.worker.pairing import check_pairing, pair_worker
+from shoal.cli.worker.pairing import pair_worker, pairing_at
 from shoal.cli.worker.worker_report import report_omitted_models, worker_reporter
 from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError
@@ -153,7 +153,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     with_models = bool(engines or arguments.models) or not arguments.with_functions
     targets = await _targets(arguments, with_models=with_models)
     if config.pairing_code:
-        check_pairing(targets.main)
+        pairing_at(targets.main)  # raises, if there is no way
     for engine in config.engine:
         _reject_coordinator_as_engine(engine, targets.main.url)
     name = stack.enter_context(_name(arguments, targets))
@@ -307,7 +307,7 @@ def _library_server(arguments: JoinArguments) -> LibraryServer:
 def _signer(
     target: JoinTarget, config: JoinConfig, name: str, data: Path
 ) -> Signer | None:
-    """Return the worker's key, on a wire that signs or by --identity; else None."""
+    """Return the worker's key, if its wire has keys or by --identity; else None."""
     file = _key_file(target, config, name, data)
     return None if file is None else load_identity(file)
 
@@ -317,7 +317,9 @@ def _key_file(
 ) -> Path | None:
     if config.identity is not None:
         return config.identity
-    return identity_file(name, data / IDENTITIES) if target.protocol.signs else None
+    wire = target.protocol
+    has_key = wire.signs or wire.worker_endpoints is not None
+    return identity_file(name, data / IDENTITIES) if has_key else None
 
 
 async def _memberships(
@@ -390,7 +392,7 @@ def _create_member(
 
 
 def _ports(worker: WorkerContext, listening: ListeningTarget) -> WorkerPorts:
-    assert worker.signer is not None, "the wires on which workers listen sign"
+    assert worker.signer is not None, "workers that listen have a key"
     return WorkerPorts(
         worker.target.protocol,
         listening.settings,

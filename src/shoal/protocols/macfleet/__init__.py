@@ -25,7 +25,6 @@ PROTOCOL = WireProtocol(
     dial=FleetDialer,
     peers="MacFleet's nodes",
     kinds=CARRIED_KINDS,
-    signs=True,
     joint=True,
     address=coordinator_url,
     fleets=FLEETS,

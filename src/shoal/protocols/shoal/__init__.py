@@ -178,7 +178,8 @@ def _websocket_url(url: str, path: str, *, plain: bool) -> str:
             "http://HOST:PORT"
         )
     noise = "" if plain else "noise+"
-    path = parts.path.rstrip("/") + path
+    # As in the address of the OpenAI-compatible API.
+    path = parts.path.rstrip("/").removesuffix("/v1") + path
     return f"{noise}{SCHEMES[parts.scheme]}://{parts.netloc}{path}"
 
 

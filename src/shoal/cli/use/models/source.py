@@ -58,7 +58,8 @@ class CopySource:
         try:
             parts = urlsplit(self.url)
             valid = parts.scheme in (*WEB, *PEERS) and bool(parts.hostname)
-            valid = valid and (parts.port is not None or self.is_pool)
+            is_url = self.is_pool and "://" in self.where
+            valid = valid and (parts.port is not None or is_url)
         except ValueError:
             valid = False
         if not valid:
