@@ -320,5 +320,5 @@ async def test_peers_without_encryption_are_named_beyond_loopback(
     (line,) = listed()
     assert "nodes (grandsage)" in line
     assert "workers (dispatch)" in line
-    assert "peers that are not Shoal's workers (tealenet)" in line
+    assert "peers (tealenet)" in line
     assert "macfleet" not in line

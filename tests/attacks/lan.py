@@ -8,26 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attacks.raw import wire
-from attacks.siege import TOKEN
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
-from shoal.ledger.keys import Signer
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.extension import (
-    HeartbeatExtension,
-    IntroductionExtension,
-    WireOffer,
-    write_extension,
-)
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
-from shoal.protocols.tealenet.codec.signatures import (
-    decode_base64,
-    encode_base64,
-    parse_key,
-    proof_text,
-)
-from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.peer import LAN
 
 PASSCODE = "passcode-that-no-log-may-hold"
 MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"
@@ -164,63 +150,3 @@ async def beating(*peers: LanPeer) -> AsyncIterator[None]:
     finally:
         running.cancel()
         await asyncio.wait([running])
-
-
-@asynccontextmanager
-async def our_worker(
-    pool: Pool,
-    name: str,
-    *offers: WireOffer,
-    token: str = TOKEN,
-    role: str = "worker",
-    passcode: str = "",
-) -> AsyncIterator[LanPeer]:
-    """Join as a Shoal worker by a token, or as something else."""
-    key = Signer.from_seed(name.encode()[:32].ljust(32, b"\0"))
-    async with dialled(pool) as peer:
-        await peer.send_messages(
-            encode(greeting(key, name, offers, token, role, passcode))
-        )
-        ack = (await peer.receive("helloAck"))["shoal"]
-        if not ack.get("refusal"):
-            await peer.send_messages(encode(first_beat(key, ack)))
-            await peer.receive("heartbeatAck")
-        yield peer
-
-
-def greeting(
-    key: Signer,
-    name: str,
-    offers: tuple[WireOffer, ...] = (),
-    token: str = TOKEN,
-    role: str = "worker",
-    passcode: str = "",
-) -> Any:
-    """Return the handshake of a Shoal peer; its device follows from its name."""
-    message = IntroductionExtension(
-        version=1,
-        features=["cancel", "receipt"],
-        name=name,
-        role=role,
-        token=token,
-        offers=list(offers),
-        key=key.public_key.hex(),
-        challenge=encode_base64(bytes(32)),
-    )
-    plain = hello(passcode_hash(passcode) if passcode else None, (), name[:100] or "x")
-    return type(plain)(
-        plain.device_info,
-        1,
-        plain.loaded_models,
-        plain.cluster_passcode_hash,
-        shoal=write_extension(message),
-    )
-
-
-def first_beat(key: Signer, ack: dict[str, Any]) -> Any:
-    """Return the first heartbeat, which proves the key."""
-    signed = proof_text(
-        decode_base64(ack["challenge"]), parse_key(ack["key"]), key.public_key, b""
-    )
-    pulse = HeartbeatExtension(proof=encode_base64(key.sign(signed)))
-    return heartbeat((), shoal=write_extension(pulse))

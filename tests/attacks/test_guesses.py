@@ -27,7 +27,6 @@ WEAK_SETTINGS = [
     ("serve", "join_token"),
     ("grandsage", "token"),
     ("macfleet", "token"),
-    ("tealenet", "token"),
     ("tealenet", "passcode"),
     ("dispatch", "token"),
 ]

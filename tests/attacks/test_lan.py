@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any
 
 import pytest
@@ -20,33 +18,18 @@ from attacks.lan import (
     dialled,
     ending,
     mac,
-    our_worker,
-    port_of_peers,
 )
-from attacks.siege import ANSWER, CHAT, PROMPT, TOKEN, ask, join, standing
+from attacks.siege import CHAT, ask, join, standing
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.coordinator.answer import TOKENS_MAX
 from shoal.domain.facts import Fact, WorkerJoined, WorkerLeft
-from shoal.domain.work import Work
-from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel
-from shoal.engines.engine import Finished, Item
-from shoal.ledger.keys import Signer
 from shoal.peers.offer_rate_limit import CHANGES_AT_ONCE
-from shoal.protocols import discover
-from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.encrypted_stream import PREFACE
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.extension import WireOffer
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.connections import HELLO_MAX
-from shoal.transports.clock import LoopClock
-from shoal.transports.dialer import dial
-from shoal.worker.agent import Agent
-from shoal.worker.jobs import EngineSlots, only_model
-from transports.test_link_encryption import Between
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -204,10 +187,10 @@ async def test_only_a_handshake_is_accepted_before_admission(pool: Pool) -> None
 
 INVALID = (
     (b"null", None),
-    (b'{"heartbeat":{"_0":{}},"inferenceCancel":{"_0":{}}}', None),
+    (b'{"heartbeat":{"_0":{}},"inferenceComplete":{"_0":{}}}', None),
     (b'{"heartbeat":{"_0":{"deviceID":5}}}', None),
     (b'{"modelTransferChunk":{"_0":{"offset":-1}}}', None),
-    (b'{"inferenceCancel":{"_0":{"requestID":"never heard of"}}}', None),
+    (b'{"inferenceComplete":{"_0":{"requestID":"never heard of"}}}', None),
     (b'{"inferenceRequest":{"_0":{"requestID":"bad","request":5}}}', "bad"),
     (b'{"inferenceRequest":{"_0":{"requestID":5,"request":{}}}}', None),
     (
@@ -295,31 +278,12 @@ async def test_unencodable_numbers_are_contained(pool: Pool, number: int) -> Non
         assert '"x"' in await pending
 
 
-async def test_worker_does_not_learn_the_passcode_from_a_guess(pool: Pool) -> None:
-    hashed = passcode_hash(PASSCODE)
-    async with talking(pool), our_worker(pool, "w", passcode="bluff") as worker:
-        await eventually(lambda: bool(worker.of("heartbeat")))
-
-        assert hashed not in json.dumps(worker.received)
-
-
-async def test_worker_that_claims_to_be_a_coordinator_may_not_submit(
-    pool: Pool,
-) -> None:
-    async with talking(pool), our_worker(pool, "w", role="coordinator") as worker:
-        await request(worker, 3, "honest-model")
-
-        refused = await worker.receive("inferenceError")
-        assert "may not submit jobs" in refused["errorMessage"]
-
-
 async def test_models_with_reserved_names_get_no_jobs(pool: Pool) -> None:
     names = ["*", "*task", "", "honest-model,x", "a/b", "\x1b[2J\n", "x" * 256]
-    offers = [WireOffer(models=[name]) for name in names]
-    async with talking(pool), our_worker(pool, "w", *offers) as worker:
+    async with talking(pool), mac(pool, 3, *names) as peer:
         await eventually(lambda: len(pool.hub.pool.workers) > 1)
 
-        assert not worker.of("inferenceRequest")
+        assert not peer.of("inferenceRequest")
 
 
 async def test_constantly_changing_models_cost_little(
@@ -414,8 +378,6 @@ async def test_many_short_connections_leak_nothing(pool: Pool) -> None:
                 pass
             async with dialled(pool) as stranger:
                 await stranger.send(b"\0\0")
-            async with our_worker(pool, f"w{number % 3}", WireOffer(models=["m"])):
-                pass
         await pool.wait_joined()
     await eventually(lambda: not pool.hub.pool.workers)
 
@@ -424,97 +386,10 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
     pool: Pool,
 ) -> None:
     async with talking(pool):
-        async with our_worker(pool, "w", WireOffer(models=["m"])) as worker:
-            await pool.wait_joined(2)
-            async with our_worker(
-                pool, "w", WireOffer(models=["m"]), token="wrong"
-            ) as evil:
-                await evil.hung_up()
-            device = MAC.format(2)  # an honest peer's
-            async with dialled(pool) as evil:
-                await evil.send_messages(encode(hello("0" * 64, ("m",), device)))
-                await evil.hung_up()
-            assert TOKEN
-            assert not worker.over
-            assert len(pool.hub.pool.workers) == 2
+        device = MAC.format(2)  # an honest peer's
+        async with dialled(pool) as evil:
+            await evil.send_messages(encode(hello("0" * 64, ("m",), device)))
+            await evil.hung_up()
+        assert len(pool.hub.pool.workers) == 1
         async with join(pool, "n", "m"):
             await pool.wait_joined(2)
-
-
-class Answering:
-    """An engine that knows one answer."""
-
-    async def run(
-        self, work: Work, continues: str = "", thoughts: str = ""
-    ) -> AsyncGenerator[Item, None]:
-        yield ANSWER
-        yield Finished("stop")
-
-
-@asynccontextmanager
-async def encrypted_worker(port: int, token: str = TOKEN) -> AsyncIterator[list[str]]:
-    """Join over a port as `shoal join` does; yield what the worker reports."""
-    model = ServedModel("secret-model")
-    signer = Signer.from_seed(b"encrypted worker".ljust(32))
-    offer = Offer(CHAT_ONLY, frozenset({model.name}), slots=1)
-    profile = WorkerProfile(
-        *("encrypted", model, 1, token),
-        identity=signer,
-        offers=(offer,),
-        random_bytes=secrets.token_bytes,
-    )
-    events: list[str] = []
-    agent = Agent(
-        discover()["tealenet"].dial(f"tcp://127.0.0.1:{port}", profile),
-        dial,
-        only_model(Answering(), EngineSlots(1)),
-        LoopClock(),
-        Random(1),
-        lambda event: events.append(f"{event.kind} {event.reason}"),
-        offers=(offer,),
-    )
-    running = asyncio.create_task(agent.run())
-    try:
-        yield events
-    finally:
-        agent.leave()
-        await running
-
-
-async def test_an_eavesdropper_reads_no_token_prompt_or_answer(pool: Pool) -> None:
-    between = Between()
-    async with (
-        between.serve(await port_of_peers(pool)) as port,
-        encrypted_worker(port),
-    ):
-        await eventually(lambda: "secret-model" in pool.hub.pool.roster.with_model)
-        assert ANSWER in await ask(pool, CHAT, "secret-model")
-
-    assert PREFACE in between.seen
-    for secret in (TOKEN, PROMPT, ANSWER):
-        assert secret.encode() not in between.seen
-
-
-async def test_a_changed_byte_ends_the_connection_and_the_job_is_repeated(
-    pool: Pool,
-) -> None:
-    changes = 0
-
-    def change(data: bytes, to_server: bool) -> bytes:
-        nonlocal changes
-        if not changes or not to_server:
-            return data
-        changes -= 1
-        return data[:-1] + bytes([data[-1] ^ 1])
-
-    between = Between(change)
-    async with (
-        between.serve(await port_of_peers(pool)) as port,
-        encrypted_worker(port),
-    ):
-        await eventually(lambda: "secret-model" in pool.hub.pool.roster.with_model)
-        changes = 1
-        assert ANSWER in await ask(pool, CHAT, "secret-model")
-
-    assert between.seen.count(PREFACE) == 2  # the worker joined again
-    assert PROMPT.encode() not in between.seen

@@ -17,8 +17,8 @@ from attacks.raw import TEXT, frame, upgraded
 from attacks.siege import besieged, standing
 from gateway.serving import WAIT_MAX, Pool
 from shoal.ledger.keys import Signer
-from shoal.peers.relay import PENDING_MESSAGE_MAX
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX
+from shoal.transports.strangers import MESSAGE_MAX as STRANGER_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -238,26 +238,6 @@ async def test_node_cannot_register_under_another_id(pool: Pool) -> None:
         assert await thief.refused(forged) == "invalid_register"
 
 
-async def test_replayed_registration_is_rejected(pool: Pool) -> None:
-    own_capabilities = {"isAvailable": False, "shoal": {"version": 1}}
-    async with connected(pool) as victim, talking(pool):
-        await victim.send(registration(4, capabilities=own_capabilities))
-        (challenge,) = await victim.receive("registerChallenge")
-        text = f"shoal relay register 1:{challenge['challenge']}:{id_of(4)}"
-        proof = signer(4).sign(text.encode()).hex()
-        proven = {"challenge": challenge["challenge"], "proof": proof}
-        await victim.send(registration(4, capabilities=own_capabilities, shoal=proven))
-        await victim.receive("registerAck")
-
-        async with connected(pool) as thief:
-            assert await thief.refused(registration(4)) == "invalid_register"
-            copied = registration(4, capabilities=own_capabilities, shoal=proven)
-            assert await thief.refused(copied) == "invalid_register"
-
-        await victim.send({"discover": {}})
-        await victim.receive("discoverResponse")
-
-
 @pytest.mark.parametrize("size", [32, 50, 79])
 async def test_short_handshake_is_not_relayed(pool: Pool, size: int) -> None:
     data = base64.b64encode(b"\x01" + bytes(size)).decode()
@@ -346,18 +326,10 @@ async def test_closed_relay_tells_strangers_which_flag_is_missing(
     assert stranger.socket.close_code == 1008
 
 
-async def test_strangers_reach_nobody_through_a_closed_relay(
-    closed_pool: Pool,
-) -> None:
-    async with pending(closed_pool, 3) as one, pending(closed_pool, 4):
-        assert await one.refused(message("relayOpen", 3, 4)) == "not_admitted"
-        await one.hung_up()
-
-
-async def test_pending_node_may_send_little(closed_pool: Pool) -> None:
-    async with pending(closed_pool, 3) as attacker:
+async def test_unregistered_node_may_send_little(closed_pool: Pool) -> None:
+    async with connected(closed_pool) as attacker:
         with suppress(ConnectionError):
-            await attacker.send("x" * (2 * PENDING_MESSAGE_MAX))
+            await attacker.send("x" * (2 * STRANGER_MAX))
 
         await attacker.hung_up()
 
@@ -365,25 +337,10 @@ async def test_pending_node_may_send_little(closed_pool: Pool) -> None:
 
 
 async def test_status_counts_those_who_are_not_admitted(closed_pool: Pool) -> None:
-    async with pending(closed_pool, 3), connected(closed_pool):
+    async with connected(closed_pool), connected(closed_pool):
         url = f"{closed_pool.url}/admin/status"
         async with closed_pool.session.get(url, headers=closed_pool.headers()) as reply:
             (relay,) = (await reply.json())["relays"]
 
     counts = {"members": 0, "guests": 0, "strangers": 2}
     assert relay == {"wire": "tealenet", "open": False} | counts
-
-
-@asynccontextmanager
-async def pending(pool: Pool, seed: int) -> AsyncIterator[Node]:
-    """Register as a worker of Shoal's, without a join token."""
-    capabilities = {"isAvailable": False, "shoal": {"version": 1}}
-    async with connected(pool) as node:
-        await node.send(registration(seed, capabilities=capabilities))
-        (challenge,) = await node.receive("registerChallenge")
-        text = f"shoal relay register 1:{challenge['challenge']}:{id_of(seed)}"
-        proof = signer(seed).sign(text.encode()).hex()
-        proven = {"challenge": challenge["challenge"], "proof": proof}
-        await node.send(registration(seed, capabilities=capabilities, shoal=proven))
-        await node.receive("registerAck")
-        yield node

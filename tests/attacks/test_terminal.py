@@ -1,25 +1,33 @@
 """Names, errors and answers with terminal control sequences."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
+import pytest_asyncio
 
-from attacks.lan import our_worker
-from attacks.siege import join
+from attacks.lan import dialled
+from attacks.siege import join, standing
 from gateway.serving import KEY, Pool, eventually
-from protocols.tealenet.peers import heartbeat
+from protocols.tealenet.peers import heartbeat, hello
 from shoal.cli.main import main
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.extension import (
-    HeartbeatExtension,
-    WireOffer,
-    write_extension,
-)
+from shoal.protocols.tealenet.config import Config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing_pool(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Pool]:
+    folder = tmp_path_factory.mktemp("coordinator")
+    async with standing(folder, wires={"tealenet": Config(open=True)}) as running:
+        yield running
 
 
 @pytest.fixture
@@ -53,14 +61,17 @@ async def test_control_characters_in_names_are_escaped_one_line_each(
 async def test_control_characters_in_peer_names_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with our_worker(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
-        await pool.wait_joined()
-        pulse = HeartbeatExtension(unfit=EVIL, draining=EVIL)
+    greeting = hello(None, (EVIL,))
+    device = msgspec.structs.replace(greeting.device_info, name=EVIL)
+    async with dialled(pool) as peer:
         await peer.send_messages(
-            encode(heartbeat((EVIL,), shoal=write_extension(pulse)))
+            encode(msgspec.structs.replace(greeting, device_info=device))
         )
+        await peer.receive("helloAck")
+        await peer.send_messages(encode(heartbeat((EVIL,), throttle_level=0)))
+        await pool.wait_joined()
         (worker,) = pool.hub.pool.workers.values()
-        await eventually(lambda: bool(worker.draining and worker.load.unfit))
+        await eventually(lambda: bool(worker.load.unfit))
 
         assert await command(pool, "status") == 0
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protocols.contexts import require_token
 from protocols.tealenet.network import Network
 from protocols.tealenet.network import local_coordinator as relay_coordinator
 from protocols.tealenet.peers import (
@@ -20,7 +19,6 @@ from protocols.tealenet.peers import (
 from shoal.domain.ids import JobId
 from shoal.domain.model_messages import ModelAnswer, ModelChunk, ModelDone, ModelQuery
 from shoal.domain.outcome import Delta, Usage
-from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
     AnswerChunk,
     Completed,
@@ -54,18 +52,10 @@ def recorded(*groups: str) -> list[bytes]:
     return found
 
 
-def lan_exchange(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
-    """Return the messages of a worker and its coordinator to each other on a LAN.
-
-    Without ``extended`` they are two coordinators.
-    """
-    one = (
-        local_worker("w", "t") if extended else local_coordinator("b", offers=(OFFER,))
-    )
-    pair = PeerPair(
-        one, local_coordinator("a", admission=require_token("t"), open=not extended)
-    )
-    pair.settle()
+def lan_exchange() -> tuple[list[bytes], list[bytes]]:
+    """Return the messages of two coordinators to each other on a LAN."""
+    one = local_coordinator("b", offers=(OFFER,))
+    pair = PeerPair(one, local_coordinator("a", open=True)).joined()
     submitter, server = pair.acceptor, pair.dialler
     for number in range(4):
         submitter.send(_numbered(number), 1.0)
@@ -75,7 +65,7 @@ def lan_exchange(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
         tool = Delta(0, {"tool_calls": [{"index": 0, "id": "x"}]})
         server.send(AnswerChunk(*job, ["a", tool]), 1.0)
         ends = (
-            Completed(*job, usage=Usage(3, 4), receipt=SignedReceipt(b"{}", b"s")),
+            Completed(*job, usage=Usage(3, 4)),
             Rejected(*job, "busy"),
             Failed(*job, "broken"),
             Completed(*job, "length"),

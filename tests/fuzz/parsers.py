@@ -7,7 +7,6 @@ of one input.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from zeroconf import ServiceInfo
 
 from fuzz import corpus, engine_answers, fleet_sessions, handshakes, sessions
@@ -18,15 +17,12 @@ from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
 from shoal.protocols.seam.endpoints import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
+from shoal.protocols.tealenet.codec.chats import (
+    read_chat,
+    wants_usage,
+)
 from shoal.protocols.tealenet.codec.chunks import ChunkReader
 from shoal.protocols.tealenet.codec.envelope import decode, encode
-from shoal.protocols.tealenet.codec.extension import (
-    read_completion,
-    read_error,
-    read_heartbeat,
-    read_introduction,
-    read_offers,
-)
 from shoal.protocols.tealenet.codec.messages import (
     Hello,
     HelloAck,
@@ -39,13 +35,8 @@ from shoal.protocols.tealenet.codec.model_sharing import read_model_message
 from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
 from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
 from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed
-from shoal.protocols.tealenet.codec.requests import (
-    read_request,
-    receipt_job_name,
-    wants_usage,
-)
-from shoal.protocols.tealenet.greeting import read_greeting
-from shoal.protocols.tealenet.membership.node_directory import NodeDirectory, PinnedKeys
+from shoal.protocols.tealenet.handshake import read_greeting
+from shoal.protocols.tealenet.relay_client.directory import NodeDirectory
 from shoal.transports.mdns import service_of
 
 TRANSFER = "550E8400-E29B-41D4-A716-446655440000"
@@ -69,22 +60,16 @@ def messages(data: bytes) -> None:
 
 
 def requests(data: bytes) -> None:
-    """A request of a Shoal peer or a plain one."""
+    """A request of a peer."""
     message = decode(data)
     if isinstance(message, InferenceRequest):
-        receipt_job_name(message)
         wants_usage(message)
-        read_request(message)
-        read_request(message, extended=True)
+        read_chat(message.request)
 
 
 def chunks(data: bytes) -> None:
     """The chunks of one answer, for each kind of reader."""
-    readers = [
-        ChunkReader(several=several, exact=exact)
-        for several in (False, True)
-        for exact in (False, True)
-    ]
+    readers = [ChunkReader(several=several) for several in (False, True)]
     for line in data.split(SEPARATOR):
         message = decode(line)
         if isinstance(message, InferenceChunk):
@@ -92,24 +77,11 @@ def chunks(data: bytes) -> None:
                 assert "" not in reader.read(message.chunk)
 
 
-def extension(data: bytes) -> None:
-    """The field ``shoal``, in each message that has it."""
-    raw = msgspec.Raw(data)
-    read_error(raw)
-    heartbeat, greeting = read_heartbeat(raw), read_introduction(raw)
-    for offers in (heartbeat and heartbeat.offers, greeting and greeting.offers):
-        read_offers(offers or ())
-    read_completion(raw)
-
-
 def introduction(data: bytes) -> None:
     """A hello or a helloAck."""
     message = decode(data)
     if isinstance(message, Hello | HelloAck):
-        greeting = read_greeting(message)
-        assert len(greeting.key) in (0, 32)
-        assert greeting.proof is not None
-        assert greeting.challenge is not None
+        assert read_greeting(message).label
 
 
 def models(data: bytes) -> None:
@@ -138,7 +110,7 @@ def directory(data: bytes) -> None:
     """A relay's list of nodes."""
     message = decode_relayed(data)
     if isinstance(message, DiscoverResponse):
-        known = NodeDirectory("0" * 64, PinnedKeys())
+        known = NodeDirectory("0" * 64)
         known.update(message.peers, 0.0)
         assert all(known.get(node.id) == node for node in known.all())
 
@@ -163,22 +135,13 @@ def txt(data: bytes) -> None:
 
 
 def _cluster() -> list[bytes]:
-    sent = [*corpus.lan_exchange(extended=True), *corpus.lan_exchange(extended=False)]
-    unique = {each for some in sent for each in some}
+    unique = {each for some in corpus.lan_exchange() for each in some}
     groups = ("cluster_decode", "cluster_swift_emits", "cluster_rust_emits")
     return corpus.recorded(*groups) + sorted(unique)
 
 
 def _of_kinds(*kinds: bytes) -> list[bytes]:
     return [each for each in _cluster() if any(kind in each[:30] for kind in kinds)]
-
-
-def _fields() -> list[bytes]:
-    return [
-        each[offset + len(b'"shoal":') : -3]
-        for each in _cluster()
-        if (offset := each.find(b'"shoal":')) >= 0
-    ]
 
 
 def _relayed() -> list[bytes]:
@@ -197,16 +160,13 @@ PARSERS: Mapping[str, Parser] = {
     "messages": Parser(messages, _cluster),
     "requests": Parser(requests, lambda: _of_kinds(b"inferenceRequest")),
     "chunks": Parser(chunks, lambda: _of_kinds(b"inferenceChunk")),
-    "extension": Parser(extension, _fields),
     "introduction": Parser(introduction, lambda: _of_kinds(b"hello")),
     "models": Parser(models, lambda: _of_kinds(b"model")),
     "relayed": Parser(relayed, _relayed),
     "directory": Parser(
         directory, lambda: [each for each in _relayed() if b'"peers"' in each]
     ),
-    "capabilities": Parser(
-        capabilities, lambda: corpus.recorded("node_capabilities") + _fields()
-    ),
+    "capabilities": Parser(capabilities, lambda: corpus.recorded("node_capabilities")),
     "txt": Parser(txt, _records),
     "handshakes": Parser(handshakes.handshakes, handshakes.seeds),
     "engine_answers": Parser(engine_answers.answers, engine_answers.seeds),

@@ -1,5 +1,6 @@
 """State machines that are fed by peers, with a piece of real life before each input."""
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,6 @@ from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.noise import NoiseInitiator, NoiseResponder
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
     PeerJoined,
@@ -39,29 +39,23 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import Close, Send
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
 from shoal.protocols.tealenet.connections import lan_session
-from shoal.protocols.tealenet.encryption.secure_session import (
-    NoiseChannel,
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer_session import SENDABLE
+from shoal.protocols.tealenet.relay_client.encryption import (
     SecureSession,
     SessionParties,
-    TealeChannel,
-)
-from shoal.protocols.tealenet.encryption.teale_channel import (
     TealeInitiator,
     TealePackets,
     TealeResponder,
 )
-from shoal.protocols.tealenet.handshake import DeviceConnections
-from shoal.protocols.tealenet.membership.relay_node import RelayNode
-from shoal.protocols.tealenet.peer import TealeConnection
-from shoal.protocols.tealenet.peer_session import SENDABLE
-from shoal.protocols.tealenet.relay.server import RelayServer
+from shoal.protocols.tealenet.relay_client.node import RelayNode
+from shoal.protocols.tealenet.relay_server.server import RelayServer
 
 PIECE = 1000  # bytes of a stream that are read at a time
 ANNE, BELA = signer("anne"), signer("bela")
 SESSION = "550E8400-E29B-41D4-A716-446655440000"
-PROLOGUE = b"a session"
 REQUEST = b"AAAAAAAA-0000-4000-8000-000000000001"
 
 
@@ -124,11 +118,15 @@ def node(data: bytes) -> None:
 def relay(data: bytes) -> None:
     """The messages to a relay from three nodes, of which two have registered."""
     context = replace(
-        protocol_context(), identity=HOST, random_bytes=deterministic_bytes(b"relay")
+        protocol_context(),
+        identity=HOST,
+        random_bytes=deterministic_bytes(b"relay"),
+        relay_open=True,
     )
     relay = RelayServer(context)
     for link, key in enumerate((ANNE, BELA, HOST)):
-        relay.link_opened(link, UpgradeRequest("/ws", address="192.0.2.1"), 0.0)
+        path = "" if key is HOST else "/ws"
+        relay.link_opened(link, UpgradeRequest(path, address="192.0.2.1"), 0.0)
         if key is not HOST:
             relay.receive(link, [registration(key)], 0.0)
     for number, line in enumerate(data.split(SEPARATOR)):
@@ -139,26 +137,8 @@ def relay(data: bytes) -> None:
     relay.tick(1000.0)
 
 
-def noise(data: bytes) -> None:
-    """Each message of a Noise handshake, and transport messages."""
-    initiator = NoiseInitiator(
-        ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1")
-    )
-    first = initiator.write_first(b"hi")
-    with suppress(PeerError):
-        NoiseResponder(BELA, PROLOGUE, data)
-    with suppress(PeerError):
-        initiator.read_second(data)
-    second, responder_keys = NoiseResponder(BELA, PROLOGUE, first).write_second(
-        deterministic_bytes(b"2")
-    )
-    _, initiator_keys = initiator.read_second(second)
-    for keys in (responder_keys, initiator_keys):
-        NoiseChannel(keys).open(data)
-
-
 def teale(data: bytes) -> None:
-    """The same for TealeNet's own channel."""
+    """Each message of the handshake of a relay session, and transport messages."""
     initiator = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
     first = initiator.write_first(bytes(12))
     with suppress(PeerError):
@@ -170,20 +150,19 @@ def teale(data: bytes) -> None:
     )
     initiator_keys = initiator.read_second(second)
     for keys in (responder_keys, initiator_keys):
-        TealeChannel(TealePackets(keys)).open(data)
+        TealePackets(keys).open(data)
 
 
 def secure(data: bytes) -> None:
     """The data of a relay session during and after the handshake."""
     for initiates in (True, False):
-        for keys in ("", "n", "t", "nt"):
-            one = SecureSession(_ends(keys), initiates=initiates)
+        for keyed in (False, True):
+            one = SecureSession(_ends(keyed=keyed), initiates=initiates)
             one.start(0.0)
             for line in data.split(SEPARATOR):
                 one.receive(line, 0.0)
             one.send(b"{}")
-            with suppress(PeerError):
-                one.tick(100.0)
+            one.tick(100.0)
 
 
 # Private parts.
@@ -215,17 +194,13 @@ def _answer(session: PeerSession, outputs: Iterable[Any]) -> None:
             session.send(ToPeer(each.peer, RUN), 1.0)
 
 
-def _ends(keys: str) -> SessionParties:
+def _ends(*, keyed: bool) -> SessionParties:
     return SessionParties(
         identity=ANNE,
-        local_id=ANNE.public_key.hex(),
         peer_id=BELA.public_key.hex(),
         session_id=SESSION,
         random_bytes=deterministic_bytes(b"1"),
-        is_bound=lambda key, signature: True,
-        signature=ANNE.sign(noise_binding(ANNE.exchange_key)),
-        noise_key=BELA.exchange_key if "n" in keys else None,
-        teale_key=BELA.exchange_key if "t" in keys else None,
+        peer_key=BELA.exchange_key if keyed else None,
     )
 
 
@@ -242,28 +217,24 @@ def registration(key: Signer) -> bytes:
     return json.dumps({"register": payload}).encode()
 
 
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 # Initial corpora.
 
 
 def _streams() -> list[bytes]:
-    sent = [
-        *corpus.lan_exchange(extended=True),
-        *corpus.lan_exchange(extended=False),
-    ]
+    sent = corpus.lan_exchange()
     macs = corpus.recorded("cluster_swift_emits", "cluster_rust_emits")
     return [framed(each) for each in [*sent, macs, [b"null"], [b""]]]
 
 
 def _scripts() -> list[bytes]:
     requests = [encode(inference_request()), encoded(chunk(REQUEST.decode(), "hi"))]
-    messages = corpus.lan_exchange(extended=False)
+    messages = corpus.lan_exchange()
     lines = [*corpus.recorded("cluster_swift_emits", "cluster_rust_emits"), *requests]
     return [*lines, SEPARATOR.join(lines), *map(SEPARATOR.join, messages)]
-
-
-def _worker_scripts() -> list[bytes]:
-    messages = corpus.lan_exchange(extended=True)[1]
-    return [SEPARATOR.join(messages[: number + 1]) for number in range(len(messages))]
 
 
 def _on_relay() -> list[bytes]:
@@ -278,11 +249,10 @@ def _on_relay() -> list[bytes]:
         {"relayData": ends | {"data": "e30="}},
         {"relayClose": back},
         {"relayOpen": to_host},
-        {"relayData": to_host | {"data": encode_base64(encode(hello()))}},
-        {"relayData": to_host | {"data": encode_base64(encode(heartbeat()))}},
-        {"relayData": to_host | {"data": encode_base64(encode(inference_request()))}},
+        {"relayData": to_host | {"data": _base64(encode(hello()))}},
+        {"relayData": to_host | {"data": _base64(encode(heartbeat()))}},
+        {"relayData": to_host | {"data": _base64(encode(inference_request()))}},
         {"registerAck": {"nodeID": one, "registeredAt": 1.0, "ttlSeconds": 300}},
-        {"registerChallenge": {"challenge": "00" * 32}},
         {"peerLeft": {"nodeID": one, "displayName": "x"}},
         {"error": {"code": "peer_not_found", "message": f"Peer {one} is not"}},
     ]
@@ -301,19 +271,16 @@ def _on_relay() -> list[bytes]:
 
 
 def _first_messages() -> list[bytes]:
-    """Return the first messages of both handshakes, and data that may follow."""
-    noise = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1"))
+    """Return the first message of a handshake, and data that may follow."""
     teale = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
     bare = [
-        noise.write_first(b"hi"),
         teale.write_first(bytes(12)),
         bytes(60),
         bytes(32),
         b"{}",
     ]
     marked = [
-        *(bytes([kind]) + each for each in bare for kind in (0x11, 0x12, 0x01, 0x02)),
-        b"\x13" + bytes(8) + bytes(20),
+        *(bytes([kind]) + each for each in bare for kind in (0x01, 0x02)),
         bytes(8) + bytes(20),
     ]
     return [*bare, *marked, SEPARATOR.join(marked)]
@@ -324,10 +291,9 @@ SESSIONS: Mapping[
 ] = {
     "stranger": (stranger, _streams),
     "lan": (lan, _scripts),
-    "worker": (worker, _worker_scripts),
+    "worker": (worker, _scripts),
     "node": (node, _on_relay),
     "relay": (relay, _on_relay),
-    "noise": (noise, _first_messages),
     "teale": (teale, _first_messages),
     "secure": (secure, _first_messages),
 }

@@ -99,7 +99,7 @@ def test_other_clusters_are_ignored(places: tuple[Site, Site]) -> None:
     there = other.serve(*LOOKING[:-1], f"other {REEF}")
     with_model(one, here, "tiny")
     with_model(other, there, "twin")
-    refused = re.compile("passcode")
+    refused = re.compile(r"disconnected wire=tealenet .*'closed by peer'")
     eventually(
         lambda: refused.search(here.program.errors + there.program.errors),
         "they have met",

@@ -8,7 +8,7 @@ import pytest
 
 from harness.speed import scaled
 from live.machines import two_networks
-from live.programs import TINY, Pool, eventually
+from live.programs import Pool, eventually
 from live.sites import Site, check_takeover, with_model
 from models.tiny_answers import ANSWERS
 
@@ -53,7 +53,7 @@ def test_pools_of_two_networks_share_models(places: Places) -> None:
         assert one.ask(here, question, "twin") == answer
         assert other.ask(there, question, "tiny") == answer
     # Their own worker, and through the relay the other's.
-    assert one.protections(here) == {"noise"}
+    assert one.protections(here) == {"noise", "teale"}
 
 
 def test_relays_own_pool_takes_part_only_if_open(places: Places) -> None:
@@ -93,26 +93,3 @@ def test_restarted_relay_is_found_again(places: Places) -> None:
 
     eventually(lambda: "twin" in one.models(here), "it is back", PATIENCE)
     assert one.ask(here, STORY, "twin") == ANSWERS[STORY]
-
-
-def test_worker_uses_the_relay_if_the_direct_port_is_blocked(
-    places: Places,
-) -> None:
-    one, _, between = places
-    port = "4999"
-    # As behind a firewall: what it answers from this port comes nowhere.
-    rule = ("iif", "lo", "ipproto", "tcp", "sport", port, "blackhole")
-    between.machine.ip("rule", "add", *rule)
-    middle = between.serve(*RELAY, "--tealenet-port", port)
-    url = f"http://{one.machine.peer_address}:{PORT}"
-
-    teale = ("--wire", "tealenet", "--model", f"tiny={TINY}")
-    worker = one.join(url, "--name", "far", *teale)
-
-    assert (
-        f"trying ws://{one.machine.peer_address}:{PORT}/ws"
-        in worker.event("waiting")["reason"]
-    )
-    worker.event("joined")
-    assert between.protections(middle) == {"noise"}
-    assert between.ask(middle, STORY, "tiny") == ANSWERS[STORY]

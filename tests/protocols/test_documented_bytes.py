@@ -22,7 +22,7 @@ from shoal.protocols.tealenet.codec.messages import (
     InferenceComplete,
     InferenceRequest,
 )
-from shoal.protocols.tealenet.codec.relay_envelope import decode_envelope
+from shoal.protocols.tealenet.codec.relay_messages import decode_envelope
 
 EXAMPLES = [*examples()]
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)

@@ -18,8 +18,8 @@ from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
 from shoal.protocols.seam.session import Close, Data, Notice, Send
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
-from shoal.protocols.tealenet.membership.relay_node import RelayNode
-from shoal.protocols.tealenet.relay.server import RelayServer
+from shoal.protocols.tealenet.relay_client.node import RelayNode
+from shoal.protocols.tealenet.relay_server.server import RelayServer
 
 HOST = Signer.from_seed(b"h" * 32)
 EPOCH = 1.8e9  # seconds
@@ -95,6 +95,10 @@ class TrustingRelay(RelayServer):
         super().__init__(context)
         self._nodes: dict[str, tuple[int, dict[str, Any]]] = {}
 
+    @property
+    def deadline(self) -> float | None:
+        return None
+
     def link_closed(self, link: int, now: float) -> list[RelaySend]:
         for node_id, (node_link, payload) in [*self._nodes.items()]:
             if node_link == link:
@@ -149,20 +153,18 @@ def _sent(link: int, kind: str, payload: object) -> RelaySend:
 class Network:
     """A relay and the nodes that are connected to it.
 
-    ``hosted``: the relay says which coordinator it belongs to, as only Shoal's do.
-    ``is_open``: it admits nodes without a credential.  ``original``: it is a relay as
-    real ones are, which check nothing.
+    ``signer`` is the key of the relay's own coordinator.  ``original``: it is a relay
+    as real ones are, which check nothing.
     """
 
     def __init__(
         self,
         signer: Signer = HOST,
         *,
-        hosted: bool = True,
         is_open: bool = True,
         original: bool = False,
     ) -> None:
-        self._hosted = hosted and not original
+        self._host = None if original else signer.public_key
         context = replace(
             protocol_context(),
             identity=signer,
@@ -177,9 +179,12 @@ class Network:
         self._ends: dict[int, ShoalNode | ForeignNode] = {}
         self._to_relay: deque[tuple[int, Data]] = deque()
 
-    def attach(self, local: TealeLocalNode, **options: Any) -> ShoalNode:
-        """Connect a Shoal node."""
-        end = ShoalNode(self._open_link(), RelayNode(local, self.now, **options))
+    def attach(self, local: TealeLocalNode) -> ShoalNode:
+        """Connect a Shoal node; the relay's own coordinator within its process."""
+        assert local.identity is not None
+        is_host = local.identity.public_key == self._host
+        node = RelayNode(local, self.now, self.relay.address_of if is_host else None)
+        end = ShoalNode(self._open_link("" if is_host else "/ws"), node)
         self._ends[end.link] = end
         self._apply(end, end.node.tick(self.now))
         self.settle()
@@ -229,13 +234,10 @@ class Network:
         self.now = until
         self.settle()
 
-    def _open_link(self) -> int:
+    def _open_link(self, path: str = "/ws") -> int:
         self._links += 1
-        self._route(
-            self.relay.link_opened(
-                self._links, UpgradeRequest("/ws", address="192.0.2.1"), self.now
-            )
-        )
+        request = UpgradeRequest(path, address="192.0.2.1" if path else "")
+        self._route(self.relay.link_opened(self._links, request, self.now))
         return self._links
 
     def _nodes(self) -> list[ShoalNode]:
@@ -288,16 +290,8 @@ class Network:
                 self._deliver(output.link, output.data)
 
     def _deliver(self, link: int, data: Data) -> None:
-        if not self._hosted:
-            data = _without_host(data)
         end = self._ends.get(link)
         if isinstance(end, ForeignNode):
             end.inbox.append(json.loads(data))
         elif end is not None:
             self._apply(end, end.node.receive([data], self.now))
-
-
-def _without_host(data: Data) -> str:
-    message = json.loads(data)
-    message.get("registerAck", {}).pop("shoal", None)
-    return json.dumps(message)

@@ -32,14 +32,12 @@ from shoal.protocols.tealenet.codec.messages import (
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.handshake import DeviceConnections
-from shoal.protocols.tealenet.link_profile import LAN, LinkProfile
 from shoal.protocols.tealenet.local_node import (
     TealeLocalNode,
-    TealeRole,
     coordinator_node,
     device_id,
 )
-from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer import LAN, LinkProfile, TealeConnection
 from shoal.protocols.tealenet.peer_session import TealePeerSession
 
 OFFER = Offer(
@@ -70,20 +68,19 @@ def local_coordinator(name: str, **given: Any) -> TealeLocalNode:
     return replace(coordinator_node(config, context), offers=given.get("offers", ()))
 
 
-def local_worker(name: str, token: str = "", passcode: str = "") -> TealeLocalNode:
+def local_worker(name: str, passcode: str = "") -> TealeLocalNode:
     """Return a worker's end, with one model."""
     key = signer(name)
     return TealeLocalNode(
-        role=TealeRole.WORKER,
         name=name,
         device_id=device_id(key, name),
         hardware=protocol_context().hardware,
         epoch=1e9,
         random_bytes=bytes,
         identity=key,
+        serves_only=True,
         passcode=passcode_hash(passcode) if passcode else None,
-        token=token,
-        offers=(replace(OFFER, public_key=key.public_key.hex()),),
+        offers=(OFFER,),
     )
 
 
@@ -133,14 +130,8 @@ class PeerEnd:
         return [message_of(data) for data in self.sent]
 
 
-BINDING = b"the only channel"
-
-
 class PeerPair:
-    """Two connected sessions: a dialler and an acceptor.
-
-    Without a ``binding``, the connection is not encrypted.
-    """
+    """Two connected sessions: a dialler and an acceptor."""
 
     def __init__(
         self,
@@ -149,7 +140,6 @@ class PeerPair:
         profile: LinkProfile = LAN,
         *,
         configured: bool = False,
-        binding: bytes = BINDING,
         device_connections: tuple[
             DeviceConnections | None, DeviceConnections | None
         ] = (None, None),
@@ -165,8 +155,6 @@ class PeerPair:
             TealePeerSession(acceptor, incoming, profile, for_acceptor)
         )
         for end in (self.acceptor, self.dialler):
-            if binding:
-                end.session.bind(binding)
             end.apply(end.session.tick(0.0))
 
     def settle(self) -> "PeerPair":
@@ -180,6 +168,10 @@ class PeerPair:
                 if batch:
                     other.apply(other.session.receive(batch, self.now))
         return self
+
+    def joined(self) -> "PeerPair":
+        """Wait until both ends have joined."""
+        return self.until(0.5)
 
     def until(self, when: float) -> "PeerPair":
         """Advance the clock; handle each deadline at its time."""
@@ -211,14 +203,11 @@ class ForeignPeer:
         dialled: bool = False,
         profile: LinkProfile = LAN,
         connection: TealeConnection | None = None,
-        binding: bytes = b"",
     ) -> None:
         self.now = 0.0
         self.end = PeerEnd(
             TealePeerSession(local, connection or TealeConnection(dialled), profile)
         )
-        if binding:
-            self.end.session.bind(binding)
         self.end.apply(self.end.session.tick(0.0))
 
     def deliver(self, message: SentMessage | bytes, after: float = 0.0) -> None:

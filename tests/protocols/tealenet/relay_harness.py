@@ -7,14 +7,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from protocols.contexts import protocol_context
+from protocols.contexts import SIGNER, protocol_context
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
 from shoal.protocols.seam.session import Data
-from shoal.protocols.tealenet.codec.relay_messages import challenge_text
-from shoal.protocols.tealenet.relay.limits import RelayLimits
-from shoal.protocols.tealenet.relay.server import LIMITS, RelayServer
+from shoal.protocols.tealenet.relay_server.limits import RelayLimits
+from shoal.protocols.tealenet.relay_server.server import LIMITS, RelayServer
 
 VECTORS = Path(__file__).parent / "vectors" / "tealenet.json"
 SESSION = "550E8400-E29B-41D4-A716-446655440000"
@@ -32,7 +31,6 @@ CAPABILITIES = {
     "loadedModels": ["m"],
     "maxModelSizeGB": 60,
 }
-SHOAL_CAPABILITIES = CAPABILITIES | {"shoal": {"version": 1}}
 
 
 def cases(group: str) -> list[dict[str, Any]]:
@@ -83,14 +81,6 @@ class RelayClient:
         }
         return {"register": payload | fields}
 
-    def prove(self, challenge: str, **fields: Any) -> list[dict[str, Any]]:
-        """Register with a proof."""
-        proof = self.signer.sign(challenge_text(challenge, self.id)).hex()
-        shoal = {"challenge": challenge, "proof": proof}
-        return self.send(
-            self.registration(shoal=shoal, capabilities=SHOAL_CAPABILITIES, **fields)
-        )
-
     def to(
         self, kind: str, other: "RelayClient", session: str = SESSION, **fields: Any
     ) -> dict[str, Any]:
@@ -128,11 +118,13 @@ class RelayHarness:
         self.now = 1000.0
         self.peers: dict[int, RelayClient] = {}
 
-    def connect(self, seed: int, address: str = "192.0.2.1") -> RelayClient:
+    def connect(
+        self, seed: int, address: str = "192.0.2.1", path: str = "/ws"
+    ) -> RelayClient:
         """Open a link for the node of that seed."""
         link = len(self.peers)
         peer = self.peers[link] = RelayClient(self, link, signer(seed))
-        hello = UpgradeRequest("/ws", f"node={peer.id}", {}, address)
+        hello = UpgradeRequest(path, f"node={peer.id}", {}, address)
         self.deliver(self.relay.link_opened(link, hello, self.now))
         return peer
 
@@ -145,15 +137,15 @@ class RelayHarness:
             each.drain()
         return peer
 
-    def join_proven(self, seed: int) -> RelayClient:
-        """Register a Shoal node, which proves its key; drain its announcements."""
-        peer = self.connect(seed)
-        (challenge,) = peer.send(peer.registration(capabilities=SHOAL_CAPABILITIES))
-        (ack,) = peer.prove(challenge["registerChallenge"]["challenge"])
+    def join_host(self) -> RelayClient:
+        """Register the coordinator's own node, within the process."""
+        host = self.connect(0, address="", path="")
+        host.signer = SIGNER
+        (ack,) = host.send(host.registration())
         assert "registerAck" in ack, ack
         for each in self.peers.values():
             each.drain()
-        return peer
+        return host
 
     def pair(self) -> tuple[RelayClient, RelayClient]:
         """Register two nodes with a session between them."""

@@ -33,12 +33,10 @@ def endpoints_of(kind: type, config: Config) -> list[object]:
 
 
 def test_a_listener_is_announced_as_macs_expect_it() -> None:
-    plain, secure = endpoints_of(Listener, Config(port=4011))
+    (plain,) = endpoints_of(Listener, Config(port=4011))
 
     assert isinstance(plain, Listener)
-    assert isinstance(secure, Listener)
     assert (plain.port, plain.security) == (4011, ListenerTls.NONE)
-    assert (secure.port, secure.security) == (0, ListenerTls.COORDINATOR)
     assert plain.service is not None
     assert (plain.service.kind, plain.service.name) == (SERVICE, "my host")
     assert plain.service.text == {
@@ -46,9 +44,7 @@ def test_a_listener_is_announced_as_macs_expect_it() -> None:
         "chip": "Apple M2",
         "ram": "32",
         "version": "1",
-        "shoal": "1",
     }
-    assert secure.service is None
 
 
 def test_only_enabled_endpoints_exist() -> None:
@@ -63,7 +59,7 @@ def test_only_enabled_endpoints_exist() -> None:
 
 
 def test_configured_peers_and_relays_are_dialled() -> None:
-    config = Config(peers=("one:1", "tls://two:2"), relays=("wss://relay/ws",))
+    config = Config(peers=("one:1", "tcp://two:2"), relays=("wss://relay/ws",))
 
     urls = [
         each.url
@@ -72,7 +68,7 @@ def test_configured_peers_and_relays_are_dialled() -> None:
     ]
 
     node = signer("a").public_key.hex()
-    assert urls == ["tcp://one:1", "tls://two:2", f"wss://relay/ws?node={node}"]
+    assert urls == ["tcp://one:1", "tcp://two:2", f"wss://relay/ws?node={node}"]
 
 
 @pytest.mark.parametrize("peer", ["one", "http://one:1", "one:port"])

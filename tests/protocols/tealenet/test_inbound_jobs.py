@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     CHAT,
     REQUEST,
@@ -22,17 +23,16 @@ from shoal.domain.vocabulary import (
     AnswerChunk,
     Completed,
     Failed,
-    OffersChanged,
     Rejected,
     RunJob,
 )
 from shoal.domain.work import ANY_MODEL, Chat
-from shoal.domain.worker import Offer
 from shoal.protocols.seam.worker_session import JOBS_MAX
-from shoal.protocols.tealenet.codec.extension import SLOTS_MAX
 from shoal.protocols.tealenet.codec.messages import InferenceRequest, LoadModel
 from shoal.protocols.tealenet.inbound_jobs import OPEN_MAX
 from shoal.protocols.tealenet.peer_session import INVALID_MAX
+
+SLOTS = 1024
 
 
 def test_a_mac_gets_chunks_and_a_completion() -> None:
@@ -140,9 +140,9 @@ def test_open_requests_of_a_peer_are_limited() -> None:
 
 def test_a_worker_serves_as_many_streams_as_it_offers_slots() -> None:
     worker = local_worker("w")
-    offers = tuple(replace(offer, slots=SLOTS_MAX) for offer in worker.offers)
-    pair = PeerPair(replace(worker, offers=offers), local_coordinator("a")).settle()
-    leases = [LeaseNumber(number) for number in range(1, SLOTS_MAX + 2)]
+    offers = tuple(replace(offer, slots=SLOTS) for offer in worker.offers)
+    pair = PeerPair(replace(worker, offers=offers), local_coordinator("a")).joined()
+    leases = [LeaseNumber(number) for number in range(1, SLOTS + 2)]
 
     for lease in leases:
         pair.acceptor.send(replace(RUN, lease=lease), 1.0)
@@ -152,33 +152,27 @@ def test_a_worker_serves_as_many_streams_as_it_offers_slots() -> None:
         pair.dialler.send(AnswerChunk(run.job_id, run.lease, ["hi"]), 2.0)
     pair.settle()
 
-    assert OPEN_MAX < SLOTS_MAX < JOBS_MAX
-    assert [offer.slots for offer in offers_of(pair)] == [SLOTS_MAX]
-    assert [run.lease for run in runs] == leases[:-1]
-    assert len(pair.acceptor.messages(AnswerChunk)) == SLOTS_MAX
+    assert OPEN_MAX < SLOTS < JOBS_MAX
+    assert len(runs) == SLOTS
+    answered = {each.lease for each in pair.acceptor.messages(AnswerChunk)}
+    assert answered == {*leases[:-1]}
     (rejected,) = pair.acceptor.messages(Rejected)
     assert rejected.lease == leases[-1]
 
 
-def offers_of(pair: PeerPair) -> tuple[Offer, ...]:
-    """Return the offers that the acceptor received."""
-    (changed,) = pair.acceptor.messages(OffersChanged)
-    assert isinstance(changed, OffersChanged)
-    return changed.offers
-
-
 def test_a_peer_that_may_not_submit_gets_an_error_with_the_remedy() -> None:
-    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    local = local_coordinator("a", admission=require_token("t"))
+    pair = PeerPair(local, local_worker("w"), configured=True).joined()
     request = InferenceRequest(REQUEST, inference_request().request, True)
     data = b'{"inferenceRequest":{"_0":%b}}' % msgspec.json.encode(request)
 
-    pair.acceptor.receive([data], 1.0)
+    pair.dialler.receive([data], 1.0)
 
-    kind, payload = pair.acceptor.sent_messages[-1]
+    kind, payload = pair.dialler.sent_messages[-1]
     assert kind == "inferenceError"
     assert payload["code"] == "unavailable"
     assert "API" in payload["errorMessage"]
-    assert not pair.acceptor.messages(RunJob)
+    assert not pair.dialler.messages(RunJob)
 
 
 def test_an_invalid_request_is_refused() -> None:

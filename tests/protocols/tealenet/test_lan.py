@@ -15,7 +15,6 @@ from protocols.tealenet.peers import (
     heartbeat,
     hello,
     local_coordinator,
-    local_worker,
 )
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import PeerError
@@ -26,15 +25,13 @@ from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerMessage,
     PeerSession,
-    Protection,
     ToPeer,
 )
 from shoal.protocols.seam.session import Close, Data, Notice, Send
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.connections import PEER_NAME, lan_session
 from shoal.protocols.tealenet.handshake import DeviceConnections
-from shoal.protocols.tealenet.link_profile import LAN
-from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer import LAN, TealeConnection
 
 
 def framed(*messages: bytes) -> bytes:
@@ -107,22 +104,6 @@ def test_an_oversized_frame_is_refused_by_its_length(size: int) -> None:
         session.receive([LENGTH.pack(size) + b"{"], 0.3)
 
 
-def test_a_worker_accepts_larger_frames() -> None:
-    local = local_worker("w")
-    session = lan_session(
-        local,
-        TealeConnection(True),
-        DeviceConnections(local.device_id, LAN.disconnected_after),
-    )
-    session.tick(0.0)
-
-    assert (
-        list(session.receive([LENGTH.pack(LAN.worker_request_max) + b"{"], 0.3)) == []
-    )
-    with pytest.raises(PeerError):
-        new_session().receive([LENGTH.pack(LAN.worker_request_max)], 0.3)
-
-
 @given(cuts=st.lists(st.integers(0, len(GREETING)), max_size=8))
 def test_any_split_of_the_bytes_gives_the_same_messages(cuts: list[int]) -> None:
     session = new_session()
@@ -158,16 +139,6 @@ def test_state_for_all_peers_and_messages_for_one_are_sent() -> None:
     for peer in ("", PEER_NAME):
         (sent,) = session.send(ToPeer(peer, ModelQuery("m")), 0.3)
         assert isinstance(sent, Send)
-
-
-def test_a_session_reports_its_protection() -> None:
-    session = new_session(TealeConnection(False, protection=Protection.TLS))
-    session.receive([framed(encode(hello()))], 0.0)
-    session.tick(0.2)
-
-    (joined, *_) = messages(session.receive([framed(encode(heartbeat()))], 0.2))
-
-    assert joined.protection is Protection.TLS
 
 
 def test_nothing_follows_a_close() -> None:

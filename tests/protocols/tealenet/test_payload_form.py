@@ -27,11 +27,11 @@ from shoal.domain.vocabulary import (
 )
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Send
-from shoal.protocols.tealenet.codec.envelope import is_flat
-from shoal.protocols.tealenet.link_profile import LAN, WAN
+from shoal.protocols.tealenet.codec.envelope import PayloadForm, is_flat
 from shoal.protocols.tealenet.local_node import TealeLocalNode
-from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import (
+    LAN,
+    WAN,
     PeerDescription,
     PeerSoftware,
     TealeConnection,

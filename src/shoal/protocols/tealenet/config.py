@@ -13,27 +13,17 @@ class Config:
     Raises ConfigError from the constructor for an owner that is no UUID.
     """
 
-    token: str = field(
-        default="",
-        metadata={
-            "help": "token that workers present to join, beside the coordinator's "
-            "join token",
-            "secret": True,
-        },
-    )
     passcode: str = field(
         default="",
         metadata={
-            "help": "passcode of the cluster; peers that have it serve and submit "
-            "jobs, and others on the local network need a join token",
+            "help": "passcode of the cluster; peers that have it serve and submit jobs",
             "secret": True,
         },
     )
     open: bool = field(
         default=False,
         metadata={
-            "help": "admission of peers without a token or a passcode, to serve and to "
-            "submit jobs"
+            "help": "admission of peers without a passcode, to serve and to submit jobs"
         },
     )
     lan: bool = field(

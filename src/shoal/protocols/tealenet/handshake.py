@@ -1,4 +1,4 @@
-"""The exchange of ``hello`` and ``helloAck``, and the choice between two connections.
+"""The start of a session: ``hello``, ``helloAck`` and the first heartbeat.
 
 The dialling peer sends ``hello`` and the other one answers with ``helloAck``; then each
 sends a heartbeat.  Source: what real peers do.  A Mac that dialled ignores messages for
@@ -13,38 +13,36 @@ If two devices dial each other, both ends keep the same one of the two connectio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
 
-from shoal.domain.addresses import is_loopback
-from shoal.domain.credentials import digest_of
 from shoal.domain.errors import NotAdmitted
+from shoal.domain.vocabulary import Event
 from shoal.domain.worker import Offer
-from shoal.protocols.seam.admission import TokenProof
-from shoal.protocols.seam.peer_session import Protection
-from shoal.protocols.seam.session import Close, Notice
-from shoal.protocols.seam.token_proof import (
-    NOT_PROVEN,
-    PresentedProof,
-    ProofRole,
-    prove_token,
+from shoal.protocols.seam.peer_session import PeerDescribed
+from shoal.protocols.seam.session import Close, Notice, Output, PeerProfile, Send
+from shoal.protocols.tealenet.admission import PeerCredentials, admit, passcodes_match
+from shoal.protocols.tealenet.codec.envelope import VERSION, PayloadForm
+from shoal.protocols.tealenet.codec.hardware import (
+    DeviceInfo,
+    device_info,
+    read_hardware,
+    shown_name,
 )
-from shoal.protocols.tealenet.admission import (
-    PeerCredentials,
-    PeerPermissions,
-    admit,
+from shoal.protocols.tealenet.codec.messages import (
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    HelloAck,
 )
-from shoal.protocols.tealenet.codec.messages import Hello, HelloAck
-from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, proof_text
-from shoal.protocols.tealenet.greeting import (
-    Greeting,
-    describe_newer_version,
-    hello,
-    hello_ack,
-    read_greeting,
-    refusal_ack,
+from shoal.protocols.tealenet.codec.scalars import (
+    from_date,
+    normalized_id,
+    to_date,
+    well_formed,
 )
+from shoal.protocols.tealenet.heartbeat import HeartbeatSender, model_names
 from shoal.protocols.tealenet.local_node import TealeLocalNode
-from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer import LinkProfile, TealeConnection, TealePeer
+from shoal.protocols.tealenet.peer_state import TealePeerState
 
 EVICTION_MIN = 64  # connections before silent ones are evicted
 
@@ -113,6 +111,82 @@ class DeviceConnections:
         self._evict_at = 2 * max(len(self._connections), EVICTION_MIN // 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The contents of a ``hello`` or ``helloAck``; ``device_id`` is in upper case."""
+
+    device_id: str
+    models: tuple[str, ...]
+    passcode: str | None
+    profile: PeerProfile
+
+    @property
+    def label(self) -> str:
+        """The name for people, with the device's id unless it is the same."""
+        if self.profile.name in ("", self.device_id):
+            return ascii(self.device_id)
+        return f"{self.profile.name!a} ({self.device_id})"
+
+    @property
+    def newer_version(self) -> Sequence[Notice]:
+        """A warning if the peer's protocol is newer than this end's."""
+        remark = self.profile.remark
+        return (Notice(f"{self.label} {remark}"),) if remark else ()
+
+
+def read_greeting(message: Hello | HelloAck) -> Greeting:
+    """Read a peer's introduction."""
+    device, version = message.device_info, message.protocol_version
+    newer = f"speaks version {version} of the protocol; this end speaks {VERSION}"
+    profile = PeerProfile(
+        shown_name(device.name),
+        read_hardware(device.hardware),
+        owner=well_formed(message.owner_user_id or ""),
+        protocol_version=version,
+        registered_at=from_date(device.registered_at),
+        remark=newer if version > VERSION else "",
+    )
+    device_id = normalized_id(device.id)
+    passcode = message.cluster_passcode_hash
+    return Greeting(device_id, message.loaded_models, passcode, profile)
+
+
+def hello(local: TealeLocalNode, offers: Sequence[Offer], now: float) -> Hello:
+    """Return the hello for a dialled peer."""
+    models = model_names(offers)
+    device = _device(local, models, now)
+    return Hello(device, VERSION, models, local.passcode, local.owner)
+
+
+def hello_ack(
+    local: TealeLocalNode, offers: Sequence[Offer], peer: Greeting, now: float
+) -> HelloAck:
+    """Return the helloAck for a peer that dialled.
+
+    It has the passcode's hash, which is all that admission needs, only if the peer
+    presented the same hash.
+    """
+    models = model_names(offers)
+    shown = passcodes_match(local.passcode, peer.passcode)
+    device = _device(local, models, now)
+    return HelloAck(
+        device, VERSION, models, local.passcode if shown else None, local.owner
+    )
+
+
+def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
+    at = to_date(now + local.epoch)
+    registered_at = local.registered_at
+    return device_info(
+        local.device_id,
+        local.name,
+        local.hardware,
+        registered_at=at if registered_at is None else to_date(registered_at),
+        seen_at=at,
+        models=models,
+    )
+
+
 # All in seconds.
 HELLO_TIMEOUT = 10.0  # to wait for hello or helloAck
 HELLO_INTERVAL = 2.0  # before hello is repeated
@@ -120,18 +194,11 @@ ACK_DELAY = 0.15  # before helloAck: a Mac that dialled cannot receive at first
 ACK_REPEAT_DELAY = 6.0  # without a heartbeat, before helloAck is repeated
 FIRST_HEARTBEAT_TIMEOUT = 30.0  # to wait for the first heartbeat
 
-HandshakeOutput: TypeAlias = Hello | HelloAck | Notice | Close
-
 SELF_CONNECTION = "the peer is this device itself"
 DUPLICATE_CONNECTION = "there is another connection to this device, which is preferred"
-KEY_NOT_PROVEN = "the peer has not proved the key that it announces"
-NOT_ENCRYPTED = (
-    "the connection is not encrypted, and the join token is not sent in the clear: "
-    "to do that anyway, join with --plain"
-)
-PLAIN_WORKER = (
-    "this coordinator accepts Shoal's workers on encrypted connections only: join "
-    "without --plain, or start it with --plain"
+RELAY_NODE_REFUSED = (
+    "relay nodes do not authenticate: start the coordinator with --tealenet-open to "
+    "admit them"
 )
 
 
@@ -144,124 +211,123 @@ class HandshakeStage(Enum):
     CLOSED = "closed"
 
 
-class HelloHandshake:
-    """One end of the handshake.
+class PeerHandshake:
+    """The start of one session, up to the first heartbeat, with which the peer joins.
 
-    From ``GREETED`` on, ``greeting`` is the peer's introduction and ``permissions`` has
-    the result of its admission.  ``device_connections`` is None where the transport
-    allows one connection to each peer.
+    ``peer`` is set once the peer has introduced itself, or at once if it need not.
+    ``admitted``: the peer has introduced itself and was admitted.
+    ``device_connections`` is None where the transport allows one connection to each
+    peer.
     """
 
     def __init__(
         self,
         local: TealeLocalNode,
         connection: TealeConnection,
+        profile: LinkProfile,
         device_connections: DeviceConnections | None,
+        form: PayloadForm,
+        heartbeats: HeartbeatSender,
     ) -> None:
         self._local = local
         self._connection = connection
+        self._profile = profile
         self._device_connections = device_connections
-        # Without a verifier a proof is useless.
-        self._challenge = local.random_bytes(CHALLENGE_SIZE) if local.verify else b""
+        self._form = form
+        self._heartbeats = heartbeats
+        self._stage = HandshakeStage.WAITING
         self._timeout_at = 0.0
         self._send_at: float | None = None
         self._device_connection: DeviceConnection | None = None
-        self.stage = HandshakeStage.WAITING
-        self.greeting: Greeting | None = None
-        self.permissions: PeerPermissions | None = None
-        self.credentials: PeerCredentials | None = None
-        self._presented: PresentedProof | None = None  # the peer's proof of a token
-
-    def bind(self, connection: TealeConnection) -> None:
-        """Set the encrypted connection, before the start."""
-        self._connection = connection
+        self._greeting: Greeting | None = None
+        self._submits_jobs = False
+        self.peer: TealePeer | None = None
+        self.admitted = False
 
     @property
-    def deadline(self) -> float:
+    def deadline(self) -> float | None:
         """When ``tick`` is next due."""
+        if not self._profile.requires_hello:
+            return None
         send_at = self._timeout_at if self._send_at is None else self._send_at
         return min(self._timeout_at, send_at)
 
-    def start(self, offers: Sequence[Offer], now: float) -> Sequence[HandshakeOutput]:
-        """Start the handshake; the dialling end sends hello."""
+    def start(self, now: float) -> Sequence[Output] | TealePeerState:
+        """Send hello if this end dialled; or return the state of a peer without one."""
+        if not self._profile.requires_hello:
+            self.peer = peer = _unintroduced_peer(self._local, self._connection)
+            if not peer.refusal:
+                self._heartbeats.due = now
+            return self._state(peer, now)
         self._timeout_at = now + HELLO_TIMEOUT
         if not self._connection.dialled:
             return ()
-        local = self._local
-        if local.token and not (self._connection.binding or local.plain):
-            return (self._close(NOT_ENCRYPTED),)
         self._send_at = now + HELLO_INTERVAL
-        return (self._hello(offers, now),)
+        return (Send(self._form.encode(self._hello(now))),)
 
-    def tick(self, offers: Sequence[Offer], now: float) -> Sequence[HandshakeOutput]:
+    def tick(self, now: float) -> Sequence[Output]:
         """Send what is due, repeat what may be lost, and close after a timeout."""
+        if not self._profile.requires_hello:
+            return ()
         if now >= self._timeout_at:
-            return (self._time_out(),)
+            return (self._close(self._timeout_reason),)
         if self._send_at is None or now < self._send_at:
             return ()
-        if self.stage is HandshakeStage.WAITING:
-            self._send_at = now + HELLO_INTERVAL
-            return (self._hello(offers, now),)
-        if self.stage is HandshakeStage.ACK_DELAYED:
-            return self._complete(offers, now)
-        self._send_at = None
-        return (self._ack(offers, now),)
+        match self._stage:
+            case HandshakeStage.WAITING:
+                self._send_at = now + HELLO_INTERVAL
+                return [
+                    Send(each) for each in self._form.encode_again(self._hello(now))
+                ]
+            case HandshakeStage.ACK_DELAYED:
+                return self._greet(now)
+            case HandshakeStage.GREETED | HandshakeStage.CLOSED:
+                self._send_at = None
+                return (self._ack(now),)
 
-    def receive(
-        self, message: Hello | HelloAck, offers: Sequence[Offer], now: float
-    ) -> Sequence[HandshakeOutput]:
+    def receive_greeting(
+        self, message: Hello | HelloAck, now: float
+    ) -> Sequence[Output]:
         """Process the peer's hello or helloAck; ignore an unexpected one."""
-        expected = HelloAck if self._connection.dialled else Hello
-        if (
-            not isinstance(message, expected)
-            or self.stage is HandshakeStage.ACK_DELAYED
-        ):
+        if not self._profile.requires_hello:
+            return self._answer_unneeded(message, now)
+        dialled = self._connection.dialled
+        if not isinstance(message, HelloAck if dialled else Hello):
             return ()
-        if self.stage is not HandshakeStage.WAITING:
+        if self._stage is HandshakeStage.ACK_DELAYED:
+            return ()
+        if self._stage is not HandshakeStage.WAITING:
             # The helloAck was lost or is still on its way.
-            return () if self._connection.dialled else (self._ack(offers, now),)
+            return () if dialled else (self._ack(now),)
         greeting = read_greeting(message)
         if greeting.device_id == self._local.device_id:
             return (self._close(SELF_CONNECTION),)
-        if (reason := self._rejection_reason(greeting)) is not None:
-            return (self._reject(reason),)
-        if not self._proves_token(greeting):
-            # It may pretend to be the coordinator: the worker goes on looking for it.
-            return (self._close(NOT_PROVEN),)
-        if self._is_plain_worker(greeting):
-            return self._refuse(greeting, PLAIN_WORKER, now)
-        self.credentials = self._credentials(greeting)
         try:
-            self.permissions = admit(self._local, self.credentials)
+            self._submits_jobs = admit(self._local, self._credentials(greeting))
         except NotAdmitted as error:
-            return self._refuse(greeting, str(error), now)
-        self.greeting = greeting
-        claimed = self._claim_connection(greeting, now)
-        if not self._connection.dialled:
-            replies = self._respond(greeting, offers, now, claimed=claimed)
-        elif not claimed:
-            return (self._close(DUPLICATE_CONNECTION),)
-        else:
-            self._set_greeted(now)
-            replies = ()
-        newer = describe_newer_version(greeting)
-        return (Notice(newer), *replies) if newer else replies
+            return self._refuse(greeting, str(error))
+        self._greeting = greeting
+        self.admitted = True
+        newer = greeting.newer_version
+        if not self._claims_device(greeting, now):
+            duplicate = self._close(DUPLICATE_CONNECTION)
+            return (duplicate,) if dialled else (*newer, self._ack(now), duplicate)
+        if dialled:
+            return (*newer, *self._greet(now))
+        self._stage = HandshakeStage.ACK_DELAYED
+        self._send_at = now + ACK_DELAY
+        return newer
 
-    @property
-    def proven_key(self) -> bytes:
-        """The key that a dialled peer has proved; others prove theirs later."""
-        greeting = self.greeting
-        proven = self._connection.dialled and bool(self._challenge)
-        return greeting.key if greeting is not None and proven else b""
-
-    def verifies_proof(self, proof: bytes) -> bool:
-        """Return whether this is the peer's signature of the challenge."""
-        local, greeting = self._local, self.greeting
-        if local.verify is None or local.identity is None or greeting is None:
-            return False
-        own_key, binding = local.identity.public_key, self._connection.binding
-        signed = proof_text(self._challenge, own_key, greeting.key, binding)
-        return local.verify(greeting.key, proof, signed)
+    def receive_first_heartbeat(
+        self, heartbeat: Heartbeat | HeartbeatAck, now: float
+    ) -> tuple[TealePeerState, Sequence[PeerDescribed | Event]] | None:
+        """Return the peer's state and first events; None before its greeting."""
+        greeting, peer = self._greeting, self.peer
+        if greeting is None or peer is None:
+            return None
+        state = self._state(peer, now)
+        events = state.update_models(greeting.models)
+        return state, [*state.describe(greeting.profile, heartbeat), *events]
 
     def note_heartbeat(self, now: float) -> None:
         """Record a sign of life."""
@@ -270,161 +336,102 @@ class HelloHandshake:
 
     def close(self) -> None:
         """End the handshake, and release the connection to the device."""
-        self.stage = HandshakeStage.CLOSED
+        self._stage = HandshakeStage.CLOSED
         if self._device_connections is not None and self._device_connection is not None:
             self._device_connections.release(self._device_connection)
 
     # Private parts, in the order in which they are called.
 
-    def _hello(self, offers: Sequence[Offer], now: float) -> Hello:
-        binding = self._connection.binding
-        return hello(self._local, offers, self._challenge, binding, now)
+    def _state(self, peer: TealePeer, now: float) -> TealePeerState:
+        return TealePeerState(peer, self._profile, now, self._local.passcode)
 
-    def _time_out(self) -> Close:
-        if self.stage is HandshakeStage.GREETED:
-            return self._close(
-                f"no heartbeat within {FIRST_HEARTBEAT_TIMEOUT:g} s of helloAck"
-            )
+    def _hello(self, now: float) -> Hello:
+        return hello(self._local, self._heartbeats.offers, now)
+
+    @property
+    def _timeout_reason(self) -> str:
+        if self._stage is HandshakeStage.GREETED:
+            return f"no heartbeat within {FIRST_HEARTBEAT_TIMEOUT:g} s of helloAck"
         expected = "helloAck" if self._connection.dialled else "hello"
-        return self._close(f"no {expected} within {HELLO_TIMEOUT:g} s")
+        return f"no {expected} within {HELLO_TIMEOUT:g} s"
 
-    def _complete(
-        self, offers: Sequence[Offer], now: float
-    ) -> Sequence[HandshakeOutput]:
-        self._set_greeted(now)
-        self._send_at = now + ACK_REPEAT_DELAY
-        return (self._ack(offers, now),)
-
-    def _set_greeted(self, now: float) -> None:
-        self.stage = HandshakeStage.GREETED
-        self._timeout_at = now + FIRST_HEARTBEAT_TIMEOUT
-        self._send_at = None
-
-    def _ack(self, offers: Sequence[Offer], now: float) -> HelloAck:
-        assert self.greeting is not None, "it answers a greeting"
-        assert self.permissions is not None, "only admitted peers get an answer"
-        submits = self.permissions.submits_jobs and not self.greeting.is_worker
-        visible = offers if submits else ()
-        binding, token_proof = self._connection.binding, b""
-        if self._presented is not None and (digest := self._presented.digest):
-            token_proof = prove_token(digest, ProofRole.COORDINATOR, binding)
-        return hello_ack(
-            self._local,
-            visible,
-            self._challenge,
-            self.greeting,
-            now,
-            binding,
-            token_proof,
-        )
-
-    def _rejection_reason(self, greeting: Greeting) -> str | None:
-        """Return why the peer refuses this end or has no valid proof, or None."""
-        if greeting.introduction is not None and greeting.introduction.refusal:
-            return ascii(greeting.introduction.refusal)[1:-1]
-        if not self._connection.dialled or not greeting.key or not self._challenge:
-            return None
-        self.greeting = greeting
-        return None if self.verifies_proof(greeting.proof) else KEY_NOT_PROVEN
-
-    def _proves_token(self, greeting: Greeting) -> bool:
-        """Return whether a dialled peer proves the token that this end has proved."""
-        token, binding = self._local.token, self._connection.binding
-        if not (self._connection.dialled and token and binding):
-            return True
-        proof = PresentedProof(greeting.token_proof, ProofRole.COORDINATOR, binding)
-        return proof.matches(digest_of(token))
-
-    def _is_plain_worker(self, greeting: Greeting) -> bool:
-        """Return whether the peer is a worker of Shoal's that must encrypt.
-
-        One on this machine need not.
-        """
-        connection = self._connection
-        return (
-            greeting.is_worker
-            and connection.protection is Protection.PLAIN
-            and not self._local.plain
-            and bool(connection.address)
-            and not is_loopback(connection.address)
-        )
-
-    def _token(self, greeting: Greeting) -> str | TokenProof:
-        """Return the token that a peer presents: on a bound channel, its proof."""
-        binding, introduction = self._connection.binding, greeting.introduction
-        if introduction is None:
-            return ""
-        if not binding:
-            return introduction.token
-        if not greeting.token_proof:
-            return ""
-        self._presented = PresentedProof(
-            greeting.token_proof, ProofRole.WORKER, binding
-        )
-        return TokenProof(b"", self._presented.matches)
+    def _answer_unneeded(
+        self, message: Hello | HelloAck, now: float
+    ) -> Sequence[Output]:
+        """Answer the hello of a peer that need not send one."""
+        if isinstance(message, HelloAck) or self.peer is None:
+            return ()
+        greeting = read_greeting(message)
+        visible = self._heartbeats.offers if self.peer.submits_jobs else ()
+        answer = self._form.encode(hello_ack(self._local, visible, greeting, now))
+        return (*greeting.newer_version, Send(answer))
 
     def _credentials(self, greeting: Greeting) -> PeerCredentials:
-        connection, introduction = self._connection, greeting.introduction
-        # Of a dialled peer, ``receive`` has verified it.
-        proves_token = connection.dialled and bool(connection.binding)
-        models = frozenset(greeting.models)
-        if introduction is not None and introduction.offers is not None:
-            models |= {name for offer in introduction.offers for name in offer.models}
+        connection = self._connection
         return PeerCredentials(
-            name=peer_name(connection, greeting),
-            models=models,
-            token=self._token(greeting),
+            name=connection.name or greeting.device_id,
+            models=frozenset(greeting.models),
             passcode=greeting.passcode,
-            proves_token=proves_token,
             address=connection.address,
             configured=connection.configured,
-            is_worker=greeting.is_worker,
         )
 
-    def _refuse(
-        self, greeting: Greeting, why: str, now: float
-    ) -> Sequence[HandshakeOutput]:
+    def _refuse(self, greeting: Greeting, why: str) -> Sequence[Output]:
+        """Close the session without a message, as real peers do."""
         reason = f"{greeting.label} is not admitted: {why}"
-        close = self._reject(reason)
         if self._connection.dialled:
-            return (close,)
-        notice = Notice(reason)  # for the operator
-        if greeting.introduction is None:
-            return (notice, close)
-        return (notice, refusal_ack(self._local, why, now), close)
+            self._local.on_rejected(reason)
+            return (self._close(reason),)
+        return (Notice(reason), self._close(reason))  # the first is for the operator
 
-    def _claim_connection(self, greeting: Greeting, now: float) -> bool:
+    def _claims_device(self, greeting: Greeting, now: float) -> bool:
         if self._device_connections is None:
             return True
-        outbound = self._connection.dialled
         self._device_connection = self._device_connections.claim(
-            greeting.device_id, outbound=outbound, now=now
+            greeting.device_id, outbound=self._connection.dialled, now=now
         )
         return self._device_connection is not None
 
-    def _respond(
-        self, greeting: Greeting, offers: Sequence[Offer], now: float, *, claimed: bool
-    ) -> Sequence[HandshakeOutput]:
-        if not claimed:
-            return (self._ack(offers, now), self._close(DUPLICATE_CONNECTION))
-        if greeting.introduction is not None:
-            return self._complete(offers, now)
-        self.stage = HandshakeStage.ACK_DELAYED
-        self._send_at = now + ACK_DELAY
-        return ()
+    def _greet(self, now: float) -> Sequence[Output]:
+        """Complete the greeting of both ends, and send the first heartbeat."""
+        greeting, connection = self._greeting, self._connection
+        assert greeting is not None, "the peer has introduced itself"
+        self._stage = HandshakeStage.GREETED
+        self._timeout_at = now + FIRST_HEARTBEAT_TIMEOUT
+        self._send_at = None if connection.dialled else now + ACK_REPEAT_DELAY
+        ack = () if connection.dialled else (self._ack(now),)
+        self.peer = TealePeer(
+            name=connection.name or greeting.device_id,
+            software=connection.software,
+            submits_jobs=self._submits_jobs,
+            knows_passcode=passcodes_match(self._local.passcode, greeting.passcode),
+        )
+        beats = self._heartbeats.heartbeat(self.peer, now)
+        return [*ack, *(Send(each) for each in beats)]
 
-    def _reject(self, reason: str) -> Close:
-        if self._connection.dialled:
-            self._local.on_rejected(reason)
-        return self._close(reason)
+    def _ack(self, now: float) -> Send:
+        assert self._greeting is not None, "it answers a greeting"
+        visible = self._heartbeats.offers if self._submits_jobs else ()
+        message = hello_ack(self._local, visible, self._greeting, now)
+        return Send(self._form.encode(message))
 
     def _close(self, reason: str) -> Close:
         self.close()
         return Close(reason)
 
 
-def peer_name(connection: TealeConnection, greeting: Greeting) -> str:
-    """Return a peer's name: a Shoal worker's own, a node's id, or the device's id."""
-    if greeting.is_worker or not connection.name:
-        return greeting.name
-    return connection.name
+def _unintroduced_peer(local: TealeLocalNode, connection: TealeConnection) -> TealePeer:
+    """Return a peer of a relay that need not introduce itself."""
+    credentials = PeerCredentials(
+        name=connection.name,
+        models=frozenset(connection.description.models),
+        address=connection.address,
+        configured=connection.configured,
+        sends_hello=False,
+    )
+    try:
+        submits_jobs = admit(local, credentials)
+    except NotAdmitted:
+        refusal = RELAY_NODE_REFUSED
+        return TealePeer(connection.name, connection.software, refusal=refusal)
+    return TealePeer(connection.name, connection.software, submits_jobs)

@@ -7,62 +7,34 @@ heartbeat every few seconds, and immediately after a change; see
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
-
-from shoal.domain.worker import (
-    SPEED_BY_THERMAL_LEVEL,
-    MachineHealth,
-    Offer,
-    WorkerLoad,
-)
-from shoal.protocols.tealenet.codec.extension import (
-    HeartbeatExtension,
-    wire_offers,
-    write_extension,
-)
+from shoal.domain.worker import SPEED_BY_THERMAL_LEVEL, Offer, WorkerLoad
+from shoal.protocols.tealenet.codec.envelope import PayloadForm
 from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
 from shoal.protocols.tealenet.codec.scalars import (
-    TEXT_MAX,
-    ShoalField,
+    MODELS_MAX,
+    NAME_MAX,
     to_date,
     well_formed,
 )
-from shoal.protocols.tealenet.greeting import model_names
-from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
-from shoal.protocols.tealenet.payload_form import PayloadForm
-from shoal.protocols.tealenet.peer import TealePeer
+from shoal.protocols.tealenet.peer import LinkProfile, TealePeer
 
-WAIT_FACTOR = 1.5  # intervals to wait for the peer's heartbeat before sending one
 REPEAT_DELAY = 2.0  # seconds before the first heartbeat is repeated, as for hello
 CHANGE_INTERVAL = 1.0  # seconds between heartbeats that announce changes
 
 
 class HeartbeatSender:
-    """Writes the heartbeats to one peer; the next one is ``due``.
-
-    ``initiates``: between two Shoal peers, this end sends the heartbeats and the other
-    one answers.  ``key_proof`` is for the first heartbeat.
-    """
+    """Writes the heartbeats to one peer; the next one is ``due``."""
 
     def __init__(
-        self,
-        local: TealeLocalNode,
-        profile: LinkProfile,
-        form: PayloadForm,
-        *,
-        initiates: bool,
+        self, local: TealeLocalNode, profile: LinkProfile, form: PayloadForm
     ) -> None:
         self._local = local
         self._form = form
-        self._initiates = initiates
         self._profile = profile
         self.set_offers(local.offers)
         self.load = WorkerLoad()
-        self.draining: str | None = None
-        self.machine_health: MachineHealth | None = None
-        self.key_proof = ""
-        self._sent_offers: tuple[Offer, ...] | None = None  # to a Shoal peer
+        self.draining = False
         self._busy = False
         self._cached_names: tuple[tuple[Offer, ...], tuple[str, ...]] = ((), ())
         self._sent_at = 0.0
@@ -89,21 +61,16 @@ class HeartbeatSender:
             self._busy = busy
             self.schedule_change(now)
 
-    def heartbeat(
-        self, peer: TealePeer, now: float, farewell: str | None = None
-    ) -> Sequence[bytes]:
+    def heartbeat(self, peer: TealePeer, now: float) -> Sequence[bytes]:
         """Return a heartbeat; the next one is due after the link's interval.
 
         A peer that has shown no form yet gets it in both forms, from the second one on.
-        ``farewell`` is for Shoal peers: why this end closes the session.
         """
         self._sent_at = now
-        self.due = now + self._interval(peer)
-        shoal: ShoalField = UNSET
-        if peer.runs_shoal:
-            shoal = write_extension(self._extension(peer, farewell))
-        self.key_proof = ""
-        message = self._message(Heartbeat, peer, shoal, now)
+        interval = self._profile.heartbeat_interval
+        first = not self.sent and not self._form.known
+        self.due = now + (REPEAT_DELAY if first else interval)
+        message = self._message(Heartbeat, peer, now)
         encoded = (
             self._form.encode_again(message)
             if self.sent
@@ -123,44 +90,9 @@ class HeartbeatSender:
 
     def heartbeat_ack(self, peer: TealePeer, now: float) -> bytes:
         """Return the answer to a heartbeat, with the state of this end."""
-        if self._waits_for(peer) and self.due is not None:
-            # The answer is a sign of life, too.
-            self.due = now + WAIT_FACTOR * self._profile.heartbeat_interval
-        return self._form.encode(self._message(HeartbeatAck, peer, UNSET, now))
+        return self._form.encode(self._message(HeartbeatAck, peer, now))
 
     # Private parts, in the order in which they are called.
-
-    def _interval(self, peer: TealePeer) -> float:
-        if not self.sent and not self._form.known:
-            return REPEAT_DELAY
-        intervals = WAIT_FACTOR if self._waits_for(peer) else 1.0
-        return intervals * self._profile.heartbeat_interval
-
-    def _waits_for(self, peer: TealePeer) -> bool:
-        return peer.runs_shoal and not self._initiates
-
-    def _extension(self, peer: TealePeer, farewell: str | None) -> HeartbeatExtension:
-        shown = self._visible_offers(peer)
-        offers = None if shown == self._sent_offers else wire_offers(shown)
-        self._sent_offers = shown
-        machine = self.machine_health or MachineHealth()
-        unfit = self.load.unfit
-        return HeartbeatExtension(
-            proof=self.key_proof,
-            offers=offers,
-            draining=_truncated(self.draining),
-            farewell=_truncated(farewell),
-            jobs=machine.jobs,
-            cpu=machine.cpu,
-            memory=machine.memory,
-            temperature=machine.temperature,
-            queued=self.load.queued or None,
-            unfit=_truncated(unfit) if unfit else None,
-        )
-
-    def _visible_offers(self, peer: TealePeer) -> tuple[Offer, ...]:
-        """Return the offers for a peer: none if it may not submit jobs."""
-        return self.offers if peer.submits_jobs else ()
 
     def _model_names(self, shown: tuple[Offer, ...]) -> tuple[str, ...]:
         if shown is not self._cached_names[0]:
@@ -168,19 +100,12 @@ class HeartbeatSender:
         return self._cached_names[1]
 
     def _message(
-        self,
-        kind: type[Heartbeat] | type[HeartbeatAck],
-        peer: TealePeer,
-        shoal: ShoalField,
-        now: float,
+        self, kind: type[Heartbeat] | type[HeartbeatAck], peer: TealePeer, now: float
     ) -> Heartbeat | HeartbeatAck:
         load = self.load
-        # Plain peers learn from an empty list that this end accepts no new jobs.
-        models = (
-            ()
-            if self.draining is not None
-            else self._model_names(self._visible_offers(peer))
-        )
+        # Peers learn from an empty list that this end accepts no new jobs.
+        shown = peer.submits_jobs and not self.draining
+        models = self._model_names(self.offers) if shown else ()
         return kind(
             device_id=self._local.device_id,
             timestamp=to_date(now + self._local.epoch),
@@ -193,15 +118,19 @@ class HeartbeatSender:
             queue_depth=load.waiting,
             organization_id=self._local.passcode if peer.knows_passcode else None,
             owner_user_id=self._local.owner,
-            shoal=shoal,
         )
+
+
+def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
+    """Return the names of the offered models."""
+    offered = [name for offer in offers for name in sorted(offer.models)]
+    names = dict.fromkeys(
+        well_formed(name) for name in offered if len(name) <= NAME_MAX
+    )
+    return tuple(names)[:MODELS_MAX]
 
 
 def _throttle_level(load: WorkerLoad) -> int:
     """Return the throttle; 0 if there is a reason to get no jobs but heat."""
     told = load.thermal not in SPEED_BY_THERMAL_LEVEL
     return load.throttle if told or not load.unfit else 0
-
-
-def _truncated(text: str | None) -> str | None:
-    return None if text is None else well_formed(text[:TEXT_MAX])

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from shoal.domain.secret_strength import is_guessable
 from shoal.domain.worker import Hardware, Offer
@@ -11,13 +10,6 @@ from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.context import Identity, ProtocolContext, WorkerProfile
 from shoal.protocols.tealenet.codec.scalars import passcode_hash, well_formed
 from shoal.protocols.tealenet.config import Config, check_owner
-
-
-class TealeRole(Enum):
-    """The role that a Shoal node announces."""
-
-    COORDINATOR = "coordinator"
-    WORKER = "worker"  # serves the peers that admitted it, and submits no jobs
 
 
 def _ignore(reason: str) -> None:
@@ -29,43 +21,34 @@ class TealeLocalNode:
     """This end of every session; times and randomness are as in ``ProtocolContext``.
 
     ``device_id`` is a UUID in upper case.  ``passcode`` is the hash of the cluster's
-    passcode, or None; ``token`` is the join token to prove.  ``plain``: the
-    connections of Shoal's workers need not be encrypted, and a worker sends its token
-    on those that are not.  Without an
-    ``admission``, as at a worker, every dialled peer may submit jobs; without
-    ``verify`` no peer has to prove its key.  ``on_rejected`` gets the reason when a
-    peer refuses this end or closes the session, and ``throttle`` counts wrong
-    passcodes.  ``offers`` are the first ones, and ``expected_models`` are named before
-    they are offered.  ``owner`` is a UUID in upper case, or
+    passcode, or None.  A worker ``serves_only``: it submits no jobs.  Without an
+    ``admission``, as at a worker, every dialled peer may submit jobs.  ``on_rejected``
+    gets the reason when a dialled peer is not admitted, and ``throttle`` counts wrong
+    passcodes.  ``offers`` are the first ones.  ``owner`` is a UUID in upper case, or
     None, and ``registered_at`` the Unix time of the identity; None: the current time.
     """
 
-    role: TealeRole
     name: str
     device_id: str
     hardware: Hardware
     epoch: float  # seconds
     random_bytes: Callable[[int], bytes]
     identity: Identity | None
+    serves_only: bool = False
     passcode: str | None = None
-    token: str = ""
-    plain: bool = False
     admission: AdmissionCheck | None = None
     open: bool = False
-    verify: Callable[[bytes, bytes, bytes], bool] | None = None
     on_rejected: Callable[[str], None] = _ignore
     weak_passcode: bool = False
     throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     offers: tuple[Offer, ...] = ()
     owner: str | None = None
     registered_at: float | None = None
-    expected_models: tuple[str, ...] = ()
 
 
 def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode:
     """Return a coordinator's end."""
     return TealeLocalNode(
-        role=TealeRole.COORDINATOR,
         name=context.name,
         device_id=device_id(context.identity, context.name),
         hardware=context.hardware,
@@ -75,9 +58,7 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
         passcode=passcode_hash(config.passcode) if config.passcode else None,
         weak_passcode=is_guessable(config.passcode),
         admission=context.admission,
-        plain=context.plain,
         open=config.open,
-        verify=context.verify,
         throttle=context.throttle,
         owner=config.owner.upper() or None,
         registered_at=context.registered_at,
@@ -85,23 +66,23 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
 
 
 def worker_node(profile: WorkerProfile) -> TealeLocalNode:
-    """Return a worker's end.  Raises ConfigError for an owner that is no UUID."""
+    """Return a worker's end, without its token: the wire has none.
+
+    Raises ConfigError for an owner that is no UUID.
+    """
     check_owner(profile.owner, "--owner")
     return TealeLocalNode(
-        role=TealeRole.WORKER,
         name=profile.name,
         device_id=device_id(profile.identity, profile.name),
         hardware=profile.hardware,
         epoch=profile.epoch,
         random_bytes=profile.random_bytes,
         identity=profile.identity,
+        serves_only=True,
         passcode=passcode_hash(profile.passcode) if profile.passcode else None,
-        token=profile.token,
-        plain=profile.plain,
         offers=profile.first_offers,
         owner=profile.owner.upper() or None,
         registered_at=profile.registered_at,
-        expected_models=profile.expected_models,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.errors import LimitExceeded
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.vocabulary import (
@@ -16,39 +16,30 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Task
-from shoal.protocols.seam.session import Data, without_calls
+from shoal.domain.work import Chat
+from shoal.protocols.seam.session import Data
+from shoal.protocols.tealenet.codec.chats import write_request
 from shoal.protocols.tealenet.codec.chunks import (
     TEMPLATE_KEY_SIZE,
     ChunkReader,
     ChunkTemplate,
     find_template,
 )
-from shoal.protocols.tealenet.codec.envelope import BadMessage
-from shoal.protocols.tealenet.codec.extension import (
-    ShoalFeature,
-    fault_of,
-    read_completion,
-    read_error,
-    receipt_of,
-    usage_of,
-)
+from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm
 from shoal.protocols.tealenet.codec.messages import (
-    InferenceCancel,
+    HeartbeatAck,
     InferenceChunk,
     InferenceComplete,
     InferenceError,
 )
-from shoal.protocols.tealenet.codec.requests import write_request
 from shoal.protocols.tealenet.codec.scalars import ErrorCode, normalized_id, well_formed
 from shoal.protocols.tealenet.codec.server_failures import (
     read_server_failure,
     without_internals,
 )
-from shoal.protocols.tealenet.link_profile import LinkProfile
+from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
-from shoal.protocols.tealenet.payload_form import PayloadForm
-from shoal.protocols.tealenet.peer import TealePeer
+from shoal.protocols.tealenet.peer import LinkProfile
 
 ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes
@@ -84,13 +75,20 @@ class _OutboundJob:
 class TealeOutboundJobs:
     """The jobs that this end has submitted in one session.
 
-    Messages about jobs that have ended, or were cancelled at the peer, are ignored.
+    Messages about jobs that have ended are ignored.  ``heartbeats`` counts those that
+    this end has sent.
     """
 
     def __init__(
-        self, local: TealeLocalNode, profile: LinkProfile, form: PayloadForm
+        self,
+        local: TealeLocalNode,
+        profile: LinkProfile,
+        form: PayloadForm,
+        heartbeats: HeartbeatSender,
     ) -> None:
         self._form = form
+        self._heartbeats = heartbeats
+        self._acks = 0
         self._profile = profile
         # The counter keeps ids unique even if the random bytes are not.
         self._seed = local.random_bytes(SEED_SIZE)
@@ -100,47 +98,34 @@ class TealeOutboundJobs:
         self._templates: dict[Data, _OutboundJob] = {}  # by the prefix of their chunks
         self._batch = 0
 
-    @property
-    def count(self) -> int:
-        """How many submitted jobs are open."""
+    def __len__(self) -> int:
         return len(self._jobs)
 
-    def request(self, job: RunJob, peer: TealePeer, heartbeats: int) -> bytes:
-        """Return the request for a job; ``heartbeats`` counts those sent before it.
+    def request(self, job: RunJob) -> bytes:
+        """Return the request for a job.
 
-        Raises PeerError if it cannot be encoded, or exceeds the peer's limit.
+        Raises PeerError if it cannot be encoded, or exceeds the limit of the link.
         """
         request_id = self._new_request_id()
-        request = write_request(job, request_id, extended=peer.runs_shoal)
-        message = self._form.encode(request)
-        to_worker = peer.runs_shoal and not peer.is_coordinator
-        limit = self._profile.request_max(to_worker=to_worker)
+        message = self._form.encode(write_request(job, request_id))
+        limit = self._profile.message_max
         if len(message) > limit:
             raise LimitExceeded("request", len(message), limit)
-        work = without_calls(job.work)
-        options = {} if isinstance(work, Task) else work.options
-        several = options.get("n") not in (None, 1)
-        reader = ChunkReader(request_id, several=several, exact=peer.runs_shoal)
+        assert isinstance(job.work, Chat), "no other job can be encoded"
+        several = job.work.options.get("n") not in (None, 1)
+        reader = ChunkReader(request_id, several=several)
         unread = None if self._form.known else job
         self._jobs[request_id] = _OutboundJob(
-            job.job_id, job.lease, reader, [], heartbeats, unread
+            job.job_id, job.lease, reader, [], self._heartbeats.sent, unread
         )
         self._request_ids[job.job_id, job.lease] = request_id
         return message
 
-    def cancel(self, job: CancelJob, peer: TealePeer) -> bytes | None:
-        """Cancel a job; return the message to send if the peer supports it.
-
-        At any other peer the job goes on, and its end is still reported.
-        """
+    def cancel(self, job: CancelJob) -> None:
+        """Submit a job no more; at the peer it goes on, and its end is reported."""
         request_id = self._request_ids.get((job.job_id, job.lease))
-        if request_id is None:
-            return None
-        if ShoalFeature.CANCEL not in peer.features:
+        if request_id is not None:
             self._jobs[request_id].unread = None
-            return None
-        self._forget(request_id)
-        return self._form.encode(InferenceCancel(request_id))
 
     def begin_batch(self) -> None:
         """Start a batch: the chunks of one job in it are one event."""
@@ -163,7 +148,7 @@ class TealeOutboundJobs:
         """Return the output in a chunk; within a batch it extends the last event."""
         job = self._find(message.request_id)
         if job is None:
-            return ()  # sent before the cancellation arrived
+            return ()
         pieces = job.reader.read(message.chunk)
         if not pieces:
             return ()
@@ -176,9 +161,7 @@ class TealeOutboundJobs:
                 self._templates[template.key] = job
         return self._progress(job, pieces)
 
-    def receive_complete(
-        self, message: InferenceComplete, peer: TealePeer
-    ) -> Sequence[Event]:
+    def receive_complete(self, message: InferenceComplete) -> Sequence[Event]:
         """Return the completion of a job.
 
         A real node whose model server dies completes the answer as if it were whole;
@@ -191,76 +174,56 @@ class TealeOutboundJobs:
         if job is None:
             return ()
         job_id, lease, reader = job.job_id, job.lease, job.reader
-        if not peer.runs_shoal:
-            documented = reader.has_nulls and message.tokens_out is None
-            if not (reader.ended or documented):
-                return (Rejected(job_id, lease, TRUNCATED),)
-            return (Completed(job_id, lease, reader.finish_reason, reader.usage),)
-        try:
-            completion = read_completion(message.shoal)
-        except PeerError as error:
-            return (Failed(job_id, lease, str(error)),)
-        return (
-            Completed(
-                job_id,
-                lease,
-                completion.finish_reason,
-                usage_of(completion.usage),
-                output=completion.output,
-                receipt=receipt_of(completion.receipt),
-            ),
-        )
+        documented = reader.has_nulls and message.tokens_out is None
+        if not (reader.ended or documented):
+            return (Rejected(job_id, lease, TRUNCATED),)
+        return (Completed(job_id, lease, reader.finish_reason, reader.usage),)
 
-    def receive_error(
-        self, message: InferenceError, peer: TealePeer
-    ) -> Sequence[Event]:
+    def receive_error(self, message: InferenceError) -> Sequence[Event]:
         """Return a job's failure, or its rejection: then another peer may do it.
 
-        A Shoal peer reports which it is.  At others an error is a rejection if its code
-        says so, if it has no code and there was no output, or if the node's model
-        server failed and the request is not at fault.
+        It is a rejection if its code says so, if it has no code and there was no
+        output, or if the node's model server failed and the request is not at fault.
         """
         job = self._end(message.request_id)
         if job is None:
             return ()
-        reason = well_formed(message.error_message[:REASON_MAX])
-        if peer.runs_shoal:
-            error = read_error(message.shoal)
-            if not error.failed:
-                return (Rejected(job.job_id, job.lease, reason),)
-            return (Failed(job.job_id, job.lease, reason, fault_of(error)),)
         if message.code == ErrorCode.INTERNAL_ERROR:
             failure = read_server_failure(message.error_message)
             reason = well_formed(failure.reason)
             if failure.fault is None:
                 return (Rejected(job.job_id, job.lease, reason),)
             return (Failed(job.job_id, job.lease, reason, failure.fault),)
-        reason = without_internals(reason)
+        reason = without_internals(well_formed(message.error_message[:REASON_MAX]))
         started = message.code is not None or job.batch > 0
         if started and message.code not in NOT_STARTED_CODES:
             return (Failed(job.job_id, job.lease, reason),)
         return (Rejected(job.job_id, job.lease, reason),)
 
-    def reject_dropped(self, acknowledged: int) -> Sequence[Event]:
-        """Reject the jobs that an idle peer has dropped.
+    def reject_dropped(self) -> Sequence[Event]:
+        """Reject the jobs that an idle Rust node has dropped.
 
-        Its last answer was to heartbeat number ``acknowledged``.  A Rust node processes
-        one message at a time, and ignores a request that it cannot decode: after an
-        answer to a heartbeat that followed the request, nothing more comes.
+        It processes one message at a time, and ignores a request that it cannot decode:
+        after an answer to a heartbeat that followed the request, nothing more comes.
         """
-        dropped = [job for job in self._jobs.values() if job.heartbeats < acknowledged]
+        dropped = [job for job in self._jobs.values() if job.heartbeats < self._acks]
         for job in dropped:
             self._forget(self._request_ids[job.job_id, job.lease])
         return [Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
 
-    def withdraw_unread(self, acknowledged: int) -> Sequence[RunJob]:
+    def receive_ack(self, ack: HeartbeatAck) -> bool:
+        """Count the answer to a heartbeat; return whether the peer is idle."""
+        self._acks += 1
+        return not (ack.is_generating or ack.queue_depth)
+
+    def withdraw_unread(self) -> Sequence[RunJob]:
         """Return jobs whose requests an idle peer could not read, to submit again.
 
-        They were written before the peer had shown its form.  ``acknowledged`` is as in
-        ``reject_dropped``.
+        They were written before the peer had shown its form.
         """
         if not self._form.flat:
             return ()
+        acknowledged = self._acks + self._heartbeats.unread
         unread = [
             job.unread
             for job in self._jobs.values()

@@ -1,17 +1,55 @@
-"""The description of a session's peer, before and after its ``hello``."""
+"""A session's peer and its link: what is known before and after its ``hello``.
 
-from dataclasses import dataclass, replace
+Source: what real peers do; see ``docs/protocols/tealenet.md``.
+"""
+
+from dataclasses import dataclass
 from enum import Enum
 
 from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
-from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
-from shoal.protocols.tealenet.codec.extension import CONTEXT_MAX, ShoalFeature
-from shoal.protocols.tealenet.codec.scalars import NAME_MAX, well_formed
+from shoal.protocols.tealenet.codec.scalars import CONTEXT_MAX, NAME_MAX, well_formed
 
-OFFERED_MAX = 256  # models of a plain peer that are used
+OFFERED_MAX = 256  # models of a peer that are used
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """The parameters of a kind of links; times are in seconds.
+
+    ``requires_hello``: the dialling peer must send a hello first; otherwise peers need
+    not.  ``degraded_after`` and ``disconnected_after`` count from a peer's last
+    heartbeat.  ``shares_models``: models may be copied over the link.
+    """
+
+    requires_hello: bool
+    heartbeat_interval: float
+    degraded_after: float
+    disconnected_after: float
+    shares_models: bool
+    message_max: int
+
+
+LAN = LinkProfile(
+    requires_hello=True,
+    heartbeat_interval=5.0,
+    degraded_after=15.0,
+    disconnected_after=30.0,
+    shares_models=True,
+    message_max=4 << 20,
+)
+WAN = LinkProfile(
+    requires_hello=False,
+    heartbeat_interval=15.0,
+    # Three intervals, because a relay may be slow.
+    degraded_after=45.0,
+    disconnected_after=90.0,
+    shares_models=False,
+    # A relay accepts 16 MiB, of which base64 leaves three quarters.
+    message_max=11 << 20,
+)
 
 
 class PeerSoftware(Enum):
@@ -19,7 +57,6 @@ class PeerSoftware(Enum):
 
     MAC = "mac"  # also the default for unknown programs
     RUST = "rust"
-    SHOAL = "shoal"
 
 
 _FEATURES = {
@@ -30,7 +67,7 @@ _FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class PeerDescription:
-    """A relay's description of a peer that does not send its own."""
+    """A relay's description of a peer, or the models that the peer names itself."""
 
     models: tuple[str, ...] = ()
     context: int = 0
@@ -44,8 +81,7 @@ class TealeConnection:
 
     ``dialled``: this end made the connection; ``configured``: the address comes from
     the configuration.  ``name`` is the peer's identity at a relay; on the local network
-    the peer sends it.  ``binding`` is that of a channel encrypted by Noise, which
-    proofs cover; empty for any other.
+    the peer sends it.
     """
 
     dialled: bool
@@ -55,11 +91,6 @@ class TealeConnection:
     description: PeerDescription = PeerDescription()
     address: str = ""
     protection: Protection = Protection.PLAIN
-    binding: bytes = b""
-
-    def bound_to(self, binding: bytes) -> "TealeConnection":
-        """Return the connection, encrypted by Noise."""
-        return replace(self, protection=Protection.NOISE, binding=binding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,43 +98,24 @@ class TealePeer:
     """A peer that has introduced itself.
 
     ``refusal``: why it is not admitted; empty if it is.  ``submits_jobs``: it may
-    submit jobs, and gets the offers of this end.  ``public_key`` is proven, or empty.
-    ``anonymous``: it has no credential.
+    submit jobs, and gets the offers of this end.
     """
 
     name: str
     software: PeerSoftware
-    features: frozenset[ShoalFeature] = frozenset()
     submits_jobs: bool = False
     refusal: str = ""
-    grant: AdmissionGrant = NO_JOIN_TOKEN
-    public_key: bytes = b""
-    is_coordinator: bool = False
     knows_passcode: bool = False
-    anonymous: bool = False
-
-    @property
-    def is_shoal_worker(self) -> bool:
-        """Whether the peer is a worker of Shoal's: it submits no jobs."""
-        return self.runs_shoal and not self.is_coordinator
-
-    @property
-    def runs_shoal(self) -> bool:
-        """Whether the peer knows Shoal's extension."""
-        return self.software is PeerSoftware.SHOAL
 
 
 def offers_by_name(
     software: PeerSoftware, description: PeerDescription
 ) -> tuple[Offer, ...]:
-    """Return the offer of a plain peer, with the names that it uses for its models.
+    """Return the offer of a peer, with the names that it uses for its models.
 
     It has one slot for all of them, whatever the peer announces: real peers run one
     request of a peer at a time, and let the others wait.
     """
-    features = _FEATURES[
-        PeerSoftware.RUST if software is PeerSoftware.RUST else PeerSoftware.MAC
-    ]
     names = dict.fromkeys(well_formed(name) for name in description.models)
     models = [name for name in names if 0 < len(name) <= NAME_MAX][:OFFERED_MAX]
     if not models:
@@ -112,7 +124,7 @@ def offers_by_name(
         Offer(
             kinds=CHAT_ONLY,
             models=frozenset(models),
-            features=features,
+            features=_FEATURES[software],
             context=min(max(0, description.context), CONTEXT_MAX),
         ),
     )

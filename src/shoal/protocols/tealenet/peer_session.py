@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from shoal.domain.errors import PeerError, Unsupported
-from shoal.domain.model_messages import ModelMessage
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -36,14 +41,12 @@ from shoal.protocols.seam.session import (
     PeerProfile,
     Send,
 )
-from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
-from shoal.protocols.tealenet.codec.extension import ShoalFeature
+from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm, decode
 from shoal.protocols.tealenet.codec.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
     HelloAck,
-    InferenceCancel,
     InferenceChunk,
     InferenceComplete,
     InferenceError,
@@ -53,17 +56,30 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelLoaded,
     ModelLoadError,
 )
-from shoal.protocols.tealenet.greeting import read_greeting
-from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.codec.model_sharing import (
+    MODEL_MESSAGES,
+    ModelSharingMessage,
+    read_model_message,
+    wire_message,
+)
+from shoal.protocols.tealenet.codec.scalars import ErrorCode
+from shoal.protocols.tealenet.handshake import (
+    DeviceConnections,
+    PeerHandshake,
+    read_greeting,
+)
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
-from shoal.protocols.tealenet.link_profile import LinkProfile
-from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
-from shoal.protocols.tealenet.model_exchange import ModelExchange
-from shoal.protocols.tealenet.payload_form import PayloadForm
-from shoal.protocols.tealenet.peer import PeerDescription, TealeConnection, TealePeer
-from shoal.protocols.tealenet.peer_jobs import PeerJobs
+from shoal.protocols.tealenet.inbound_jobs import JobReport, TealeInboundJobs
+from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.outbound_jobs import TealeOutboundJobs
+from shoal.protocols.tealenet.peer import (
+    LinkProfile,
+    PeerDescription,
+    PeerSoftware,
+    TealeConnection,
+    TealePeer,
+)
 from shoal.protocols.tealenet.peer_state import PeerLiveness, TealePeerState
-from shoal.protocols.tealenet.session_setup import SessionSetup
 
 FromPeer: TypeAlias = PeerJoined | PeerRefused | PeerDescribed | Event | Command
 
@@ -72,7 +88,7 @@ INVALID_MAX = 100  # consecutive invalid messages before the session closes
 SENDABLE: frozenset[type] = frozenset(
     {
         *(RunJob, CancelJob, Dismiss),
-        *(OffersChanged, LoadChanged, Draining, HealthReported),
+        *(OffersChanged, LoadChanged, Draining),
         *(AnswerChunk, Completed, Rejected, Failed),
     }
 )
@@ -104,35 +120,32 @@ class TealePeerSession:
         self._local = local
         self._connection = connection
         self._profile = profile
-        self._heartbeats = HeartbeatSender(
-            local, profile, form, initiates=connection.dialled
-        )
-        self._setup = SessionSetup(
+        self._heartbeats = HeartbeatSender(local, profile, form)
+        self._handshake = PeerHandshake(
             local, connection, profile, device_connections, form, self._heartbeats
         )
-        self._jobs = PeerJobs(local, profile, form, self._heartbeats)
-        self._models = ModelExchange(profile, form)
-        self.accepts = SENDABLE | self._models.accepts
+        self._outbound = TealeOutboundJobs(local, profile, form, self._heartbeats)
+        self._inbound = TealeInboundJobs(local, form, self._heartbeats)
+        self.accepts = SENDABLE
+        if profile.shares_models:
+            self.accepts |= MODEL_MESSAGES
         self._peer_state: TealePeerState | None = None  # until the setup is complete
+        self._pending: list[Rejected | CancelJob] = []  # events that sending caused
+        self._pending_since = 0.0
         self._invalid = 0  # consecutive messages
         self._started = False
         self._closed = False
-
-    def bind(self, binding: bytes) -> None:
-        """Record the binding of the encrypted connection, before the first tick."""
-        self._connection = self._connection.bound_to(binding)
-        self._setup.bind(self._connection)
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due; None before the first tick and after the end."""
         if self._closed or not self._started:
             return None
-        if self._jobs.pending:
-            return self._jobs.pending_since
+        if self._pending:
+            return self._pending_since
         # Read after each token, and therefore written without ``min``.
         state, due = self._peer_state, self._heartbeats.due
-        limit = self._setup.deadline if state is None else state.deadline
+        limit = self._handshake.deadline if state is None else state.deadline
         if limit is None or due is None:
             return due if limit is None else limit
         return due if due < limit else limit
@@ -140,12 +153,7 @@ class TealePeerSession:
     @property
     def admitted(self) -> bool:
         """Whether the peer has introduced itself and was admitted."""
-        return self._setup.admitted
-
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether the peer has presented no credential, or none yet."""
-        return self._setup.peer is None or self._setup.peer.anonymous
+        return self._handshake.admitted
 
     def learn_form(self, data: Data) -> None:
         """Adopt the form of a message that arrives before the first tick."""
@@ -155,15 +163,15 @@ class TealePeerSession:
         """Start the session at the first call; then handle deadlines."""
         if self._closed:
             return ()
-        outputs: list[FromPeer | Output] = [*self._jobs.pending]
-        self._jobs.pending.clear()
+        outputs: list[FromPeer | Output] = [*self._pending]
+        self._pending.clear()
         if not self._started:
             self._started = True
             outputs += self._start(now)
         elif self._peer_state is not None:
             outputs += self._check_liveness(self._peer_state, now)
         else:
-            outputs += self._note_close(self._setup.tick(now))
+            outputs += self._note_close(self._handshake.tick(now))
         due = self._heartbeats.due
         if due is not None and now >= due and not self._closed:
             outputs += self._send_heartbeat(now)
@@ -172,14 +180,11 @@ class TealePeerSession:
     def receive(self, batch: Sequence[Data], now: float) -> Sequence[FromPeer | Output]:
         """Process the messages that arrived together; an invalid one is skipped."""
         outputs: list[FromPeer | Output] = []
-        outbound = self._jobs.outbound
+        outbound = self._outbound
         outbound.begin_batch()
         for data in batch:
             if self._closed:
                 break
-            if self._models.expects_raw:
-                outputs += self._receive_raw_chunk(data)
-                continue
             # Fast path: nearly every message is the next text of an answer.
             chunks = outbound.receive_text(data)
             if chunks is not None:
@@ -208,53 +213,43 @@ class TealePeerSession:
             return ()
         match message:
             case AnswerChunk() | Completed() | Rejected() | Failed():
-                return self._jobs.report(message, self._joined_peer, now)
+                return self._report(message, now)
             case RunJob():
-                return self._jobs.submit(message, self._joined_peer, now)
+                return self._submit(message, now)
             case CancelJob():
-                return self._jobs.cancel(message, self._joined_peer)
+                self._outbound.cancel(message)
+                return ()
             case Dismiss(reason):
-                return self._dismiss(reason, now)
+                return (self._close(reason),)
             case OffersChanged(offers):
                 before = self._heartbeats.models
                 self._heartbeats.set_offers(offers)
                 # Jobs may wait for a model that a worker has loaded.
                 added = not self._heartbeats.models <= before
-                is_worker = self._local.role is TealeRole.WORKER
-                return self._send_change(now, at_once=added and is_worker)
+                return self._send_change(now, at_once=added and self._local.serves_only)
             case LoadChanged(load):
                 self._heartbeats.load = load
                 return self._send_change(now)
-            case Draining(reason):
-                self._heartbeats.draining = reason
+            case Draining():
+                self._heartbeats.draining = True
                 return self._send_heartbeat(now)
-            case HealthReported(health):
-                self._heartbeats.machine_health = health
-                return self._send_heartbeat(now)
+            case ModelMessage() if self._peer_state is None:
+                return ()
+            case ModelMessage() if not self._profile.shares_models:
+                raise Unsupported("models are shared on local networks only")
             case ModelMessage():
-                state = self._peer_state
-                return () if state is None else self._models.send(message, state.peer)
-            case Joined() | ReceiptSent():
+                return (Send(self._form.encode(wire_message(message))),)
+            case HealthReported() | Joined() | ReceiptSent() | CallMessage():
                 raise Unsupported(
                     f"TealeNet has no message for {type(message).__name__}"
                 )
-            case CallMessage():
-                raise Unsupported("TealeNet does not support function calls")
-
-    def probe(self, now: float) -> Sequence[Output]:
-        """Make a Shoal peer show that it still has this session; others need not."""
-        state = self._peer_state
-        if self._closed or state is None or not state.peer.runs_shoal:
-            return ()
-        state.expect_answer(now)
-        return self._send_heartbeat(now)
 
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:
-        """Apply what the relay reports about a peer that does not run Shoal."""
+        """Apply what the relay reports about the peer."""
         state = self._peer_state
-        if self._closed or state is None or state.peer.runs_shoal:
+        if self._closed or state is None:
             return ()
         profile = state.describe(description.profile)
         if state.peer.refusal:
@@ -265,14 +260,12 @@ class TealePeerSession:
     def describe(self, profile: PeerProfile) -> Sequence[FromPeer]:
         """Apply what the relay says about a peer that reports its offers elsewhere."""
         state = self._peer_state
-        if self._closed or state is None or state.peer.runs_shoal:
-            return ()
-        return state.describe(profile)
+        return () if self._closed or state is None else state.describe(profile)
 
     # Setup.
 
     def _start(self, now: float) -> Sequence[FromPeer | Output]:
-        started = self._setup.start(now)
+        started = self._handshake.start(now)
         if not isinstance(started, TealePeerState):
             return self._note_close(started)
         self._peer_state = started
@@ -292,15 +285,8 @@ class TealePeerSession:
     def _peer_joined(self, peer: TealePeer) -> PeerJoined:
         return PeerJoined(
             peer.name,
-            cancels=ShoalFeature.CANCEL in peer.features,
             submits_jobs=peer.submits_jobs,
-            grant=peer.grant,
             protection=self._connection.protection,
-            # On a relay this depends on whose relay it is.
-            exclusive=peer.is_shoal_worker,
-            respects_offers=peer.runs_shoal,
-            paces_models=ShoalFeature.PULL in peer.features,
-            public_key=peer.public_key.hex(),
         )
 
     # Receiving.
@@ -310,14 +296,7 @@ class TealePeerSession:
     ) -> Sequence[FromPeer | Output]:
         """Process a message; before the peer has joined, only those of the setup."""
         if isinstance(message, Hello | HelloAck):
-            # Real peers ignore a second one as well.
-            if self._peer_state is not None and self._profile.requires_hello:
-                return ()
-            outputs = self._note_close(self._setup.receive_greeting(message, now))
-            if self._peer_state is None:
-                return outputs
-            profile = self._peer_state.describe(read_greeting(message).profile)
-            return [*profile, *outputs]
+            return self._receive_greeting(message, now)
         if isinstance(message, Heartbeat | HeartbeatAck):
             return self._receive_heartbeat(message, now)
         if self._peer_state is None:
@@ -326,26 +305,35 @@ class TealePeerSession:
         match message:
             case InferenceChunk() | ModelLoaded() | ModelLoadError():
                 return ()
-            case (
-                InferenceRequest()
-                | InferenceComplete()
-                | InferenceError()
-                | InferenceCancel()
-                | LoadModel()
-            ):
-                return self._jobs.receive(message, peer, now)
+            case InferenceRequest():
+                job = self._inbound.receive(message, peer, now)
+                return (Send(job) if isinstance(job, bytes) else job,)
+            case InferenceComplete():
+                return self._outbound.receive_complete(message)
+            case InferenceError():
+                return self._outbound.receive_error(message)
+            case LoadModel():
+                return (Send(self._inbound.load_model(message, peer)),)
             case _:
-                return self._models.receive(message, peer)
+                return self._receive_model_message(message, peer)
+
+    def _receive_greeting(
+        self, message: Hello | HelloAck, now: float
+    ) -> Sequence[FromPeer | Output]:
+        # Real peers ignore a second one as well.
+        if self._peer_state is not None and self._profile.requires_hello:
+            return ()
+        outputs = self._note_close(self._handshake.receive_greeting(message, now))
+        if self._peer_state is None:
+            return outputs
+        return [*self._peer_state.describe(read_greeting(message).profile), *outputs]
 
     def _receive_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
     ) -> Sequence[FromPeer | Output]:
         outputs: list[FromPeer | Output] = []
         if self._peer_state is None:
-            try:
-                joined = self._setup.receive_first_heartbeat(heartbeat, now)
-            except PeerError as error:
-                return (self._close(str(error)),)
+            joined = self._handshake.receive_first_heartbeat(heartbeat, now)
             if joined is None:
                 return ()
             self._peer_state, events = joined
@@ -353,37 +341,69 @@ class TealePeerSession:
         state = self._peer_state
         if state.peer.refusal:
             return ()
-        outputs += state.receive_heartbeat(heartbeat, self._jobs.outbound.count, now)
-        self._setup.note_heartbeat(now)
-        if state.farewell is not None:
-            self._local.on_rejected(state.farewell)
-            outputs.append(self._close(state.farewell))
-        elif isinstance(heartbeat, Heartbeat):
-            outputs.append(Send(self._heartbeats.heartbeat_ack(state.peer, now)))
-        else:
-            outputs += self._jobs.receive_ack(heartbeat, state.peer, now)
+        outputs += state.receive_heartbeat(heartbeat, len(self._outbound), now)
+        self._handshake.note_heartbeat(now)
+        if isinstance(heartbeat, Heartbeat):
+            return [*outputs, Send(self._heartbeats.heartbeat_ack(state.peer, now))]
+        if not self._outbound.receive_ack(heartbeat):
+            return outputs
+        # An idle peer shows which jobs it has dropped.
+        for job in self._outbound.withdraw_unread():
+            outputs += self._submit(job, now)
+        if state.peer.software is PeerSoftware.RUST:
+            outputs += self._outbound.reject_dropped()
         return outputs
 
-    def _receive_raw_chunk(self, data: Data) -> Sequence[FromPeer | Output]:
-        assert self._peer_state is not None, "a message of the peer announced it"
-        try:
-            return self._models.receive_raw(data, self._peer_state.peer)
-        except PeerError as error:
-            return (self._close(str(error)),)
+    def _receive_model_message(
+        self, message: ModelSharingMessage, peer: TealePeer
+    ) -> Sequence[FromPeer | Output]:
+        """Return a message's meaning.
+
+        On a link that shares no models, a query or a request gets the answer that the
+        model is not available: the peer would wait for another one.
+        """
+        meaning = read_model_message(message)
+        if self._profile.shares_models:
+            return () if peer.refusal else (meaning,)
+        if not isinstance(meaning, ModelQuery | ModelRequest):
+            return ()
+        answer = wire_message(ModelAnswer(meaning.model, available=False))
+        return (Send(self._form.encode(answer)),)
 
     def _reject_invalid(self, error: BadMessage) -> Sequence[FromPeer | Output]:
         """Answer an invalid message; after ``INVALID_MAX`` in a row, close."""
         self._invalid += 1
         if self._invalid >= INVALID_MAX:
             return (self._close(f"{INVALID_MAX} invalid messages in a row"),)
-        return self._jobs.reject_invalid(error, answer=self._peer_state is not None)
+        notice = Notice(f"message ignored: {error}")
+        is_request = error.kind == "inferenceRequest" and error.request_id
+        if not is_request or self._peer_state is None:
+            return (notice, *self._outbound.fail_unreadable(error))
+        code = ErrorCode.INTERNAL_ERROR
+        refusal = self._inbound.refuse(error.request_id, str(error), code)
+        return (notice, Send(refusal))
 
     # Sending.
 
-    @property
-    def _joined_peer(self) -> TealePeer:
-        assert self._peer_state is not None, "jobs belong to peers that have joined"
-        return self._peer_state.peer
+    def _submit(self, job: RunJob, now: float) -> Sequence[Output]:
+        """Submit a job to the peer; a job that cannot be encoded is rejected."""
+        try:
+            return (Send(self._outbound.request(job)),)
+        except PeerError as error:
+            self._defer(Rejected(job.job_id, job.lease, str(error)), now)
+            return ()
+
+    def _report(self, event: JobReport, now: float) -> Sequence[Output]:
+        """Report on one of the peer's jobs; too large a report fails the job."""
+        messages, cancelled = self._inbound.report(event, now)
+        if cancelled is not None:
+            self._defer(cancelled, now)
+        return [Send(message) for message in messages]
+
+    def _defer(self, event: Rejected | CancelJob, now: float) -> None:
+        """Keep an event for the next tick."""
+        self._pending.append(event)
+        self._pending_since = now
 
     def _check_liveness(
         self, state: TealePeerState, now: float
@@ -391,22 +411,21 @@ class TealePeerSession:
         """Act on the peer's silence."""
         if state.liveness(now) is not PeerLiveness.DISCONNECTED:
             return state.load_events()
-        plain = not state.peer.runs_shoal
-        if plain and not self._profile.requires_hello and self._jobs.inbound_count:
+        if not self._profile.requires_hello and len(self._inbound):
             # Gateways on a relay send nothing while they wait for an answer.
             state.note_alive(now)
             return ()
         return (self._close(state.silence),)
 
     def _send_heartbeat(self, now: float) -> Sequence[Output]:
-        peer = self._setup.peer
+        peer = self._handshake.peer
         if peer is None or peer.refusal:
             return ()
         return [Send(each) for each in self._heartbeats.heartbeat(peer, now)]
 
     def _send_change(self, now: float, *, at_once: bool = False) -> Sequence[Output]:
         """Announce a change, soon or ``at_once``, to a peer that may submit jobs."""
-        peer = self._setup.peer
+        peer = self._handshake.peer
         if peer is None or not peer.submits_jobs:
             return ()
         self._heartbeats.schedule_change(now)
@@ -415,15 +434,7 @@ class TealePeerSession:
             return ()
         return self._send_heartbeat(now)
 
-    def _dismiss(self, reason: str, now: float) -> Sequence[Output]:
-        """Close the session; a Shoal peer gets the reason first."""
-        peer = self._setup.peer
-        if peer is None or not peer.runs_shoal:
-            return (self._close(reason),)
-        farewell = self._heartbeats.heartbeat(peer, now, reason)
-        return [*(Send(each) for each in farewell), self._close(reason)]
-
     def _close(self, reason: str) -> Close:
         self._closed = True
-        self._setup.close()
+        self._handshake.close()
         return Close(reason)

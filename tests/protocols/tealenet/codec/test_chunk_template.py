@@ -27,7 +27,8 @@ from shoal.protocols.tealenet.codec.chunks import (
 from shoal.protocols.tealenet.codec.envelope import decode
 from shoal.protocols.tealenet.codec.messages import InferenceChunk
 
-WRITER = ChunkWriter(REQUEST, "m", 1, exact=True)
+WRITER = ChunkWriter(REQUEST, "m", 1)
+WRITER.write(["the role comes first"])
 
 
 def template_of(data: bytes, text: str) -> ChunkTemplate | None:
@@ -119,13 +120,13 @@ def test_concurrent_answers_have_separate_templates() -> None:
     coordinator.received.clear()
 
     for text in texts:
-        for job in runs:
-            answer = AnswerChunk(job.job_id, job.lease, [f"{text}{job.lease}"])
+        for number, job in enumerate(runs):
+            answer = AnswerChunk(job.job_id, job.lease, [f"{text}{number}"])
             worker.send(answer, pair.now)
     pair.settle()
 
     assert [each.pieces for each in coordinator.messages(AnswerChunk)] == [
-        [f"{text}{job.lease}" for text in texts] for job in jobs
+        [f"{text}{number}" for text in texts] for number in range(2)
     ]
 
 

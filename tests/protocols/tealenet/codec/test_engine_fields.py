@@ -52,13 +52,3 @@ def test_calls_without_an_index_and_an_id_are_told_apart() -> None:
         [],
     ]
     assert reader.finish_reason == "tool_calls"
-
-
-def test_pieces_of_shoal_peers_stay_as_they_are() -> None:
-    delta: Any = {"reasoning": "hm", "tool_calls": [{"function": {"name": "f"}}]}
-    choice = {"index": 0, "delta": delta, "shoal": 1}
-    message = {"requestID": ID, "chunk": {"choices": [choice]}}
-    decoded = decode(json.dumps({"inferenceChunk": message}))
-    assert isinstance(decoded, InferenceChunk)
-
-    assert ChunkReader(ID, exact=True).read(decoded.chunk) == [Delta(0, delta)]

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from harness.profiles import examples
 from protocols.tealenet.recordings import CASES, Case, case_of, recorded
@@ -31,7 +30,6 @@ from shoal.protocols.tealenet.codec.messages import (
     HeartbeatAck,
     Hello,
     HelloAck,
-    InferenceCancel,
     InferenceChunk,
     InferenceComplete,
     InferenceError,
@@ -44,7 +42,6 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelQueryResponse,
     ModelTransferChunk,
     ModelTransferComplete,
-    ModelTransferPull,
     ModelTransferRequest,
     SentMessage,
 )
@@ -57,25 +54,22 @@ Framed: TypeAlias = LengthPrefixed[Output, str]
 hello = decode(case_of("cluster_swift_emits/hello_full")["json_text"])
 assert isinstance(hello, Hello)
 DEVICE = hello.device_info
-EXTENSION = Raw(b'{"version":1}')
 
 SAMPLES: list[SentMessage] = [
     hello,
-    HelloAck(DEVICE, 1, ("m",), shoal=EXTENSION),
-    Heartbeat(ID, 1.5, "fair", 95, ("m",), True, 2, "org", ID, 18.25, EXTENSION),
+    HelloAck(DEVICE, 1, ("m",)),
+    Heartbeat(ID, 1.5, "fair", 95, ("m",), True, 2, "org", ID, 18.25),
     HeartbeatAck(ID, 1.5, "nominal", 100),
-    InferenceRequest(ID, {"messages": [], "top_k": 5}, True, EXTENSION),
-    InferenceComplete(ID, 5, 7, EXTENSION),
-    InferenceError(ID, "queue full", "queue_full", EXTENSION),
-    InferenceCancel(ID),
+    InferenceRequest(ID, {"messages": [], "top_k": 5}, True),
+    InferenceComplete(ID, 5, 7),
+    InferenceError(ID, "queue full", "queue_full"),
     LoadModel("lm-1", "m"),
     ModelLoaded("lm-1", "m", 17500),
     ModelLoadError("lm-1", "m", "not_swappable"),
     ModelQueryRequest("m"),
     ModelQueryResponse("m", True, 4831838208),
-    ModelTransferRequest(ID, "m", EXTENSION),
+    ModelTransferRequest(ID, "m"),
     ModelTransferChunk(ID, "model.safetensors", 1048576, bytes(range(256)), True),
-    ModelTransferPull(ID, 1048576),
     ModelTransferComplete(ID, "m"),
 ]
 
@@ -212,11 +206,11 @@ def test_the_last_of_duplicate_keys_counts() -> None:
 
 @pytest.mark.parametrize("number", ["100.0", "1e2", "100"])
 def test_integers_may_be_written_as_floats(number: str) -> None:
-    text = encode(Heartbeat(ID, 1.0, "fair", 77, shoal=EXTENSION)).decode()
+    text = encode(Heartbeat(ID, 1.0, "fair", 77)).decode()
 
     message = decode(text.replace("77", number))
 
-    assert message == Heartbeat(ID, 1.0, "fair", 100, shoal=EXTENSION)
+    assert message == Heartbeat(ID, 1.0, "fair", 100)
 
 
 def test_the_error_for_an_invalid_request_has_its_id() -> None:

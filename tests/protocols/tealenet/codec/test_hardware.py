@@ -5,7 +5,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from harness.profiles import examples
 from protocols.tealenet.recordings import Case, case_of, recorded
@@ -122,16 +121,13 @@ def test_a_device_has_only_fields_that_macs_accept() -> None:
 
 
 def test_capabilities_have_the_fields_that_relays_filter_by() -> None:
-    capabilities = node_capabilities(
-        RTX, ["m"], available=True, slots=2, context=8192, shoal=Raw(b'{"version":1}')
-    )
+    capabilities = node_capabilities(RTX, ["m"], available=True, slots=2, context=8192)
 
     written = json.loads(msgspec.json.encode(capabilities))
 
     assert written["maxModelSizeGB"] == largest_model_gb(RTX) == 51.2
     assert written["maxConcurrentRequests"] == 2
     assert written["effectiveContext"] == 8192
-    assert written["shoal"] == {"version": 1}
     assert "ptnIDs" not in written
     assert "swappableModels" not in written
 

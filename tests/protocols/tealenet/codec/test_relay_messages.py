@@ -10,23 +10,21 @@ from hypothesis import strategies as st
 from harness.profiles import examples
 from protocols.tealenet.relay_harness import cases
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.tealenet.codec.relay_envelope import (
+from shoal.protocols.tealenet.codec.relay_messages import (
+    KINDS,
     RAW_AT,
     VALUES_MAX,
     BadRelayMessage,
-    check_data,
-    decode_data,
-    decode_envelope,
-    encode_envelope,
-)
-from shoal.protocols.tealenet.codec.relay_messages import (
-    KINDS,
     DiscoverResponse,
     RelayData,
     RelayError,
     RelayRegisterAck,
+    check_data,
     decode,
+    decode_data,
+    decode_envelope,
     encode,
+    encode_envelope,
 )
 
 ENDS = {"fromNodeID": "a", "toNodeID": "b", "sessionID": "s"}

@@ -1,8 +1,9 @@
-"""Chats encoded as requests to plain peers, and decoded from them.
+"""Chats encoded as inference requests, and decoded from them.
 
 The options come from the table ``shoal.domain.options``; only forms that differ on this
-wire are listed here.  Source: OpenAI's API reference, "Create chat completion", and the
-fields that real peers refuse or drop; see ``docs/protocols/tealenet.md``.
+wire are listed here.  Source: TealeNet's "Cluster Messages", "inferenceRequest";
+OpenAI's API reference, "Create chat completion", and the fields that real peers refuse
+or drop; see ``docs/protocols/tealenet.md``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +11,39 @@ from typing import Annotated, Any
 
 import msgspec
 
+from shoal.domain.errors import Unsupported
 from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
+from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import ANY_MODEL, JSON, Chat, message_text
 from shoal.protocols.seam.document_fields import Unread
+from shoal.protocols.tealenet.codec.messages import InferenceRequest
 from shoal.protocols.tealenet.codec.scalars import Name
 
 TOKENS_MAX = 2**31 - 1
 
 ACCEPTED_OPTIONS = (*CHAT_OPTIONS, Option("user", OptionType.TEXT))
-"""The options that are accepted from plain peers; others have no agreed meaning."""
+"""The options that are accepted from peers; others have no agreed meaning."""
 
 INTEGER_OPTIONS = frozenset({"n", "seed"})
 """The options that must be integers in their range, as at real peers."""
+
+
+def write_request(job: RunJob, request_id: str) -> InferenceRequest:
+    """Encode a job.
+
+    The request is always for a stream: otherwise some real peers lose the text.
+
+    Raises Unsupported for jobs other than chats.
+    """
+    if not isinstance(job.work, Chat):
+        raise Unsupported(f"TealeNet does not support {job.work.kind.value} jobs")
+    return InferenceRequest(request_id, write_chat(job.work), True)
+
+
+def wants_usage(message: InferenceRequest) -> bool:
+    """Return whether a request asks for a final chunk with the usage."""
+    options = message.request.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def write_chat(chat: Chat) -> dict[str, Any]:
@@ -47,7 +69,11 @@ def write_chat(chat: Chat) -> dict[str, Any]:
 
 
 def read_chat(request: Mapping[str, Any]) -> Chat:
-    """Decode the chat of a plain peer; ``decode`` has validated the types."""
+    """Decode the chat of a peer; ``decode`` has validated the types.
+
+    Without a model it may use any, and a token limit below 0 means none, as in
+    llama.cpp.
+    """
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     options = {}
     for option in ACCEPTED_OPTIONS:
@@ -61,8 +87,9 @@ def read_chat(request: Mapping[str, Any]) -> Chat:
     if "tools" not in options:
         options.pop("tool_choice", None)
         options.pop("parallel_tool_calls", None)
+    model = request.get("model")
     return Chat(
-        requested_model(request),
+        model if isinstance(model, str) and model else ANY_MODEL,
         tuple(_with_content(message) for message in request["messages"]),
         None if limit is None or limit < 0 else int(min(max(1, limit), TOKENS_MAX)),
         request.get("temperature"),
@@ -70,14 +97,8 @@ def read_chat(request: Mapping[str, Any]) -> Chat:
     )
 
 
-def requested_model(request: Mapping[str, Any]) -> str:
-    """Return the model that a request names; ANY_MODEL if it names none."""
-    model = request.get("model")
-    return model if isinstance(model, str) and model else ANY_MODEL
-
-
 def describe_invalid_chat(request: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a plain peer's request, or None."""
+    """Return what is wrong with a peer's request, or None."""
     try:
         chat = msgspec.convert(request, _ChatRequestSchema)
     except msgspec.ValidationError as error:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from shoal.domain.answer_assembly import assemble, disassemble
 from shoal.domain.errors import PeerError
@@ -31,7 +30,7 @@ from shoal.protocols.tealenet.codec.messages import (
 from shoal.protocols.tealenet.codec.scalars import encode_json
 
 PREFIX = "chatcmpl-"
-CHUNK_MAX = 4 << 20  # bytes of a message, the limit of Shoal peers on a LAN
+CHUNK_MAX = 4 << 20  # bytes of a message, the limit on a LAN
 TEXT_STEP = 256 << 10  # characters in a chunk, of 6 bytes at most
 CALL_ID_START = 6  # characters of a request's id in the ids of its calls
 BUFFERED_MAX = 256 << 10  # characters of an answer that is sent as one chunk
@@ -50,8 +49,6 @@ class ChunkWriter:
         usage: whether a last chunk reports the usage.
         streaming: if not, one chunk has the whole answer, as in the document, up to
             ``BUFFERED_MAX``; real peers always stream.
-        exact: for Shoal peers, which get the pieces unchanged, and the end of the
-            answer in ``inferenceComplete``.
         flat: in the document's form, which Macs do not read.
     """
 
@@ -63,7 +60,6 @@ class ChunkWriter:
         *,
         usage: bool = False,
         streaming: bool = True,
-        exact: bool = False,
         flat: bool = False,
     ) -> None:
         layer, end = (b"", b"}}") if flat else (b'{"_0":', b"}}}")
@@ -82,13 +78,11 @@ class ChunkWriter:
         self._tail = b"]" + self._end
         self._before = self._head + b'{"index":0,"delta":{"content":'
         # As in the document's example: strict clients of gateways require the field.
-        self._after = (b"}}" if exact else b'},"finish_reason":null}') + self._tail
+        self._after = b'},"finish_reason":null}' + self._tail
         self._usage = usage
-        self._exact = exact
-        self._buffered: list[AnswerPiece] | None = None if streaming or exact else []
+        self._buffered: list[AnswerPiece] | None = None if streaming else []
         self._buffered_size = 0
-        # Choices whose role was sent; a Shoal peer gets none.
-        self._started_choices: set[int] = {0} if exact else set()
+        self._started_choices: set[int] = set()  # those whose role was sent
         self._ended_choices: set[int] = set()
 
     def write(self, pieces: Sequence[AnswerPiece]) -> list[bytes]:
@@ -111,8 +105,6 @@ class ChunkWriter:
 
     def write_end(self, finish_reason: str, usage: Usage | None = None) -> list[bytes]:
         """Encode the finish reasons and the usage, before ``inferenceComplete``."""
-        if self._exact:
-            return []
         if self._buffered is not None:
             messages = self._whole(self._buffered, finish_reason)
         else:
@@ -151,9 +143,6 @@ class ChunkWriter:
 
     def _delta(self, delta: Delta) -> list[bytes]:
         index, reason = delta.choice, delta.finish_reason
-        if self._exact:
-            message = self._choice(index, delta.fields, delta.logprobs, reason, shoal=1)
-            return [_within_limit(message)]
         messages = [] if index in self._started_choices else [self._role(index)]
         if reason is not None:
             self._ended_choices.add(index)
@@ -178,15 +167,13 @@ class ChunkWriter:
         fields: Mapping[str, JSON],
         logprobs: JSON,
         reason: str | None,
-        shoal: int | None = None,
     ) -> bytes:
-        if self._exact:
-            choice = encode_json(
-                ChunkChoice(index, {**fields}, logprobs, reason or UNSET, shoal)
-            )
-        else:
-            choice = encode_json(_plain_choice(index, fields, logprobs, reason))
-        return b"".join((self._head, choice, self._tail))
+        """Encode a choice as in the document: its ``finish_reason`` may be null."""
+        choice: dict[str, JSON] = {"index": index, "delta": {**fields}}
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        encoded = encode_json(choice | {"finish_reason": reason})
+        return b"".join((self._head, encoded, self._tail))
 
     def _whole(self, pieces: Sequence[AnswerPiece], finish_reason: str) -> list[bytes]:
         """Encode an answer as one chunk.  Raises PeerError beyond ``CHUNK_MAX``."""
@@ -216,18 +203,14 @@ class ChunkReader:
         request_id: of which ids are made for calls without one.
         several: whether the request was for several choices; each has its finish
             reason.
-        exact: as in ``ChunkWriter``; the chunks have no finish reason.
     """
 
-    def __init__(
-        self, request_id: str = "", *, several: bool = False, exact: bool = False
-    ) -> None:
+    def __init__(self, request_id: str = "", *, several: bool = False) -> None:
         self.finish_reason = "stop"
         self.usage: Usage | None = None
         self.ended = False
         self.has_nulls = False
-        self._several = several and not exact
-        self._exact = exact
+        self._several = several
         # A peer passes on what its engine sends.
         self._messages: dict[int, MessageReader] = {}
         self._call_ids = (
@@ -248,8 +231,6 @@ class ChunkReader:
 
     def _piece(self, choice: ChunkChoice) -> AnswerPiece | None:
         delta, logprobs = choice.delta or {}, choice.logprobs
-        if self._exact and choice.shoal is not None:
-            return Delta(choice.index, delta, logprobs, choice.finish_reason or None)
         if choice.finish_reason is None:
             self.has_nulls = True
         reason = _reason(choice.finish_reason) if choice.finish_reason else None
@@ -281,16 +262,6 @@ class ChunkReader:
 
 
 # Private parts, in the order in which they are called.
-
-
-def _plain_choice(
-    index: int, fields: Mapping[str, JSON], logprobs: JSON, reason: str | None
-) -> dict[str, JSON]:
-    """Return a choice as in the document: its ``finish_reason`` may be null."""
-    choice: dict[str, JSON] = {"index": index, "delta": {**fields}}
-    if logprobs is not None:
-        choice["logprobs"] = logprobs
-    return choice | {"finish_reason": reason}
 
 
 def _reason(reason: str) -> str:

@@ -1,33 +1,36 @@
 """Cluster messages as JSON: an object with one key, the kind, and the payload below it.
 
 Real peers write one more layer, ``{"hello": {"_0": {..}}}``, and Macs read no other;
-both forms are read, and ``_0`` wins.  ``payload_form`` chooses the form to write.
+both forms are read, and ``_0`` wins.  ``PayloadForm`` chooses the form to write.
 Source: TealeNet's "Cluster Messages", and what real peers do; see
 ``docs/protocols/tealenet.md``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from shoal.domain.answer_assembly import describe_invalid_fields
 from shoal.domain.errors import PeerError
-from shoal.domain.json_limits import has_more_values, is_too_deep
+from shoal.domain.json_limits import NESTING_MAX, has_more_values, is_too_deep
 from shoal.protocols.seam.session import Data
+from shoal.protocols.tealenet.codec.chats import describe_invalid_chat
 from shoal.protocols.tealenet.codec.messages import (
     KINDS,
     Heartbeat,
     HeartbeatAck,
     Hello,
     HelloAck,
+    InferenceChunk,
+    InferenceRequest,
     Message,
     ModelTransferChunk,
     SentMessage,
 )
 from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json, wire_name
-from shoal.protocols.tealenet.codec.validation import VALIDATORS, Validator
 
 VERSION = 1  # of the protocol; no peer checks it
 VALUES_MAX = 200_000  # values in a message: reading them takes about 20 ms
@@ -104,6 +107,46 @@ def is_flat(data: Data) -> bool | None:
         return None
 
 
+class PayloadForm:
+    """The form in which this end writes to one peer: that of the peer's first message.
+
+    The document has flat payloads; real peers wrap them, and Macs read no other form.
+    Both ends of a conversation therefore write the form of the peer that cannot read
+    both.  Until the peer has sent a message its form is not ``known``: the first
+    message is wrapped, and what has to be repeated is written in both forms.
+
+    One object can serve successive connections to an address: a peer that closes the
+    connection without a word may be unable to read the form of the greeting, so the
+    next one begins with the other form.
+    """
+
+    def __init__(self) -> None:
+        self.flat = False
+        self.known = False
+        self._unanswered = False  # whether the last session got no message
+
+    def start_session(self) -> None:
+        """Begin a conversation; the peer has to show its form again."""
+        if self._unanswered:
+            self.flat = not self.flat
+        self._unanswered, self.known = True, False
+
+    def learn(self, data: Data) -> None:
+        """Adopt the form of the peer's first message; ignore what is no message."""
+        flat = None if self.known else is_flat(data)
+        if flat is not None:
+            self.flat, self.known, self._unanswered = flat, True, False
+
+    def encode(self, message: SentMessage) -> bytes:
+        """Encode a message.  Raises PeerError if it is nested too deeply."""
+        return encode(message, self.flat)
+
+    def encode_again(self, message: SentMessage) -> Sequence[bytes]:
+        """Encode a message that repeats an unanswered one."""
+        encoded = self.encode(message)
+        return (encoded,) if self.known else (encoded, encode(message, not self.flat))
+
+
 # Private parts, in the order in which they are called.
 
 _INTRODUCED = "cluster_passcode_hash", "owner_user_id"
@@ -114,6 +157,56 @@ _OR_NULL: Mapping[type, tuple[str, ...]] = {
     Heartbeat: _REPORTED,
     HeartbeatAck: _REPORTED,
 }
+
+
+_Validator: TypeAlias = Callable[[Any, bytes], str | None]
+"""Returns what is wrong with a message, given its text as well, or None."""
+
+
+def _request_error(message: InferenceRequest, text: bytes) -> str | None:
+    if _may_be_deep(text) and is_too_deep(message.request):
+        return "request: nested too deeply"
+    fault = describe_invalid_chat(message.request)
+    return None if fault is None else f"request: {fault}"
+
+
+def _chunk_error(message: InferenceChunk, text: bytes) -> str | None:
+    structured = []
+    for choice in message.chunk.choices:
+        delta = choice.delta or {}
+        is_text = len(delta) == 1 and isinstance(delta.get("content"), str)
+        if is_text and choice.logprobs is None:
+            continue
+        if (fault := describe_invalid_fields(delta)) is not None:
+            return f"chunk: {fault}"
+        structured.append([delta, choice.logprobs])
+    if structured and _may_be_deep(text) and is_too_deep(structured):
+        return "chunk: nested too deeply"
+    return None
+
+
+def _file_error(message: ModelTransferChunk, text: bytes) -> str | None:
+    """Return what is wrong with a file's name: a path must not leave the folder."""
+    name = message.file_name
+    parts = name.split("/")
+    if "\\" in name or not name.isprintable() or {"", ".", ".."} & set(parts):
+        return "fileName: expected a name within the model's folder"
+    return None
+
+
+def _may_be_deep(text: bytes) -> bool:
+    return text.count(b"{") + text.count(b"[") > NESTING_MAX
+
+
+_VALIDATORS: Mapping[type, _Validator] = {
+    InferenceRequest: _request_error,
+    InferenceChunk: _chunk_error,
+    ModelTransferChunk: _file_error,
+}
+"""The validators of the types that need more than type checks.
+
+Source: what real peers refuse; see ``docs/protocols/tealenet.md``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +220,7 @@ class _Form:
     kind: str
     payload: msgspec.json.Decoder[Any]
     wrapped: msgspec.json.Decoder[Any]
-    validator: Validator | None
+    validator: _Validator | None
     holds_many: bool
     head: bytes
     flat_head: bytes
@@ -205,8 +298,6 @@ def _decode_leniently(form: _Form, payload: Raw) -> Message:
     tree = _objects_of_any.decode(payload)
     if is_too_deep(tree):
         raise RecursionError
-    if "shoal" in tree:
-        tree["shoal"] = Raw(encode_json(tree["shoal"]))
     message: Message = msgspec.convert(_with_integers(tree), form.payload.type)
     return message
 
@@ -261,7 +352,7 @@ def _form(kind: str, payload: type[Message]) -> _Form:
         kind,
         msgspec.json.Decoder(payload),
         msgspec.json.Decoder(outer),
-        VALIDATORS.get(payload),
+        _VALIDATORS.get(payload),
         payload is not ModelTransferChunk,
         f'{{"{kind}":{{"_0":'.encode(),
         f'{{"{kind}":'.encode(),

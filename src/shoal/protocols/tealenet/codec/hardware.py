@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET
 
 from shoal.domain.worker import Hardware
 from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
@@ -19,7 +18,6 @@ from shoal.protocols.tealenet.codec.scalars import (
     Int,
     Name,
     Names,
-    ShoalField,
     WholeNumber,
     well_formed,
     wire_name,
@@ -90,6 +88,7 @@ class DeviceInfo(
 
 
 _NOT_LOADED = Unread("peers are asked for models that they have loaded")
+_ONE_AT_A_TIME = Unread("real nodes run one request at a time, whatever they announce")
 
 
 class NodeCapabilities(
@@ -106,10 +105,11 @@ class NodeCapabilities(
     max_model_size_gb: Annotated[float, _NOT_LOADED]
     is_available: bool
     swappable_models: Annotated[Names, _NOT_LOADED] = ()
-    max_concurrent_requests: Int | None = None
+    max_concurrent_requests: Annotated[Int | None, _ONE_AT_A_TIME] = None
     effective_context: Int | None = None
-    on_ac_power: bool | None = msgspec.field(default=None, name="onACPower")
-    shoal: ShoalField = UNSET
+    on_ac_power: Annotated[
+        bool | None, Unread("a node says itself whether it is available")
+    ] = msgspec.field(default=None, name="onACPower")
 
 
 def hardware_info(hardware: Hardware) -> HardwareInfo:
@@ -177,7 +177,6 @@ def node_capabilities(
     available: bool,
     slots: int,
     context: int,
-    shoal: ShoalField = UNSET,
 ) -> NodeCapabilities:
     """Return this node's capabilities; ``context`` is 0 if it is unknown."""
     return NodeCapabilities(
@@ -187,7 +186,6 @@ def node_capabilities(
         is_available=available,
         max_concurrent_requests=slots,
         effective_context=context or None,
-        shoal=shoal,
     )
 
 

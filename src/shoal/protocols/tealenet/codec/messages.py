@@ -21,7 +21,6 @@ from shoal.protocols.tealenet.codec.scalars import (
     Int,
     Name,
     Names,
-    ShoalField,
     Uuid,
     wire_name,
 )
@@ -45,9 +44,6 @@ class _Hello(_Payload, frozen=True):
     loaded_models: Names = _always_written(())
     cluster_passcode_hash: Name | None = None
     owner_user_id: Name | None = None
-    shoal: Annotated[
-        ShoalField, Undocumented("a Shoal peer's introduction: `IntroductionExtension`")
-    ] = UNSET
 
 
 class Hello(_Hello, frozen=True):
@@ -82,9 +78,6 @@ class _Heartbeat(_Payload, frozen=True):
         Undocumented("only Rust peers send it, which tells them from Macs"),
         Unwritten("it would tell a Mac that this end is a Rust peer"),
     ] = None
-    shoal: Annotated[
-        ShoalField, Undocumented("more of a Shoal peer's state: `HeartbeatExtension`")
-    ] = UNSET
 
 
 class Heartbeat(_Heartbeat, frozen=True):
@@ -101,9 +94,6 @@ class InferenceRequest(_Payload, frozen=True):
     request_id: Id
     request: dict[str, Any]
     streaming: bool = _always_written(False)
-    shoal: Annotated[
-        ShoalField, Undocumented("the complete job: `InferenceRequestExtension`")
-    ] = UNSET
 
 
 class ChunkUsage(msgspec.Struct, frozen=True):
@@ -118,7 +108,6 @@ class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """A piece of one choice of an answer.
 
     Real peers leave an absent ``finish_reason`` out; the document writes null.
-    ``shoal`` marks a piece from a Shoal peer: it is complete and taken unchanged.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = _always_written(0)
@@ -127,9 +116,6 @@ class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: (
         Annotated[str, msgspec.Meta(max_length=64)] | msgspec.UnsetType | None
     ) = UNSET
-    shoal: Annotated[
-        Any, Undocumented("a complete piece of a Shoal peer, taken unchanged")
-    ] = None
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -159,9 +145,6 @@ class InferenceComplete(_Payload, frozen=True):
     request_id: Id
     tokens_in: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
     tokens_out: Annotated[Count | None, _OF_RUST_PEERS] = None
-    shoal: Annotated[
-        ShoalField, Undocumented("how the answer ended: `InferenceCompleteExtension`")
-    ] = UNSET
 
 
 class InferenceError(_Payload, frozen=True):
@@ -170,15 +153,6 @@ class InferenceError(_Payload, frozen=True):
     request_id: Id
     error_message: str
     code: Annotated[Name | None, Undocumented("real peers send it: `ErrorCode`")] = None
-    shoal: Annotated[
-        ShoalField, Undocumented("whose fault it is: `InferenceErrorExtension`")
-    ] = UNSET
-
-
-class InferenceCancel(_Payload, frozen=True):
-    """Shoal's: cancels a request."""
-
-    request_id: Id
 
 
 class LoadModel(_Payload, frozen=True):
@@ -223,9 +197,6 @@ class ModelTransferRequest(_Payload, frozen=True):
 
     transfer_id: Uuid
     model_id: Name
-    shoal: Annotated[
-        ShoalField, Undocumented("the window: `TransferRequestExtension`")
-    ] = UNSET
 
 
 class ModelTransferChunk(_Payload, frozen=True):
@@ -236,16 +207,6 @@ class ModelTransferChunk(_Payload, frozen=True):
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
     data: bytes
     is_last_chunk: bool
-    shoal: Annotated[
-        ShoalField, Undocumented("raw bytes follow: `RawChunkExtension`")
-    ] = UNSET
-
-
-class ModelTransferPull(_Payload, frozen=True):
-    """Shoal's: asks for ``size`` more bytes of a transfer; 0 ends it."""
-
-    transfer_id: Uuid
-    size: Count
 
 
 class ModelTransferComplete(_Payload, frozen=True):
@@ -263,7 +224,6 @@ SentMessage: TypeAlias = (
     | InferenceRequest
     | InferenceComplete
     | InferenceError
-    | InferenceCancel
     | LoadModel
     | ModelLoaded
     | ModelLoadError
@@ -271,7 +231,6 @@ SentMessage: TypeAlias = (
     | ModelQueryResponse
     | ModelTransferRequest
     | ModelTransferChunk
-    | ModelTransferPull
     | ModelTransferComplete
 )
 """The messages that ``encode`` writes; ``chunks`` writes ``inferenceChunk``."""
@@ -287,7 +246,6 @@ KINDS: Mapping[str, type[Message]] = {
     "inferenceChunk": InferenceChunk,
     "inferenceComplete": InferenceComplete,
     "inferenceError": InferenceError,
-    "inferenceCancel": InferenceCancel,
     "loadModel": LoadModel,
     "modelLoaded": ModelLoaded,
     "modelLoadError": ModelLoadError,
@@ -295,6 +253,5 @@ KINDS: Mapping[str, type[Message]] = {
     "modelQueryResponse": ModelQueryResponse,
     "modelTransferRequest": ModelTransferRequest,
     "modelTransferChunk": ModelTransferChunk,
-    "modelTransferPull": ModelTransferPull,
     "modelTransferComplete": ModelTransferComplete,
 }

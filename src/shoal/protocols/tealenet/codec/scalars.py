@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Raw, UnsetType
 
 from shoal.domain.worker import ThermalLevel
 from shoal.protocols.seam.json_text import encode_json as encode_json  # re-exported
@@ -19,6 +18,7 @@ from shoal.protocols.seam.json_text import well_formed as well_formed
 REFERENCE_DATE = 978307200.0  # Unix time of 2001-01-01T00:00:00Z, in seconds
 
 ID_MAX = 128  # characters of an id; a UUID has 36
+CONTEXT_MAX = 2**31 - 1  # tokens
 NAME_MAX = 256  # characters of the name of a model, a machine or a key
 MODELS_MAX = 1024  # models that a peer may name
 TEXT_MAX = 4096  # characters of an error or a reason
@@ -40,11 +40,8 @@ WholeNumber: TypeAlias = int | float
 Date: TypeAlias = float
 """Seconds since ``REFERENCE_DATE``."""
 
-ShoalField: TypeAlias = Raw | UnsetType
-"""Shoal's field, which ``extension`` reads and other peers ignore.
-
-It keeps the bytes of the whole message alive: decode it immediately.
-"""
+HEX_KEY = re.compile("[0-9a-f]{64}")
+"""A public key as nodes write it; the Ed25519 key is the node's id."""
 
 _WORDS = {
     "id": "ID",

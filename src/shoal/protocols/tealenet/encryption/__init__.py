@@ -1,1 +1,0 @@
-"""Encryption of sessions through a relay, so that the relay cannot read them."""

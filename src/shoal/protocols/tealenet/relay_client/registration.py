@@ -1,0 +1,154 @@
+"""A node's registration with a relay: what it contains and when to renew it.
+
+Source: what real nodes do: every four minutes, and after each change.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer, WorkerLoad
+from shoal.protocols.seam.context import Identity
+from shoal.protocols.tealenet.codec.hardware import node_capabilities
+from shoal.protocols.tealenet.codec.relay_messages import (
+    CAPABILITIES_MAX,
+    RelayRegister,
+    RelayRegisterAck,
+)
+from shoal.protocols.tealenet.codec.scalars import MODELS_MAX, NAME_MAX, well_formed
+from shoal.protocols.tealenet.local_node import TealeLocalNode
+
+REFRESH_INTERVAL = 240.0  # seconds between two registrations
+CHANGE_INTERVAL = 2.0  # seconds at least between two registrations, on changes
+TTL_FRACTION = 0.8  # of a registration's lifetime, after which it is renewed
+ACK_TIMEOUT = 10.0  # seconds to wait for the first acknowledgement
+NAMES_SIZE_MAX = CAPABILITIES_MAX - (8 << 10)  # bytes; the rest is less than 8 KiB
+
+
+class NodeRegistration:
+    """This node's registration; the next one is ``due_at``.
+
+    ``is_acknowledged``: the relay has acknowledged the last one.
+    """
+
+    def __init__(self, local: TealeLocalNode, identity: Identity, now: float) -> None:
+        self._local, self._identity = local, identity
+        self._offers = local.offers
+        self._load = WorkerLoad()
+        self._draining = False
+        self._last_at = now
+        self._timeout_at = now + ACK_TIMEOUT
+        self.is_acknowledged = False
+        self.due_at = now
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` is next due."""
+        return (
+            self.due_at if self.is_acknowledged else min(self.due_at, self._timeout_at)
+        )
+
+    def tick(self, now: float) -> RelayRegister | None:
+        """Return the registration if it is due.
+
+        Raises PeerError if the relay has not acknowledged it in time.
+        """
+        if not self.is_acknowledged and now >= self._timeout_at:
+            raise PeerError(
+                "the relay did not acknowledge the registration within "
+                f"{ACK_TIMEOUT:g} s"
+            )
+        if now < self.due_at:
+            return None
+        self._last_at = now
+        self.due_at = now + REFRESH_INTERVAL
+        return self._registration()
+
+    def on_ack(self, ack: RelayRegisterAck, now: float) -> None:
+        """Schedule the renewal within the lifetime that the relay grants."""
+        self.is_acknowledged = True
+        # The relay may send any number.
+        lifetime = min(ack.ttl_seconds, REFRESH_INTERVAL / TTL_FRACTION)
+        self.due_at = min(
+            self.due_at, now + max(CHANGE_INTERVAL, TTL_FRACTION * lifetime)
+        )
+
+    def on_expired(self, now: float) -> None:
+        """Register again, because the relay has removed this node."""
+        self.is_acknowledged = False
+        self._timeout_at = now + ACK_TIMEOUT
+        self._schedule_change()
+
+    def update(self, event: OffersChanged | LoadChanged | Draining) -> None:
+        """Apply a change of this node's state, and register again if it matters."""
+        match event:
+            case OffersChanged(offers):
+                self._offers = offers
+            case LoadChanged(load):
+                unchanged = bool(load.unfit) is bool(self._load.unfit)
+                self._load = load
+                if unchanged:
+                    return
+            case Draining():
+                self._draining = True
+        self._schedule_change()
+
+    def _schedule_change(self) -> None:
+        self.due_at = min(self.due_at, self._last_at + CHANGE_INTERVAL)
+
+    def _registration(self) -> RelayRegister:
+        node_id = self._identity.public_key.hex()
+        return RelayRegister(
+            node_id=node_id,
+            public_key=node_id,
+            display_name=well_formed(self._local.name)[:NAME_MAX],
+            capabilities=self._capabilities(),
+            signature=self._identity.sign(node_id.encode()).hex(),
+            wg_public_key=self._identity.exchange_key.hex(),
+        )
+
+    def _capabilities(self) -> dict[str, Any]:
+        local, offers = self._local, [*_public_offers(self._offers)]
+        contexts = [offer.context for offer in offers if offer.context]
+        # A coordinator without offers still submits jobs.
+        usable = not local.serves_only or bool(offers)
+        capabilities: dict[str, Any] = msgspec.to_builtins(
+            node_capabilities(
+                local.hardware,
+                fitting_names(public_model_names(offers), NAMES_SIZE_MAX),
+                available=usable and not self._draining and not self._load.unfit,
+                slots=max((offer.slots for offer in offers), default=1),
+                context=min(contexts, default=0),
+            )
+        )
+        return capabilities
+
+
+def public_model_names(offers: Iterable[Offer]) -> list[str]:
+    """Return the names of the models that plain peers can use, without duplicates."""
+    names = {name for offer in offers for name in offer.models}
+    return sorted(name for name in names if 0 < len(name) <= NAME_MAX)[:MODELS_MAX]
+
+
+def fitting_names(names: Iterable[str], size_max: int) -> list[str]:
+    """Return the first names that have so many bytes of JSON in all, with commas."""
+    fitting = []
+    for name in names:
+        size_max -= len(msgspec.json.encode(name)) + 1
+        if size_max < 0:
+            break
+        fitting.append(name)
+    return fitting
+
+
+def _public_offers(offers: Iterable[Offer]) -> Iterable[Offer]:
+    """Return the offers that plain peers can use: chats that are open to every key."""
+    return (
+        offer
+        for offer in offers
+        if JobKind.CHAT in offer.kinds and offer.slots and not offer.is_restricted
+    )
