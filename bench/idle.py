@@ -55,8 +55,9 @@ def _round(wire: str, results: Results) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         where = ["--port", "0", "--tealenet-port", "0", "--data-dir", folder]
         quiet = ["--log-level", "error", "--json"]
+        let_in = ["--join-token", "t", "--tealenet-open"]
         coordinator = stack.enter_context(
-            program("-m", "shoal", "serve", "--join-token", "t", *where, *quiet)
+            program("-m", "shoal", "serve", *let_in, *where, *quiet)
         )
         ports = coordinator.report["ports"]
         port = ports["http" if wire == "grandsage" else "tealenet"]

@@ -38,13 +38,7 @@ BURST = "burst"
 TOKEN = " token"
 SLOTS = 256  # the most that a peer may have open
 TOKENS = Usage(9, CHUNKS)
-WIRES = {
-    "grandsage": "grandsage",
-    "lan": "tealenet",
-    "plain": "tealenet",
-    "noise": "tealenet",
-}
-DIRECT = frozenset({"lan", "plain"})
+WIRES = {"grandsage": "grandsage", "lan": "tealenet"}
 
 
 async def texts(question: str) -> AsyncIterator[str]:
@@ -94,9 +88,8 @@ async def join(way: str, http: int, tcp: int) -> None:
         epoch=clock.wall() - clock.now(),
         offers=offers,
         random_bytes=secrets.token_bytes,
-        plain=way == "plain",
     )
-    url = f"tcp://127.0.0.1:{tcp}" if way in DIRECT else f"http://127.0.0.1:{http}"
+    url = f"tcp://127.0.0.1:{tcp}" if way == "lan" else f"http://127.0.0.1:{http}"
     agent = Agent(
         protocol.dial(url, member),
         dialer.dial,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer, ServedModel
+from shoal.ledger.keys import Signer
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.session import Admitted, Send
@@ -20,6 +21,7 @@ from shoal.protocols.seam.session import Admitted, Send
 HEARTBEAT_EVERY = 5.0  # seconds
 JOINING_AT_ONCE = 100
 READ_MAX = 1 << 16  # bytes of one read
+TICK = 0.05  # seconds between looks for what is due
 
 
 async def join(
@@ -35,10 +37,10 @@ async def join(
         name,
         ServedModel("m"),
         1,
-        "t",
+        "",
+        identity=Signer.from_seed(secrets.token_bytes(32)),
         offers=(offer,),
         random_bytes=secrets.token_bytes,
-        plain=True,
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     dialer = discover()["tealenet"].dial(f"tcp://127.0.0.1:{port}", member)
@@ -46,7 +48,11 @@ async def join(
     outputs = [*session.tick(loop.time())]
     while not any(isinstance(each, Admitted) for each in outputs):
         writer.write(_said(outputs))
-        data = await reader.read(READ_MAX)
+        try:
+            data = await asyncio.wait_for(reader.read(READ_MAX), TICK)
+        except TimeoutError:
+            outputs = [*session.tick(loop.time())]
+            continue
         if not data:
             raise RuntimeError("the coordinator hung up")
         outputs = [*session.receive([data], loop.time())]

@@ -1,9 +1,8 @@
 """Chunks of answers from a worker through Shoal to HTTP clients, 200 chunks an answer.
 
-Shoal's own worker (bench/streaming_worker.py) over TealeNet on the LAN, encrypted as by
-default (*lan*) and with ``--plain`` (*plain*), over it through the coordinator's relay
-with Noise (*noise*), and over GrandSage's wire (*grandsage*); and a node of another
-maker through the relay in the open (*relay*), each a process of its own.  In a burst
+Shoal's own worker (bench/streaming_worker.py) over TealeNet on the LAN (*lan*) and over
+GrandSage's wire (*grandsage*), and a node of another maker through the coordinator's
+relay in the open (*relay*), each a process of its own.  In a burst
 an answer's chunks are there at once; paced, 50 a second for each stream, *p99* is from
 when the worker has a chunk to when the client does.  CPU time is the coordinator's, and
 the worker's apart.  A relay lets a node send 100,000 messages at once, and 10,000 a
@@ -26,7 +25,7 @@ from report import Goal, Results
 from streaming_worker import BURST, CHUNKS, TOKEN
 
 ROUNDS = 5
-WAYS = ("grandsage", "lan", "plain", "noise", "relay")
+WAYS = ("grandsage", "lan", "relay")
 STREAMS = (1, 16, 64)  # at once
 ANSWERS = {1: 32, 16: 96, 64: 192}  # of a round of bursts: what a relay lets pass
 PACED = 64  # streams at once
@@ -43,10 +42,6 @@ GOALS = [
     for way in WAYS[1:]
     for row in (*(COST.format(streams=n) for n in STREAMS), SHARE, P99)
     if way != "relay" or row not in (SHARE, P99)
-] + [
-    Goal(f"{end}, {row}", f"{end.replace('lan', 'plain')}, {row}")
-    for end in ("lan", "lan's worker")
-    for row in (*(COST.format(streams=n) for n in STREAMS), SHARE)
 ]
 
 Workers = Mapping[str, Program]

@@ -1,13 +1,10 @@
-"""Two handshakes of the Noise framework, of two messages each, then transport keys.
+"""A handshake of the Noise framework, of two messages, then transport keys.
 
-``Noise_IK_25519_ChaChaPoly_BLAKE2s``: the initiator knows the responder's static key;
-the responder learns and verifies the initiator's.
 ``Noise_NN_25519_ChaChaPoly_BLAKE2s``: neither end has a static key, so whoever uses the
 keys has to authenticate the other end, bound to ``TransportKeys.hash``.
 
 Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018): section 5 for the
-states, 7.4 for the pattern ``NN``, 7.5 for ``IK``, 11.4 for messages with explicit
-nonces.
+states, 7.4 for the pattern ``NN``, 11.4 for messages with explicit nonces.
 
 Messages after a handshake may exceed Noise's 65535 bytes: that limit comes from a
 length field of two bytes, which not every transport uses.
@@ -15,7 +12,6 @@ length field of two bytes, which not every transport uses.
 
 import hmac
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Final
@@ -28,13 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.seam.context import Identity
 
-IK_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
 NN_NAME: Final = b"Noise_NN_25519_ChaChaPoly_BLAKE2s"
 KEY_SIZE: Final = 32  # bytes
 TAG_SIZE: Final = 16  # bytes
-FIRST_SIZE_MIN: Final = 2 * KEY_SIZE + 2 * TAG_SIZE  # bytes: e, s and an empty payload
 SECOND_SIZE_MIN: Final = KEY_SIZE + TAG_SIZE  # bytes: e and an empty payload
 NONCE_MAX: Final = 2**64 - 2  # the last one is reserved (section 5.1)
 
@@ -175,85 +168,6 @@ def shared_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
         return exchange(public_key)
     except ValueError as error:
         raise PeerError("a key in the handshake gives no secret") from error
-
-
-class NoiseInitiator:
-    """Starts a handshake with the owner of ``peer_key``.
-
-    The handshake fails unless both ends have the same ``prologue``.
-    """
-
-    def __init__(
-        self,
-        identity: Identity,
-        peer_key: bytes,
-        prologue: bytes,
-        random_bytes: RandomBytes,
-    ) -> None:
-        self._identity, self._peer_key = identity, peer_key
-        self._ephemeral = EphemeralKey(random_bytes)
-        self._state = SymmetricState(IK_NAME)
-        self._state.mix_hash(prologue)
-        self._state.mix_hash(peer_key)
-
-    def write_first(self, payload: bytes = b"") -> bytes:
-        """Return the first message: ``e, es, s, ss``.
-
-        Others cannot read ``payload``, but can replay the message.
-        """
-        state, ephemeral = self._state, self._ephemeral
-        state.mix_hash(ephemeral.public)
-        state.mix_key(shared_secret(ephemeral.exchange, self._peer_key))
-        static = state.seal(self._identity.exchange_key)
-        state.mix_key(shared_secret(self._identity.exchange, self._peer_key))
-        return ephemeral.public + static + state.seal(payload)
-
-    def read_second(self, message: bytes) -> tuple[bytes, TransportKeys]:
-        """Read the second message: ``e, ee, se``; return its payload and the keys.
-
-        Raises PeerError if it is not the peer's answer, and keeps its state then, so
-        that a forged message does no harm.
-        """
-        if len(message) < SECOND_SIZE_MIN:
-            raise message_too_short(message, SECOND_SIZE_MIN)
-        state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
-        state.mix_hash(peer_ephemeral)
-        state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
-        state.mix_key(shared_secret(self._identity.exchange, peer_ephemeral))
-        payload = state.open(message[KEY_SIZE:])
-        return payload, state.split(initiator=True)
-
-
-class NoiseResponder:
-    """Reads a first message: ``peer_key`` is the sender's static key.
-
-    Raises PeerError if it is not genuine, or not for the owner of ``identity``.
-    """
-
-    def __init__(self, identity: Identity, prologue: bytes, message: bytes) -> None:
-        if len(message) < FIRST_SIZE_MIN:
-            raise message_too_short(message, FIRST_SIZE_MIN)
-        self._state = state = SymmetricState(IK_NAME)
-        state.mix_hash(prologue)
-        state.mix_hash(identity.exchange_key)
-        self._peer_ephemeral = message[:KEY_SIZE]
-        state.mix_hash(self._peer_ephemeral)
-        state.mix_key(shared_secret(identity.exchange, self._peer_ephemeral))
-        end = 2 * KEY_SIZE + TAG_SIZE
-        self.peer_key = state.open(message[KEY_SIZE:end])
-        state.mix_key(shared_secret(identity.exchange, self.peer_key))
-        self.payload = state.open(message[end:])
-
-    def write_second(
-        self, random_bytes: RandomBytes, payload: bytes = b""
-    ) -> tuple[bytes, TransportKeys]:
-        """Return the second message and the keys.  Call it once."""
-        state, ephemeral = self._state, EphemeralKey(random_bytes)
-        state.mix_hash(ephemeral.public)
-        state.mix_key(shared_secret(ephemeral.exchange, self._peer_ephemeral))
-        state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))
-        message = ephemeral.public + state.seal(payload)
-        return message, state.split(initiator=False)
 
 
 class EphemeralInitiator:

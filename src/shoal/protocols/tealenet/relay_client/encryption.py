@@ -24,7 +24,6 @@ from typing import Final, TypeAlias
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.context import Identity
 from shoal.protocols.seam.noise import (
-    IK_NAME,
     KEY_SIZE,
     SECOND_SIZE_MIN,
     TAG_SIZE,
@@ -39,6 +38,7 @@ from shoal.protocols.seam.noise import (
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Notice, Send
 
+IK_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
 COUNTER_SIZE: Final = 8  # bytes
 WINDOW: Final = 2048  # packets by which one may be late
 # The payload of a first message may be absent as a whole.
