@@ -18,7 +18,8 @@ from live.programs import (
 )
 from models.tiny_answers import ANSWERS
 
-STRICT = ("--approve-nodes", "--dispatch-model", "tiny")
+OPEN = ("--tealenet-open", "--relay-open")  # TealeNet has no tokens
+STRICT = ("--approve-nodes", "--dispatch-model", "tiny", *OPEN)
 STORY = "Tell me a story."
 
 

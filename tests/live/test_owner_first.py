@@ -48,15 +48,13 @@ def heat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
     return set_
 
 
-@pytest.mark.parametrize("wire", ["shoal", "tealenet"])
 def test_a_running_answer_is_handed_over_and_completed(
     programs: Programs,
     slow_model: GatedModel,
     heat: Callable[[int], None],
-    wire: str,
 ) -> None:
     pool = programs.serve()
-    flags = (*slow_model.flags, "--wire", wire)
+    flags = slow_model.flags
     worker = pool.joined("one", *flags, *RULE)
     with pool.client() as client, answer_to(client, STORY) as stream:
         chunks = iter(stream)

@@ -30,7 +30,8 @@ TASKS = ("--tasks", "tasks.demo_tasks")
 def pool(programs: Programs) -> Pool:
     ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
     model = ("--dispatch-model", "tiny")
-    return programs.serve("--join-token", "join-me-please", *ports, *model)
+    let_in = ("--join-token", "join-me-please", "--tealenet-open", "--relay-open")
+    return programs.serve(*let_in, *ports, *model)
 
 
 def join(pool: Pool, *flags: str) -> Program:
