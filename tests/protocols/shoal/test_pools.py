@@ -152,6 +152,16 @@ def test_both_pools_offer_and_submit() -> None:
     assert received(both)[-1] == CancelJob(RUN.job_id, RUN.lease)
 
 
+def test_what_a_pool_offers_is_never_offered_on() -> None:
+    """Jobs would go in a circle: see ``pool.own_offers``."""
+    both = pair(OnePool("one", SMALL), OnePool("other", LARGE))
+
+    (changed,) = both.event(ToPeer(ALL_PEERS, OffersChanged(MEMBER.offers)))  # type: ignore[arg-type]
+
+    assert isinstance(changed, OffersChanged)
+    assert all(each.neighbour for each in changed.offers)
+
+
 def test_an_answer_of_a_pool_has_its_receipt() -> None:
     both = pair(OnePool("one", SMALL), OnePool("other", LARGE))
     job = RunJob(JobId("job"), LeaseNumber(1), CHAT)

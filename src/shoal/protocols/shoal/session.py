@@ -571,7 +571,7 @@ class ShoalSession:
             receipts=bool(offer.models),
             public_key=self._key or offer.public_key,
             proven=bool(self._key),
-            neighbour=False,
+            neighbour=self._with_pool,
             remark="",
         )
 

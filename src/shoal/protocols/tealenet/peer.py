@@ -126,5 +126,8 @@ def offers_by_name(
             models=frozenset(models),
             features=_FEATURES[software],
             context=min(max(0, description.context), CONTEXT_MAX),
+            # It may pass jobs on itself, so it gets none that came from a peer: they
+            # could go in a circle.
+            neighbour=True,
         ),
     )
