@@ -270,7 +270,7 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         device=worker.device,
         identity=worker.signer,
         epoch=clock.wall() - clock.now(),
-        direct_url=worker.target.direct_url,
+        direct_url=worker.target.direct,
         plain=worker.target.plain,
         hardware=worker.hardware,
         random_bytes=secrets.token_bytes,
@@ -316,7 +316,7 @@ async def _dial(
 ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
     """Open a connection to a coordinator, after looking up its current port."""
     async with AsyncExitStack() as stack:
-        if url != target.direct_url:
+        if url != target.direct:
             yield await stack.enter_async_context(
                 _open_link(target, url, headers, message_max)
             )
@@ -334,7 +334,7 @@ async def _dial(
         try:
             async with asyncio.timeout(DIRECT_TIMEOUT):
                 link = await stack.enter_async_context(
-                    _open_link(target, target.to_dial(url), headers, message_max)
+                    _open_link(target, url, headers, message_max)
                 )
         except TimeoutError as error:
             reason = f"cannot connect to {url}: no answer within {DIRECT_TIMEOUT:g} s"

@@ -36,10 +36,6 @@ DEFAULT_PORT = 4010  # of a coordinator
 HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 WEB = frozenset({"http", "https"})
 SECURE = frozenset({"https", "wss", "tls"})
-ENCRYPTED = {
-    Scheme.PLAIN.value: Scheme.NOISE.value,
-    Scheme.VERIFIED.value: Scheme.NOISE_VERIFIED.value,
-}
 HEALTH = "/healthz"
 SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
 DIRECT_KEY = "direct"  # in that report: other ports, by wire
@@ -56,7 +52,7 @@ START = (
 class JoinTarget:
     """A coordinator, with the fingerprint of its TLS key if that is known.
 
-    ``direct`` is its address without HTTP, if it has one.  While the coordinator is
+    ``direct`` is its address on a wire with ports of its own.  While the coordinator is
     unreachable it is a placeholder, which is resolved before each connection.
     ``plain``: connections need not be encrypted.  ``is_shoal``: it is a coordinator of
     Shoal's, as far as is known.  ``unreachable`` is why nothing answered at the URL, if
@@ -74,18 +70,6 @@ class JoinTarget:
     unreachable: str = ""
     advice: str = ""
     token_file: Path | None = None
-
-    @property
-    def direct_url(self) -> str:
-        """The URL to dial without HTTP: encrypted, if the wire can be."""
-        return self.to_dial(self.direct)
-
-    def to_dial(self, direct: str) -> str:
-        """Return the URL to dial for an address without HTTP."""
-        if self.plain or not self.protocol.encrypts:
-            return direct
-        scheme, separator, rest = direct.partition("://")
-        return f"{ENCRYPTED.get(scheme, scheme)}{separator}{rest}"
 
     @property
     def tells_admission(self) -> bool:
@@ -158,7 +142,7 @@ async def _on_this_machine(
     if not wire.encrypts:
         return JoinTarget(url, wire, plain_token, fingerprint, is_shoal=True)
     try:
-        health = await _health(url, fingerprint)
+        await _health(url, fingerprint)
     except Unavailable as error:
         if not (stored_token or certificate):  # this machine never ran one
             return await _on_local_network(chosen, token, str(error))
@@ -171,21 +155,13 @@ async def _on_this_machine(
             wire,
             plain_token,
             fingerprint,
-            placeholder_direct(url),
             is_shoal=True,
             unreachable=str(error),
             advice=START,
             token_file=token_file,
         )
-    direct = direct_address(url, wire, health)
     return JoinTarget(
-        url,
-        wire,
-        plain_token,
-        fingerprint,
-        direct,
-        is_shoal=True,
-        token_file=token_file,
+        *(url, wire, plain_token, fingerprint), is_shoal=True, token_file=token_file
     )
 
 
@@ -256,7 +232,7 @@ async def _on_local_network(
 async def _at_url(
     url: str, chosen: AnyWireProtocol | None, token: str, fingerprint: bytes | None
 ) -> JoinTarget:
-    """Detect the wire and the direct port of the coordinator at a URL.
+    """Detect the wire of the coordinator at a URL.
 
     An unreachable one is assumed to be Shoal's: machines start in any order.
 
@@ -273,8 +249,7 @@ async def _at_url(
     try:
         health = await _health(url, fingerprint)
         if _is_shoal(health):
-            direct = direct_address(url, preferred, health)
-            return JoinTarget(url, preferred, token, fingerprint, direct, is_shoal=True)
+            return JoinTarget(url, preferred, token, fingerprint, is_shoal=True)
         if chosen is None and fingerprint is None:
             wire = await _by_probe(url, preferred)
             return JoinTarget(url, wire, token, fingerprint)
@@ -286,7 +261,6 @@ async def _at_url(
                 f"{_web_url(url)}: what answers there does not speak HTTP; give the "
                 "address that `shoal serve` printed"
             ) from error
-        direct = placeholder_direct(url) if preferred.encrypts else ""
         # Only Shoal's tokens name a certificate.
         guessed = chosen is None and fingerprint is None
         advice = _advice(parts, guessed=guessed)
@@ -295,7 +269,6 @@ async def _at_url(
             preferred,
             token,
             fingerprint,
-            direct,
             is_shoal=preferred.encrypts,
             unreachable=str(error),
             advice=advice,
@@ -396,7 +369,7 @@ async def resolve_direct(target: JoinTarget) -> str:
     """
     health = await _health(target.url, target.fingerprint)
     direct = direct_address(target.url, target.protocol, health)
-    parts = urlsplit(target.to_dial(direct))
+    parts = urlsplit(direct)
     if (
         parts.scheme == Scheme.PLAIN.value
         and not target.plain
@@ -410,21 +383,16 @@ async def resolve_direct(target: JoinTarget) -> str:
 
 
 def direct_address(url: str, wire: AnyWireProtocol, health: object) -> str:
-    """Return the address without HTTP from a health report; "" if there is none.
-
-    With HTTPS, that address must be encrypted too.
-    """
+    """Return the address on a wire from a health report; "" if it has no ports."""
     ports = health
     for part in (DIRECT_KEY, wire.name):
         ports = ports.get(part) if isinstance(ports, Mapping) else None
     if not isinstance(ports, Mapping):
         return ""
-    if wire.address is not None:
-        known = {str(label): port for label, port in ports.items() if _is_port(port)}
-        return wire.address(_host(url), known)
-    secure = urlsplit(url).scheme in SECURE
-    port = ports.get("tls" if secure else "tcp")
-    return _at_port(url, port) if _is_port(port) else ""
+    if wire.address is None:
+        return ""
+    known = {str(label): port for label, port in ports.items() if _is_port(port)}
+    return wire.address(_host(url), known)
 
 
 def _is_port(port: object) -> TypeGuard[int]:
@@ -432,13 +400,9 @@ def _is_port(port: object) -> TypeGuard[int]:
 
 
 def placeholder_direct(url: str) -> str:
-    """Return a placeholder for the direct address of an unreachable coordinator."""
-    return _at_port(url, DEFAULT_PORT)
-
-
-def _at_port(url: str, port: int) -> str:
-    scheme = "tls" if urlsplit(url).scheme in SECURE else "tcp"
-    return f"{scheme}://{_host(url)}:{port}"
+    """Return a placeholder for the address of an unreachable coordinator on a wire."""
+    scheme = Scheme.VERIFIED if urlsplit(url).scheme in SECURE else Scheme.PLAIN
+    return f"{scheme.value}://{_host(url)}:{DEFAULT_PORT}"
 
 
 def _host(url: str) -> str:
