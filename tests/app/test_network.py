@@ -19,7 +19,6 @@ from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.errors import ConfigError
-from shoal.protocols.seam.encrypted_stream import PREFACE
 from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     Listener,
@@ -105,37 +104,6 @@ async def test_listener_serves_connections_and_reports_its_port(host: Host) -> N
         assert await host.opened.get() == "wire"
         await link.send(b"hello")
         assert await link.receive() == [b"hello"]
-
-
-async def test_a_listener_that_encrypts_also_accepts_plain_connections(
-    host: Host,
-) -> None:
-    bound: list[bytes] = []
-
-    def echo(address: str, now: float) -> Any:
-        session = ScriptedSession(lambda data: [Send(data)])
-        session.bind = bound.append  # type: ignore[attr-defined]  # as in BoundSession
-        return session
-
-    listener = Listener(0, echo, encrypts=True)
-    async with open_network([("wire", listener)], await means(host)) as ports:
-        port = ports["wire"]["tcp"]
-        for scheme in ("tcp", "noise"):
-            async with connect_tcp(f"{scheme}://127.0.0.1:{port}") as link:
-                await link.send(b"hello")
-                assert await link.receive() == [b"hello"]
-                assert bound == ([link.binding] if link.binding else [])
-        host.hang_up()
-
-
-async def test_an_invalid_handshake_is_refused(host: Host) -> None:
-    listener = Listener(0, cursing, encrypts=True)
-    async with (
-        open_network([("wire", listener)], await means(host)) as ports,
-        connect_tcp(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link,
-    ):
-        await link.send(PREFACE + bytes(32))  # a key of low order
-        await ended(link)
 
 
 async def test_port_that_is_taken_names_the_flag(host: Host) -> None:

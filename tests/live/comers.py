@@ -218,7 +218,7 @@ class Comers:
         if protocol.encrypts and self._random.random() < BY_RELAY:
             direct = ""
         target = JoinTarget(self._url, protocol, self._token, None, direct)
-        profile = replace(profile, direct_url=target.direct_url)
+        profile = replace(profile, direct_url=target.direct)
         return Agent(
             protocol.dial(self._url, profile),
             _open_link,

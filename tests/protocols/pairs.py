@@ -1,7 +1,7 @@
 """Both ends of one connection on which a worker answers chats, without a network."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import TypeAlias
 from urllib.parse import quote, urlsplit
@@ -50,6 +50,7 @@ from shoal.protocols.seam.session import (
 ChatPair: TypeAlias = Pair[Event, Command]
 
 BINDING = b"the only channel"
+ANSWER_DELAY = 0.2  # seconds, at most, until an end answers the other's greeting
 EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 MODEL = ServedModel("family/model:7b", frozenset(JobKind), frozenset(Feature), 4096)
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
@@ -98,6 +99,7 @@ def connect(
     dialer, accepted = _connect(protocol, member, now)
     pair = tied(accepted, dialer, BINDING if protocol.encrypts else b"")
     pair.begin(now)
+    pair.tick(now + ANSWER_DELAY)
     return pair, [*pair.events]
 
 
@@ -117,7 +119,10 @@ def _connect(
 ) -> tuple[Dialer, AcceptedWorker]:
     """Connect a worker, on a port of the wire's own if it has one."""
     context = protocol_context(EPOCH, require_token(member.token))
-    endpoints = protocol.endpoints(protocol.config(), context)
+    config = protocol.config()
+    if "open" in {each.name for each in fields(config)}:
+        config = replace(config, open=True)
+    endpoints = protocol.endpoints(config, context)
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
@@ -174,11 +179,12 @@ class OneWorker:
                 case PeerJoined(name=name):
                     self._peer, self._name = output.peer, quote(name, safe=" ")
                 case OffersChanged(offers):
-                    (offer,) = offers
-                    (model,) = offer.models
-                    messages.append(
+                    # None while it refuses work.
+                    messages += [
                         Joined(f"{self._name}/{quote(model, safe='')}", offer)
-                    )
+                        for offer in offers
+                        for model in offer.models
+                    ]
                 case PeerDescribed():
                     pass
                 case PeerRefused() | PeerLeft() | RunJob() | CancelJob() | Dismiss():

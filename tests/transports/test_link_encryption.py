@@ -1,45 +1,21 @@
-"""Encrypted TCP links, over real sockets and with somebody in between."""
+"""Encrypted WebSockets, over real sockets and with somebody in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import PREFACE, SECOND_SIZE
+from shoal.protocols.seam.session import Data
 from shoal.transports.link import LinkClosed
 from shoal.transports.link_encryption import accept_encryption
-from shoal.transports.tcp import JOINED_MAX, TcpLink
-from shoal.transports.tcp_client import connect_tcp
-from shoal.transports.tcp_server import tcp_listener
-from transports.certificates import issue
-from transports.links import ended, received, serving
+from shoal.transports.websocket import WebSocketLink, connect_websocket
+from transports.test_websocket import listening
 
 SECRET = b"a prompt that nobody else may read "
-
-
-@asynccontextmanager
-async def encrypting() -> AsyncIterator[
-    tuple[int, "asyncio.Queue[tuple[TcpLink, bool]]"]
-]:
-    """Accept links, encrypted or not; yield the port, and each with which it is."""
-    links: asyncio.Queue[tuple[TcpLink, bool]] = asyncio.Queue()
-    done = asyncio.Event()
-
-    async def serve(link: TcpLink) -> None:
-        try:
-            encrypted = await accept_encryption(link)
-        except (PeerError, LinkClosed):
-            return
-        links.put_nowait((link, encrypted))
-        await done.wait()
-
-    async with tcp_listener("127.0.0.1", 0, serve) as bound:
-        yield bound.port, links
-        done.set()
+MESSAGE_MAX = 2 << 20
 
 
 @dataclass
@@ -47,198 +23,168 @@ class Between:
     """A proxy that records what passes, and changes it."""
 
     change: Callable[[bytes, bool], bytes] = lambda data, to_server: data
-    seen: bytearray = field(default_factory=bytearray)
+    seen: list[bytes] = field(default_factory=list)
 
     @asynccontextmanager
-    async def serve(self, port: int) -> AsyncIterator[int]:
-        """Forward connections to a port; yield the proxy's."""
+    async def serve(self, url: str) -> AsyncIterator[str]:
+        """Forward a connection to a URL; yield the proxy's."""
+        async with (
+            listening(MESSAGE_MAX) as server,
+            connect_websocket(url, {}, MESSAGE_MAX) as (target, _),
+            asyncio.TaskGroup() as tasks,
+        ):
 
-        async def forward(client: TcpLink) -> None:
-            async with (
-                connect_tcp(f"tcp://127.0.0.1:{port}") as server,
-                asyncio.TaskGroup() as both,
-            ):
-                both.create_task(self._copy(client, server, True))
-                both.create_task(self._copy(server, client, False))
+            async def forward() -> None:
+                source = await server.links.get()
+                tasks.create_task(self._copy(source, target, True))
+                await self._copy(target, source, False)
 
-        async with tcp_listener("127.0.0.1", 0, forward) as bound:
-            yield bound.port
+            forwarding = tasks.create_task(forward())
+            yield server.url
+            forwarding.cancel()
+            server.done.set()
 
-    async def _copy(self, source: TcpLink, target: TcpLink, to_server: bool) -> None:
+    async def _copy(
+        self, source: WebSocketLink, target: WebSocketLink, to_server: bool
+    ) -> None:
         try:
             while True:
                 for piece in await source.receive():
                     assert isinstance(piece, bytes)
-                    self.seen += piece
+                    self.seen.append(piece)
                     await target.send(self.change(piece, to_server))
         except LinkClosed:
             await target.close(1000, "")
 
 
-def test_bytes_arrive_in_order_both_ways_and_cannot_be_read(run: Any) -> None:
-    async def test() -> None:
-        between = Between()
-        async with (
-            encrypting() as (port, links),
-            between.serve(port) as proxied,
-            connect_tcp(f"noise://127.0.0.1:{proxied}") as ours,
-        ):
-            theirs, encrypted = await links.get()
-            await ours.send(SECRET + b"1")
-            await ours.send(SECRET + b"2")
-            await theirs.send(SECRET + b"3")
-
-            sent = await received(theirs, 2 * len(SECRET) + 2)
-            assert sent == SECRET + b"1" + SECRET + b"2"
-            assert await received(ours, len(SECRET) + 1) == SECRET + b"3"
-            assert encrypted
-            assert ours.binding == theirs.binding != b""
-        assert PREFACE in between.seen
-        assert SECRET not in between.seen
-
-    run(test)
+@asynccontextmanager
+async def encrypted(
+    between: Between,
+) -> AsyncIterator[tuple[WebSocketLink, WebSocketLink]]:
+    """Yield both ends of an encrypted connection through a proxy."""
+    async with listening(MESSAGE_MAX) as server, between.serve(server.url) as proxied:
+        accepting = asyncio.create_task(accepted(server.links))
+        async with connect_websocket(f"noise+{proxied}", {}, MESSAGE_MAX) as (ours, _):
+            yield ours, await accepting
+        server.done.set()
 
 
-def test_large_data_arrives_in_full(run: Any) -> None:
-    async def test() -> None:
-        data = bytes(range(256)) * (20 << 12)  # 20 MiB
-        async with (
-            encrypting() as (port, links),
-            connect_tcp(f"noise://127.0.0.1:{port}") as ours,
-        ):
-            theirs, _ = await links.get()
-            async with asyncio.TaskGroup() as tasks:
-                arriving = tasks.create_task(received(theirs, len(data) + 5))
-                await ours.send(b"first")
-                await ours.write(memoryview(data))
-            assert arriving.result() == b"first" + data
-
-    run(test)
+async def accepted(links: "asyncio.Queue[WebSocketLink]") -> WebSocketLink:
+    link = await links.get()
+    assert await accept_encryption(link)
+    return link
 
 
-def test_what_is_sent_in_one_turn_is_one_record(run: Any) -> None:
-    async def test() -> None:
-        between = Between()
-        async with (
-            encrypting() as (port, links),
-            between.serve(port) as proxied,
-            connect_tcp(f"noise://127.0.0.1:{proxied}") as ours,
-        ):
-            theirs, _ = await links.get()
-            before = len(between.seen)
-            assert all(ours.try_send(b"a token") for _ in range(100))
-            await received(theirs, 700)
-        assert before == len(PREFACE) + 32 + SECOND_SIZE
-        assert len(between.seen) == before + 700 + 2 + 16
-
-    run(test)
-
-
-def test_a_changed_byte_ends_the_connection(run: Any) -> None:
-    async def test() -> None:
-        def flip(data: bytes, to_server: bool) -> bytes:
-            changes = to_server and not data.startswith(PREFACE)
-            return data[:-1] + bytes([data[-1] ^ 1]) if changes else data
-
-        between = Between(flip)
-        async with (
-            encrypting() as (port, links),
-            between.serve(port) as proxied,
-            connect_tcp(f"noise://127.0.0.1:{proxied}") as ours,
-        ):
-            theirs, _ = await links.get()
-            await ours.send(SECRET)
-            assert "not genuine" in str(await ended(theirs))
-            await ended(ours)
-
-    run(test)
-
-
-def test_a_removed_preface_is_no_plain_connection(run: Any) -> None:
-    async def test() -> None:
-        def strip(data: bytes, to_server: bool) -> bytes:
-            return data.removeprefix(PREFACE)
-
-        async with serving() as (url, links):
-            port = int(url.rpartition(":")[2])
-            async with Between(strip).serve(port) as proxied:
-                dialling = asyncio.create_task(dial(f"noise://127.0.0.1:{proxied}"))
-                plain = await links.get()
-                await received(plain, 32)
-                await plain.send(b"in the clear, and long enough to be an answer...")
-                with pytest.raises(LinkClosed, match="--plain"):
-                    await dialling
-
-    run(test)
+async def received(link: WebSocketLink, count: int) -> list[Data]:
+    messages: list[Data] = []
+    while len(messages) < count:
+        messages += await link.receive()
+    return messages
 
 
 async def dial(url: str) -> None:
-    async with connect_tcp(url):
+    async with connect_websocket(url, {}, MESSAGE_MAX):
         raise AssertionError("it must not be opened")
 
 
-def test_a_server_that_does_not_encrypt_is_named(run: Any) -> None:
-    async def test() -> None:
-        async with serving() as (url, links):
-            noise = url.replace("tcp://", "noise://")
-            dialling = asyncio.create_task(dial(noise))
-            link = await links.get()
-            await link.close(1000, "")
-            with pytest.raises(LinkClosed, match="does not encrypt the connection"):
-                await dialling
+async def test_messages_arrive_in_order_both_ways_and_cannot_be_read() -> None:
+    between = Between()
+    async with encrypted(between) as (ours, theirs):
+        await ours.send(SECRET + b"1")
+        await ours.send(SECRET + b"2")
+        await theirs.send(SECRET + b"3")
 
-    run(test)
+        assert await received(theirs, 2) == [SECRET + b"1", SECRET + b"2"]
+        assert await received(ours, 1) == [SECRET + b"3"]
+        assert ours.binding == theirs.binding != b""
 
-
-@pytest.mark.parametrize("first", [b"\0\0\0\2{}", b"s", b"shoal noise 2\nand more"])
-def test_a_plain_peer_is_read_from_its_first_byte(run: Any, first: bytes) -> None:
-    async def test() -> None:
-        async with (
-            encrypting() as (port, links),
-            connect_tcp(f"tcp://127.0.0.1:{port}") as ours,
-        ):
-            for at in range(len(first)):
-                await ours.send(first[at : at + 1])
-                await asyncio.sleep(0)
-            await ours.send(b"\0 and more")
-            theirs, encrypted = await links.get()
-            assert not encrypted
-            assert theirs.binding == b""
-            assert await received(theirs, len(first) + 10) == first + b"\0 and more"
-
-    run(test)
+    assert [len(each) for each in between.seen[:2]] == [len(PREFACE) + 32, SECOND_SIZE]
+    assert between.seen[0].startswith(PREFACE)
+    assert SECRET not in b"".join(between.seen)
 
 
-def test_noise_within_tls_has_a_pinned_certificate(run: Any, tmp_path: Any) -> None:
-    async def test() -> None:
-        certificate = issue(tmp_path)
-        async with serving(certificate.presented) as (url, links):
-            noise = url.replace("tls://", "noise+tls://")
-            opened = connect_tcp(noise, fingerprint=certificate.fingerprint)
-            entering = asyncio.create_task(opened.__aenter__())
-            theirs = await links.get()
-            assert await accept_encryption(theirs)
-            ours = await entering
-            await ours.send(SECRET)
-            assert await received(theirs, len(SECRET)) == SECRET
-            await opened.__aexit__(None, None, None)
+async def test_a_message_of_many_records_arrives_in_full() -> None:
+    data = bytes(range(256)) * (4 << 10)  # 1 MiB
+    async with encrypted(Between()) as (ours, theirs):
+        await ours.send(data)
 
-    run(test)
+        assert await received(theirs, 1) == [data]
 
 
-def test_many_small_messages_arrive_in_order(run: Any) -> None:
-    async def test() -> None:
-        async with (
-            encrypting() as (port, links),
-            connect_tcp(f"noise://127.0.0.1:{port}") as ours,
-        ):
-            theirs, _ = await links.get()
-            pieces = [b"%06d" % number for number in range(50_000)]
-            async with asyncio.TaskGroup() as tasks:
-                arriving = tasks.create_task(received(theirs, 300_000))
-                for piece in pieces:
-                    await ours.send(piece)
-            assert arriving.result() == b"".join(pieces)
-        assert len(pieces) * 6 > JOINED_MAX
+async def test_many_small_messages_arrive_in_order() -> None:
+    pieces: list[Data] = [b"%06d" % number for number in range(5_000)]
+    async with encrypted(Between()) as (ours, theirs), asyncio.TaskGroup() as tasks:
+        arriving = tasks.create_task(received(theirs, len(pieces)))
+        for piece in pieces:
+            await ours.send(piece)
 
-    run(test)
+    assert arriving.result() == pieces
+
+
+async def test_a_changed_byte_ends_the_connection() -> None:
+    def flip(data: bytes, to_server: bool) -> bytes:
+        changes = to_server and not data.startswith(PREFACE)
+        return data[:-1] + bytes([data[-1] ^ 1]) if changes else data
+
+    async with encrypted(Between(flip)) as (ours, theirs):
+        await ours.send(SECRET)
+
+        with pytest.raises(LinkClosed, match="not genuine"):
+            await theirs.receive()
+
+
+async def test_a_repeated_message_ends_the_connection() -> None:
+    def repeat(data: bytes, to_server: bool) -> bytes:
+        changes = to_server and not data.startswith(PREFACE)
+        return data + data if changes else data
+
+    async with encrypted(Between(repeat)) as (ours, theirs):
+        await ours.send(SECRET)
+
+        with pytest.raises(LinkClosed, match="not genuine"):
+            await theirs.receive()
+
+
+async def test_a_removed_preface_is_no_plain_connection() -> None:
+    def strip(data: bytes, to_server: bool) -> bytes:
+        return data.removeprefix(PREFACE)
+
+    async with (
+        listening(MESSAGE_MAX) as server,
+        Between(strip).serve(server.url) as proxied,
+    ):
+        dialling = asyncio.create_task(dial(f"noise+{proxied}"))
+        plain = await server.links.get()
+        assert not await accept_encryption(plain)
+        await plain.send(b"in the clear, and long enough to be an answer...")
+
+        with pytest.raises(LinkClosed, match="--plain"):
+            await dialling
+        server.done.set()
+
+
+async def test_a_server_that_does_not_encrypt_is_named() -> None:
+    async with listening(MESSAGE_MAX) as server:
+        dialling = asyncio.create_task(dial(f"noise+{server.url}"))
+        link = await server.links.get()
+        await link.close(1000, "")
+
+        with pytest.raises(LinkClosed, match="does not encrypt the connection"):
+            await dialling
+        server.done.set()
+
+
+@pytest.mark.parametrize("first", [b"{}", b"s", b"shoal noise 2\nand more"])
+async def test_a_plain_peer_is_read_from_its_first_byte(first: bytes) -> None:
+    async with (
+        listening(MESSAGE_MAX) as server,
+        connect_websocket(server.url, {}, MESSAGE_MAX) as (ours, _),
+    ):
+        await ours.send(first)
+        await ours.send(b"\0 and more")
+        theirs = await server.links.get()
+
+        assert not await accept_encryption(theirs)
+        assert theirs.binding == b""
+        assert b"".join(map(bytes, await received(theirs, 1))).startswith(first)  # type: ignore[arg-type]
+        server.done.set()

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeAlias
 
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
-from shoal.domain.errors import ConfigError, PeerError, Unavailable
+from shoal.domain.errors import ConfigError, Unavailable
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.membership import MembershipRunner
 from shoal.peers.outbound import FixedTarget, OutboundConnections
@@ -29,8 +29,6 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import Clock
 from shoal.transports.dialer import dial
-from shoal.transports.link import LinkClosed
-from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, accept_encryption
 from shoal.transports.mdns import addresses_of
 from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.tcp import TcpLink
@@ -126,13 +124,9 @@ async def _listen(
     async def serve(link: TcpLink) -> None:
         try:
             context.throttle.check(link.peer)
-            if listener.encrypts:
-                async with asyncio.timeout(ENCRYPTION_TIMEOUT):
-                    await accept_encryption(link)
-        except (Unavailable, LinkClosed, PeerError, TimeoutError) as error:
+        except Unavailable as error:
             refused = "refused wire=%s peer=%s reason=%r"
-            reason = str(error) or f"sent nothing for {ENCRYPTION_TIMEOUT:g} s"
-            log.info(refused, wire, link.peer, reason, extra=BY_STRANGER)
+            log.info(refused, wire, link.peer, str(error), extra=BY_STRANGER)
             listener.gate.failed(link.peer, context.clock.now())
             return
         await context.serve(wire, listener.accept(link.peer, context.clock.now()), link)

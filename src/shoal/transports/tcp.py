@@ -1,4 +1,4 @@
-"""TCP links, plain or encrypted: byte streams, for wires with their own framing."""
+"""TCP links, plain or with TLS: byte streams, for wires with their own framing."""
 
 import asyncio
 import socket
@@ -6,10 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
-from shoal.domain.errors import PeerError
-from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
-from shoal.protocols.seam.noise import TransportKeys
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
 from shoal.transports.message_splitter import MessageSplitter
@@ -56,9 +53,6 @@ class TcpLink(asyncio.Protocol):
         self.peer = peer
         self._stranger = stranger  # None: the peer is none, or has left
         self._is_stranger = stranger is not None
-        self.binding = b""
-        self._sealer: RecordSealer | None = None
-        self._opener: RecordOpener | None = None
         self.transport: asyncio.Transport
         self._closed: asyncio.Future[None]
         self._end: tuple[str, int] | None = (
@@ -88,24 +82,9 @@ class TcpLink(asyncio.Protocol):
             self._resume_reading()
         return arrived
 
-    def put_back(self, data: bytes) -> None:
-        self._unread.insert(0, data)
-        self._unread_size += len(data) + PIECE_OVERHEAD
-
-    def encrypt(self, keys: TransportKeys, received: bytes = b"") -> None:
-        assert self._splitter is None, "a link that splits messages has TLS"
-        assert not self._unread, "the handshake is the first that is received"
-        self._flush()
-        self._sealer = RecordSealer(keys.sealer)
-        self._opener = RecordOpener(keys.opener)
-        self.binding = keys.hash
-        if received:
-            self._receive(received)
-
     def attach(
         self, framed: FramedSession[object], on_messages: OnMessages | None = None
     ) -> None:
-        assert self._opener is None, "only a plain stream or TLS is split"
         splitter = self._splitter = MessageSplitter(framed)
         self._on_messages = on_messages
         for piece in self._unread:
@@ -155,9 +134,7 @@ class TcpLink(asyncio.Protocol):
         view = memoryview(part)
         for at in range(0, len(view), SLICE):
             if self._end is None:
-                piece = view[at : at + SLICE]
-                sealer = self._sealer
-                self.transport.write(piece if sealer is None else sealer.seal(piece))
+                self.transport.write(view[at : at + SLICE])
             if self._write_blocked:
                 await self._wait_writable()
             elif (at + SLICE) % YIELD_AFTER == 0:
@@ -216,15 +193,6 @@ class TcpLink(asyncio.Protocol):
             self.run(self._receive, data)
 
     def _receive(self, data: bytes) -> None:
-        if self._opener is not None:
-            try:
-                data = self._opener.open(data)
-            except PeerError as error:
-                self._set_end(f"connection broken: {error}", ABRUPT)
-                self.transport.abort()
-                return
-            if not data:
-                return
         self._unread.append(data)
         self._unread_size += len(data) + PIECE_OVERHEAD
         if self._unread_size > UNREAD_MAX and not self._reading_paused:
@@ -331,11 +299,7 @@ class TcpLink(asyncio.Protocol):
         if self._unsent and not self.transport.is_closing():
             unsent, self._unsent = self._unsent, []
             large, self._unsent_size = self._unsent_size >= JOINED_MAX, 0
-            if self._sealer is not None:
-                # All of one turn in one record: a cipher's call costs more than most
-                # messages.
-                self.transport.write(self._sealer.seal(b"".join(unsent)))
-            elif large and not _LISTS_FILL_MEMORY:
+            if large and not _LISTS_FILL_MEMORY:
                 self.transport.writelines(unsent)
             else:
                 self.transport.write(b"".join(unsent))

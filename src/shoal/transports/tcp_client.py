@@ -1,4 +1,4 @@
-"""Opens TCP links: plain, encrypted by Noise, over TLS, or both."""
+"""Opens TCP links, plain or with TLS."""
 
 import asyncio
 import ssl
@@ -15,7 +15,6 @@ from shoal.transports.link import (
     WRONG_CERTIFICATE,
     LinkClosed,
 )
-from shoal.transports.link_encryption import encrypt_dialled
 from shoal.transports.tcp import TcpLink, describe_socket_error
 from shoal.transports.tls import WrongServerKey, context_pinning
 
@@ -26,24 +25,9 @@ class Scheme(Enum):
     PLAIN = "tcp"
     VERIFIED = "tls"  # the certificate must be signed by a trusted authority
     ANY = "tls-any"  # any certificate: the session authenticates the peer
-    NOISE = "noise"  # encrypted without TLS: the session authenticates the peer
-    NOISE_VERIFIED = "noise+tls"  # the same within TLS
-
-
-_WITHOUT_TLS = frozenset({Scheme.PLAIN, Scheme.NOISE})
-_NOISE = frozenset({Scheme.NOISE, Scheme.NOISE_VERIFIED})
-_GIVEN = {Scheme.NOISE: Scheme.PLAIN, Scheme.NOISE_VERIFIED: Scheme.VERIFIED}
 
 
 SCHEMES = frozenset(each.value for each in Scheme)
-
-
-def shown_url(url: str) -> str:
-    """Return a URL as its user wrote it: which connections Noise encrypts is ours."""
-    for noise, given in _GIVEN.items():
-        if url.startswith(f"{noise.value}://"):
-            return f"{given.value}{url.removeprefix(noise.value)}"
-    return url
 
 
 @asynccontextmanager
@@ -58,21 +42,19 @@ async def connect_tcp(
     Raises LinkClosed if the connection fails.
     """
     scheme, host, port = _address_in(url)
-    if scheme in _WITHOUT_TLS and fingerprint is not None:
+    if scheme is Scheme.PLAIN and fingerprint is not None:
         raise LinkClosed(
-            f"{shown_url(url)} has no certificate to compare with the token's "
+            f"{url} has no certificate to compare with the token's "
             "fingerprint: give the coordinator's https:// address, or a token without "
             "one"
         )
     context = None
     if fingerprint is not None:
         context = context_pinning(fingerprint)
-    elif scheme not in _WITHOUT_TLS:
+    elif scheme is not Scheme.PLAIN:
         context = _client_context(verified=scheme is not Scheme.ANY)
     link = await _connect(url, host, port, context)
     try:
-        if scheme in _NOISE:
-            await encrypt_dialled(link, shown_url(url))
         yield link
     finally:
         await link.close(CloseCode.NORMAL, "")
@@ -93,23 +75,23 @@ async def _connect(
             )
             return link
     except WrongServerKey as error:
-        reason = f"{shown_url(url)}: {error}"
+        reason = f"{url}: {error}"
         raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
     except ssl.SSLCertVerificationError as error:
         raise LinkClosed(
-            f"the certificate of {shown_url(url)} is not signed by a trusted authority "
+            f"the certificate of {url} is not signed by a trusted authority "
             f"({error.verify_message}); a token that the coordinator prints names its "
             "certificate"
         ) from error
     except ssl.SSLError as error:
-        raise LinkClosed(f"{shown_url(url)} does not speak TLS here") from error
+        raise LinkClosed(f"{url} does not speak TLS here") from error
     except TimeoutError as error:
-        raise LinkClosed(f"cannot connect to {shown_url(url)}: no answer") from error
+        raise LinkClosed(f"cannot connect to {url}: no answer") from error
     except (OSError, ValueError) as error:
         reason = describe_socket_error(error)
         if context is not None and isinstance(error, ConnectionResetError):
             reason += ": without TLS it is tcp://HOST:PORT"
-        raise LinkClosed(f"cannot connect to {shown_url(url)}: {reason}") from error
+        raise LinkClosed(f"cannot connect to {url}: {reason}") from error
 
 
 def _address_in(url: str) -> tuple[Scheme, str, int]:
@@ -118,10 +100,10 @@ def _address_in(url: str) -> tuple[Scheme, str, int]:
         parts = urlsplit(url)
         scheme, host, port = Scheme(parts.scheme), parts.hostname, parts.port
     except ValueError as error:
-        raise LinkClosed(f"cannot connect to {shown_url(url)}: {error}") from error
+        raise LinkClosed(f"cannot connect to {url}: {error}") from error
     if not host or not port:
         raise LinkClosed(
-            f"cannot connect to {shown_url(url)}: expected {scheme.value}://HOST:PORT"
+            f"cannot connect to {url}: expected {scheme.value}://HOST:PORT"
         )
     # The zone of a link-local address: % is escaped in URLs (RFC 6874).
     return scheme, host.replace("%25", "%"), port

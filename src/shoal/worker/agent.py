@@ -37,7 +37,6 @@ from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
-from shoal.transports.tcp_client import shown_url
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -262,7 +261,7 @@ class Agent:
             if end.code == CloseCode.MOVED and not end.by_peer:
                 continue
             # The query may hold a token.
-            next_url = shown_url(self._dialer.url.partition("?")[0])
+            next_url = self._dialer.url.partition("?")[0]
             next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST

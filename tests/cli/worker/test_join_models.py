@@ -193,9 +193,13 @@ async def test_separate_offers_distinguish_engines_by_name(
     assert {member.slots for member in joined} == {2}
 
 
+def fleet_address(host: str, ports: Mapping[str, int]) -> str:
+    return f"tcp://{host}:{ports['transport']}" if ports else ""
+
+
 async def closed(url: str, fingerprint: bytes | None = None) -> LinkClosed:
     """Dial a coordinator's direct port; return why that fails."""
-    wire = worker([], joint=True).target.protocol
+    wire = replace(worker([], joint=True).target.protocol, address=fleet_address)
     target = JoinTarget(url, wire, "secret", fingerprint, DIRECT)
     with pytest.raises(LinkClosed) as caught:
         async with memberships_module._dial(target, DIRECT, {}, 1000):
@@ -223,7 +227,7 @@ async def test_silent_direct_port_times_out_early(
         await asyncio.Event().wait()
         yield
 
-    health = {"shoal": "0.2", "direct": {"wire": {"tcp": 4011}}}
+    health = {"shoal": "0.2", "direct": {"wire": {"transport": 4011}}}
     url = await sites({"/healthz": health})
     monkeypatch.setattr(dialer, "dial", never)
     monkeypatch.setattr(memberships_module, "DIRECT_TIMEOUT", 0.01)

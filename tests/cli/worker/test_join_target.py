@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -221,7 +220,6 @@ async def test_local_coordinator_that_is_down_is_awaited(tmp_path: Path) -> None
 
     assert target.url == "http://127.0.0.1:1"
     assert target.protocol.preferred
-    assert target.direct, "its other port is asked for once it is there"
     assert "shoal join http://HOST:4010" in target.advice
 
 
@@ -293,77 +291,32 @@ async def test_shoal_coordinator_is_joined_by_the_preferred_wire(
 @pytest.mark.parametrize(
     ("ports", "direct"),
     [
-        ({"tcp": 4011, "tls": 4012}, "tcp://127.0.0.1:4011"),
-        ({"tls": 4012}, ""),
-        ({"tcp": 0}, ""),
-        ({"tcp": 65536}, ""),
-        ({"tcp": "4011"}, ""),
-        ({"tcp": True}, ""),
+        ({"transport": 4011, "heartbeat": 4012}, "tls-any://127.0.0.1:4011"),
+        ({"heartbeat": 4012}, ""),
+        ({"transport": 0}, ""),
+        ({"transport": 65536}, ""),
+        ({"transport": "4011"}, ""),
+        ({"transport": True}, ""),
         ([4011], ""),
     ],
 )
-async def test_coordinator_reports_its_direct_port(
+async def test_a_port_of_a_wire_is_looked_up_each_time(
     sites: Sites, tmp_path: Path, ports: object, direct: str
 ) -> None:
-    url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
-
-    target = await resolve_target(url, "tealenet", "", tmp_path)
-
-    assert target.protocol.name == "tealenet"
-    assert target.direct == direct
-
-
-async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> None:
-    def ports(**ports: int) -> Mapping[str, object]:
-        return {**HEALTH, "direct": {"tealenet": ports}}
-
-    answers: dict[str, object] = {"/healthz": ports(tcp=4011)}
-    target = await resolve_target(await sites(answers), "tealenet", "", tmp_path)
-    assert target.direct == "tcp://127.0.0.1:4011"
-
-    answers["/healthz"] = ports(tcp=4012)
-    assert await resolve_direct(target) == "tcp://127.0.0.1:4012"
-
-    answers["/healthz"] = ports()
+    answers: dict[str, object] = {"/healthz": {**HEALTH, "direct": {}}}
+    target = await resolve_target(await sites(answers), "macfleet", "", tmp_path)
     assert await resolve_direct(target) == ""
 
+    answers["/healthz"] = {**HEALTH, "direct": {"macfleet": ports}}
 
-async def test_direct_port_is_looked_up_after_an_outage(
-    tmp_path: Path, sites: Sites
-) -> None:
-    target = await resolve_target("http://127.0.0.1:1", "tealenet", "", tmp_path)
+    assert (await resolve_direct(target)).partition("?")[0] == direct
+
+
+async def test_a_port_is_not_looked_up_during_an_outage(tmp_path: Path) -> None:
+    target = await resolve_target("http://127.0.0.1:1", "macfleet", "", tmp_path)
+
     with pytest.raises(Unavailable, match="connection refused"):
         await resolve_direct(target)
-
-    ports = {"direct": {"tealenet": {"tcp": 4011}}}
-    back = replace(target, url=await sites({"/healthz": {**HEALTH, **ports}}))
-
-    assert target.direct
-    assert await resolve_direct(back) == "tcp://127.0.0.1:4011"
-
-
-async def test_https_requires_an_encrypted_direct_port() -> None:
-    wire = discover()["tealenet"]
-
-    def direct(url: str, **ports: int) -> str:
-        return join_target.direct_address(url, wire, {"direct": {"tealenet": ports}})
-
-    assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
-    assert direct("https://host:4010", tcp=4011) == ""
-    assert direct("http://host:4010", tcp=4011, tls=4012) == "tcp://host:4011"
-
-
-async def test_a_direct_port_is_dialled_with_encryption_unless_plain(
-    sites: Sites, tmp_path: Path
-) -> None:
-    ports = {"tcp": 4011, "tls": 4012}
-    url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
-
-    target = await resolve_target(url, "tealenet", "", tmp_path)
-
-    assert target.direct_url == "noise://127.0.0.1:4011"
-    assert replace(target, direct="tls://host:1").direct_url == "noise+tls://host:1"
-    assert replace(target, plain=True).direct_url == "tcp://127.0.0.1:4011"
 
 
 async def test_who_answers_for_a_coordinator_cannot_turn_encryption_off(
@@ -394,7 +347,8 @@ async def test_who_answers_for_a_coordinator_cannot_turn_encryption_off(
         ("ws://127.0.0.1/ws", "grandsage", False, False),
         ("ws:///ws", "grandsage", False, False),  # the wire names what is missing
         ("http://localhost:4010", "dispatch", False, False),
-        ("http://192.0.2.7:4010", "tealenet", False, False),  # it encrypts
+        ("http://192.0.2.7:4010", "tealenet", False, True),
+        ("http://192.0.2.7:4010", "shoal", False, False),  # it encrypts
         ("http://192.0.2.7:4010", "macfleet", False, False),  # so does its port
     ],
 )
