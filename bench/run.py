@@ -31,6 +31,7 @@ BENCHES = (
     "tealenet",
     "tealenet_streams",
     "transport",
+    "wire",
 )
 
 
