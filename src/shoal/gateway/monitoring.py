@@ -15,6 +15,7 @@ from shoal.gateway.metrics.labels import ModelLabels, WorkerLabels
 from shoal.gateway.metrics.loop_lag import LoopLag
 from shoal.gateway.metrics.pool import PoolMetrics
 from shoal.gateway.metrics.requests import RequestMetrics
+from shoal.protocols.seam.endpoints import ListenerTls
 
 
 class PrometheusMetrics:
@@ -44,17 +45,24 @@ async def show_metrics(
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+UNNAMED = frozenset(each.value for each in ListenerTls)
+
+
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
-    # Workers recognise a Shoal coordinator by ``shoal``, and find the ports of
-    # protocols without HTTP in ``direct``.
+    # Workers recognise a Shoal coordinator by ``shoal``, and find in ``direct`` the
+    # ports of wires that name them: only there do Shoal's workers join by a port.
     health = gateway.hub.store_health
     if health.is_broken:
         return web.json_response(
             {"status": "failed", "reason": str(health.failure)}, status=503
         )
-    direct = (
-        gateway.admission.ports if _can_reach_ports(gateway.admission, request) else {}
-    )
+    direct = {}
+    if _can_reach_ports(gateway.admission, request):
+        direct = {
+            wire: ports
+            for wire, ports in gateway.admission.ports.items()
+            if not ports.keys() <= UNNAMED
+        }
     return web.json_response({"status": "ok", "shoal": __version__, "direct": direct})
 
 

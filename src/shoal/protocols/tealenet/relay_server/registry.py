@@ -100,7 +100,8 @@ class RelayNotOpen(BadRelayMessage):
         super().__init__(
             "invalid_register",
             "This relay is not open: start its coordinator with `shoal serve "
-            "--relay-open` to let any node use it",
+            "--relay-open` to let any node use it. A worker of Shoal 0.2.0 or older "
+            "has to be upgraded to join this coordinator",
         )
 
 
