@@ -89,7 +89,7 @@ def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> Worker
         token=lambda config: "",
         schemes=frozenset({"wire"}),
         dial=dial,
-        signs=True,
+        has_keys=True,
         joint=joint,
     )
     target = JoinTarget("http://host", wire, "secret", None, DIRECT)

@@ -317,9 +317,7 @@ def _key_file(
 ) -> Path | None:
     if config.identity is not None:
         return config.identity
-    wire = target.protocol
-    has_key = wire.signs or wire.worker_endpoints is not None
-    return identity_file(name, data / IDENTITIES) if has_key else None
+    return identity_file(name, data / IDENTITIES) if target.protocol.has_keys else None
 
 
 async def _memberships(

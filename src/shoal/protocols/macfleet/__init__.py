@@ -25,6 +25,7 @@ PROTOCOL = WireProtocol(
     dial=FleetDialer,
     peers="MacFleet's nodes",
     kinds=CARRIED_KINDS,
+    has_keys=True,
     joint=True,
     address=coordinator_url,
     fleets=FLEETS,

@@ -83,8 +83,8 @@ class WorkerProfile:
 
     ``only_for`` names the keys that it works for; empty: all.  ``privacy`` is the only
     privacy class of jobs that it accepts; None: any.  ``price`` is as in ``Offer``.
-    ``identity`` is set if the wire ``signs``.  ``epoch`` is the Unix time at which the
-    clock passed as ``now`` was at 0.  ``offers`` lists what the worker can run at the
+    ``identity`` is set if the wire ``has_keys``.  ``epoch`` is the Unix time at which
+    the clock passed as ``now`` was at 0.  ``offers`` lists what the worker can run at the
     start, if one connection carries all models.  ``direct_url`` is an address without
     HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``expected_models`` are
     names of models that it offers once they are loaded: the wire tells the coordinator,

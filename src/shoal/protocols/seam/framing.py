@@ -7,7 +7,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.session import (
     Batch,
-    BoundSession,
     Close,
     Data,
     In,
@@ -121,11 +120,6 @@ class LengthPrefixed(Generic[In, Out]):
     @property
     def deadline(self) -> float | None:
         return None if self._closed else self._inner.deadline
-
-    def bind(self, binding: bytes) -> None:
-        """Record the binding of the encrypted connection."""
-        if isinstance(self._inner, BoundSession):
-            self._inner.bind(binding)
 
     def set_message_max(self, message_max: int) -> None:
         """Set the size limit of later messages, in bytes."""

@@ -114,8 +114,8 @@ class WireProtocol(Generic[C]):
     """The kinds of jobs that the wire supports."""
     models_max: int | None = None
     """Maximum models per worker; None: unlimited, with one connection per model."""
-    signs: bool = False
-    """Whether workers are identified by keys and sign receipts."""
+    has_keys: bool = False
+    """Whether workers are identified by keys."""
     coordinator_probe: CoordinatorProbe | None = None
     """Recognises coordinators that speak only this wire; Shoal's speak all wires."""
     pairing: Pairing | None = None

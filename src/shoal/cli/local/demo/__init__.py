@@ -16,6 +16,7 @@ from shoal.cli.local.demo.steps import DemoError, say, step
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.money import dollars
+from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import DEMO_MODEL
 from shoal.ledger import bundle, receipts
 from shoal.ledger.receipts import Claims
@@ -168,7 +169,9 @@ def _name_in(worker: str) -> str:
 def _signing_wire() -> str:
     """Return the wire, not Shoal's own, whose workers sign receipts."""
     return next(
-        name for name, wire in discover().items() if wire.signs and not wire.preferred
+        name
+        for name, wire in discover().items()
+        if wire.has_keys and JobKind.TASK in wire.kinds and not wire.preferred
     )
 
 
