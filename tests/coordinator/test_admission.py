@@ -105,8 +105,8 @@ async def test_static_token_is_not_a_join_token(
 
 def proof_of(token: str) -> TokenProof:
     """Return a proof of a token that does not name it."""
-    proof = prove_token(digest_of(token), ProofRole.WORKER, b"a channel")
-    presented = PresentedProof(proof, ProofRole.WORKER, b"a channel")
+    proof = prove_token(digest_of(token), ProofRole.DIALLING, b"a channel")
+    presented = PresentedProof(proof, ProofRole.DIALLING, b"a channel")
     return TokenProof(b"", presented.matches)
 
 

@@ -81,18 +81,18 @@ def _no_randomness(size: int) -> bytes:
 class WorkerProfile:
     """How a worker presents itself to a coordinator, for one model.
 
-    ``only_for`` names the keys that it works for; empty: all.  ``privacy`` is the only
-    privacy class of jobs that it accepts; None: any.  ``price`` is as in ``Offer``.
-    ``identity`` is set if the wire ``has_keys``.  ``epoch`` is the Unix time at which
-    the clock passed as ``now`` was at 0.  ``offers`` lists what the worker can run at the
-    start, if one connection carries all models.  ``direct_url`` is an address without
-    HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``expected_models`` are
-    names of models that it offers once they are loaded: the wire tells the coordinator,
-    so that it can refuse the worker before that.  ``random_bytes``
-    returns that many random bytes, and ``passcode`` is the cluster's, on wires that
-    have one.  ``owner`` is the id of the user that the machine belongs to, on wires
-    that tell it, and ``registered_at`` and ``plain`` are as in ``ProtocolContext``.
-    ``engine`` is as in ``Offer``.
+    ``only_for`` names the keys that it works for; empty: all. ``privacy`` is the only
+    privacy class of jobs that it accepts; None: any. ``price`` is as in ``Offer``.
+    ``identity`` is set if the wire ``has_keys``. ``epoch`` is the Unix time at which
+    the clock passed as ``now`` was at 0. ``offers`` lists what the worker can run at
+    the start, if one connection carries all models. ``direct_url`` is an address
+    without HTTP that the coordinator advertises (``tcp://HOST:PORT``).
+    ``expected_models`` are names of models that it offers once they are loaded: the
+    wire tells the coordinator, so that it can refuse the worker before that.
+    ``random_bytes`` returns that many random bytes, and ``passcode`` is the cluster's,
+    on wires that have one. ``owner`` is the id of the user that the machine belongs to,
+    on wires that tell it, and ``registered_at`` and ``plain`` are as in
+    ``ProtocolContext``. ``engine`` is as in ``Offer``.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Proofs of a join token, bound to an encrypted channel; the token is never sent.
+"""Proofs of a token, bound to an encrypted channel; the token is never sent.
 
 Each end proves the token by an HMAC under a key derived from it, over the channel's
-binding and the end's role.  The worker proves first, and names no token: the
-coordinator tries all of its own.  It proves only the token that the worker has just
-proved, so a stranger gets nothing derived from a secret.
+binding and the end's role.  Who dialled proves first, and names no token: the other
+tries all of its own.  It proves only the token that the first has just proved, so a
+stranger gets nothing derived from a secret.
 
 Why the usual attacks fail: a *reflected* proof has the wrong role; a *replayed* one has
 another binding, since both ends contribute a fresh key to it; and a *man in the middle*
@@ -31,8 +31,8 @@ _KEY_LABEL = b"shoal token proof v1\n"
 class ProofRole(Enum):
     """The end that made a proof."""
 
-    WORKER = b"worker\n"
-    COORDINATOR = b"coordinator\n"
+    DIALLING = b"dialling\n"
+    ACCEPTING = b"accepting\n"
 
 
 def prove_token(digest: bytes, role: ProofRole, binding: bytes) -> bytes:

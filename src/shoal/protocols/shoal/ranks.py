@@ -58,12 +58,12 @@ class ShoalRanks:
                 raise NotAdmitted(f"{name!a} listens at {address}, and not {server!a}")
             return identity.secret
 
-        return RankHandshakeEnd(identity, ProofRole.WORKER, secret_of)
+        return RankHandshakeEnd(identity, ProofRole.DIALLING, secret_of)
 
     def server(
         self, identity: RankIdentity, address: str, secret_of: Callable[[str], str]
     ) -> "RankHandshakeEnd":
-        return RankHandshakeEnd(identity, ProofRole.COORDINATOR, secret_of)
+        return RankHandshakeEnd(identity, ProofRole.ACCEPTING, secret_of)
 
     def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
         kind, operation, segment, generation, step = label
@@ -78,7 +78,7 @@ class ShoalRanks:
 class RankHandshakeEnd:
     """One end of a handshake; see ``RankHandshake``.
 
-    ``role`` is WORKER for the dialling rank.  ``secret_of`` takes the other rank's id
+    ``role`` is DIALLING for the rank that dials.  ``secret_of`` takes the other rank's id
     and returns the secret of their group, or raises NotAdmitted.
     """
 
@@ -99,7 +99,7 @@ class RankHandshakeEnd:
         self._transcript.update(sha256(certificate).digest())
 
     def start(self, now: float) -> bytes:
-        return self._hello if self._role is ProofRole.WORKER else b""
+        return self._hello if self._role is ProofRole.DIALLING else b""
 
     def body_size(self, head: bytes) -> int:
         kind, size = _MESSAGE.unpack(head)
@@ -130,7 +130,7 @@ class RankHandshakeEnd:
             raise PeerError("the other rank has no id")
         self._digest = digest_of(self._secret_of(peer))
         self._peer = peer
-        if self._role is ProofRole.COORDINATOR:
+        if self._role is ProofRole.ACCEPTING:
             self._transcript.update(message + self._hello)
             return HandshakeStep(self._hello, None)
         self._transcript.update(self._hello + message)
@@ -138,10 +138,10 @@ class RankHandshakeEnd:
 
     def _on_proof(self, body: bytes) -> HandshakeStep:
         # The dialling rank proves first, so a stranger gets nothing to guess from.
-        if self._role is ProofRole.COORDINATOR:
-            expected, answer = ProofRole.WORKER, self._proof(self._role)
+        if self._role is ProofRole.ACCEPTING:
+            expected, answer = ProofRole.DIALLING, self._proof(self._role)
         else:
-            expected, answer = ProofRole.COORDINATOR, b""
+            expected, answer = ProofRole.ACCEPTING, b""
         if not hmac.compare_digest(self._proof(expected), _encode(_Kind.PROOF, body)):
             raise NotAdmitted(OTHER_SECRET)
         return HandshakeStep(answer, self._peer)

@@ -367,7 +367,7 @@ class ShoalSession:
         digest = digest_of(local.token) if local.token else b""
         if self._presented is not None:
             digest = self._presented.digest
-        role = ProofRole.WORKER if self._dialled else ProofRole.COORDINATOR
+        role = ProofRole.DIALLING if self._dialled else ProofRole.ACCEPTING
         identity = local.identity if binding else None
         return Opening(
             VERSION,
@@ -393,7 +393,7 @@ class ShoalSession:
             self._trusted = bool(local.token and self._binding)
             if self._with_pool:
                 try:
-                    self._key = self._proven_key(hello, ProofRole.COORDINATOR)
+                    self._key = self._proven_key(hello, ProofRole.ACCEPTING)
                 except NotAdmitted as error:
                     return (self._close(str(error)),)
                 local.sessions[hello.name] = self
@@ -436,7 +436,7 @@ class ShoalSession:
         token, binding = self._local.token, self._binding
         if not token or not binding:
             return True
-        proof = PresentedProof(hello.token_proof, ProofRole.COORDINATOR, binding)
+        proof = PresentedProof(hello.token_proof, ProofRole.ACCEPTING, binding)
         return proof.matches(digest_of(token))
 
     def _proven_key(self, hello: Opening, role: ProofRole) -> str:
@@ -463,11 +463,11 @@ class ShoalSession:
             raise NotAdmitted(PLAIN)
         if self._with_pool and local.token:
             local.throttle.check(self._address)
-        self._key = self._proven_key(hello, ProofRole.WORKER)
+        self._key = self._proven_key(hello, ProofRole.DIALLING)
         token: str | TokenProof = ""
         if binding and hello.token_proof:
             self._presented = PresentedProof(
-                hello.token_proof, ProofRole.WORKER, binding
+                hello.token_proof, ProofRole.DIALLING, binding
             )
         elif hello.token:
             self._presented = PresentedToken(hello.token)
