@@ -78,8 +78,8 @@ class ShoalRanks:
 class RankHandshakeEnd:
     """One end of a handshake; see ``RankHandshake``.
 
-    ``role`` is DIALLING for the rank that dials.  ``secret_of`` takes the other rank's id
-    and returns the secret of their group, or raises NotAdmitted.
+    ``role`` is DIALLING for the rank that dials.  ``secret_of`` takes the other rank's
+    id and returns the secret of their group, or raises NotAdmitted.
     """
 
     head_size = _MESSAGE.size
