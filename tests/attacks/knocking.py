@@ -13,17 +13,19 @@ from itertools import count
 from pathlib import Path
 
 from shoal.protocols.seam.encrypted_stream import FIRST_SIZE, PREFACE
+from shoal.protocols.seam.framing import LENGTH
 
 AT_ONCE = 32  # connections
 ADDRESS = "127.0.0.2"
 PATIENCE = 0.5  # seconds to wait for an answer
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 UPGRADE = (
-    b"GET /ws?token=wrong&model=m HTTP/1.1\r\nHost: localhost\r\n"
+    b"GET %s HTTP/1.1\r\nHost: localhost\r\n"
     b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 NOISE = PREFACE + bytes([9]) + bytes(FIRST_SIZE - len(PREFACE) - 1)
+NOISE_FRAME = bytes([0x82, 0x80 | len(NOISE), 0, 0, 0, 0]) + NOISE  # not masked
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -74,11 +76,24 @@ async def heads(http: int, tcp: int) -> None:
 
 
 async def websockets(http: int, tcp: int) -> None:
-    await exchange(http, UPGRADE + b"\x81\xfe")
+    await exchange(http, UPGRADE % b"/ws?token=wrong&model=m" + b"\x81\xfe")
 
 
 async def noise(http: int, tcp: int) -> None:
-    await exchange(tcp, NOISE)
+    """Begin a handshake, and leave at its answer, which costs the other end most."""
+    reader, writer = await opened(http)
+    try:
+        writer.write(UPGRADE % b"/shoal" + NOISE_FRAME)
+        async with asyncio.timeout(PATIENCE):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.read(1)
+    finally:
+        writer.transport.abort()
+
+
+async def lan(http: int, tcp: int) -> None:
+    """Send a message that is none to the port of TealeNet's peers."""
+    await exchange(tcp, LENGTH.pack(4) + b"null")
 
 
 async def tls(http: int, tcp: int) -> None:
@@ -90,7 +105,7 @@ async def tls(http: int, tcp: int) -> None:
 
 KINDS: dict[str, Callable[[int, int], Awaitable[None]]] = {
     each.__name__: each
-    for each in (requests, heads, websockets, noise, connections, tls)
+    for each in (requests, heads, websockets, noise, lan, connections, tls)
 }
 
 

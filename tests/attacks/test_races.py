@@ -44,7 +44,6 @@ LIMITS = TimeLimits(queue=5.0, first_output=20.0, silence=20.0, total=60.0)
 PIECES = ("one ", "two ", "three")
 WHOLE = "".join(PIECES)
 TURNS = 30  # of the loop: more than the story takes
-EXTENDED = {"shoal-extensions": "shoal"}
 
 
 class SlowStore(SqliteStore):
@@ -125,9 +124,8 @@ class Table:
     def join(self, name: str) -> None:
         """Let a node join, even under a used name."""
         query = f"name={name}&model=m&token=t&max_concurrency=1"
-        accepted = self._route.accept(
-            UpgradeRequest("/ws", query, EXTENDED), self.clock.now()
-        )
+        request = UpgradeRequest("/ws", query, {})
+        accepted = self._route.accept(request, self.clock.now())
         link = MemoryLink()
         serving = asyncio.create_task(self.peers.serve("w", accepted.session, link))
         self.nodes[name] = Node(link, serving)
