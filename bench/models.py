@@ -1,8 +1,8 @@
-"""MB/s of one model of 512 MB between two Shoal peers on loopback, against curl.
+"""MB/s of one model of 512 MB from a coordinator of Shoal's on loopback, against curl.
 
-curl reads the same file from Python's own static file server, and writes it to the
-same disk.  Shoal's copy goes as it is, for both are ours (peers of other makers have it
-in JSON and base64), and is on the disk when it is said to be there; curl's is not.
+curl reads the same file from Python's own static file server, in the open, and writes
+it to the same disk.  Shoal's copy goes over its own wire, encrypted, and is on the disk
+when it is said to be there; curl's is not.
 """
 
 import json
@@ -18,6 +18,7 @@ from report import Goal, Results
 
 ROUNDS = 3
 SIZE = 512 * 10**6  # bytes
+TOKEN = "a-token-of-this-benchmark"
 
 CURL = "curl: MB/s"
 SHOAL = "shoal: MB/s"
@@ -62,14 +63,14 @@ def _shoal(files: Path, folder: Path) -> float:
     models = folder / "models"
     with program(
         *("-m", "shoal", "serve", "--port", "0", "--data-dir", str(folder / "data")),
-        *("--json", "--log-level", "warning", "--join-token", ""),
+        *("--json", "--log-level", "warning", "--join-token", TOKEN),
         *("--share", f"model={files}"),
     ) as serving:
-        port = serving.report["ports"]["tealenet"]
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "shoal", "models", "get", "model", "--json"),
-                *("--from", f"127.0.0.1:{port}", "--to", str(models)),
+                *("--from", serving.report["url"], "--token", TOKEN),
+                *("--to", str(models)),
             ],
             check=True,
             capture_output=True,

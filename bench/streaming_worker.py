@@ -58,7 +58,9 @@ async def texts(question: str) -> AsyncIterator[str]:
 class Ready:
     """An engine that costs nothing."""
 
-    async def run(self, work: Work, continues: str = "") -> AsyncIterator[Item]:
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncIterator[Item]:
         assert isinstance(work, Chat)
         async for text in texts(str(work.messages[-1]["content"])):
             yield text

@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 import shoal
 from harness.speed import scaled
-from shoal.cli.worker.join_target import JoinTarget, direct_address
+from shoal.cli.worker.join_target import direct_address
 from shoal.domain.errors import ShoalError
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel
@@ -38,7 +38,7 @@ JOIN_MAX = scaled(30.0)  # seconds until a worker gives up
 STAY = (0.5, 8.0)  # seconds that a worker stays, from and to
 PAUSE = (0.0, 0.5)  # seconds between the requests of a client
 AWAY = (0.0, 1.0)  # seconds until it comes back
-BY_RELAY = 0.25  # the share of workers that use a relay, on a wire that has both
+BY_RELAY = 0.25  # the share of TealeNet's workers that use a relay, not the LAN
 PACE = (0.001, 0.01)  # seconds for a piece of an answer, or a call, from and to
 TIMEOUT = ClientTimeout(total=scaled(60.0))
 FLOOD_PATIENCE = scaled(2.0)  # seconds
@@ -53,13 +53,17 @@ WITH_CALLS = [each for each in PROTOCOLS.values() if JobKind.CALL in each.kinds]
 class Comers:
     """Workers and clients of one coordinator.
 
-    ``seen`` counts how the requests of clients ended, and ``joined`` the workers.
+    ``lan`` is its address for TealeNet's peers.  ``seen`` counts how the requests of
+    clients ended, and ``joined`` the workers.
     """
 
-    def __init__(self, url: str, key: str, token: str, random: Random) -> None:
+    def __init__(
+        self, url: str, lan: str, key: str, token: str, random: Random
+    ) -> None:
         self.seen: Counter[str] = Counter()
         self.joined = 0
         self._url = url
+        self._lan = lan
         self._key = key
         self._token = token
         self._random = random
@@ -214,13 +218,11 @@ class Comers:
             if event.kind == "joined":
                 joined.set()
 
+        on_lan = protocol.name == "tealenet" and self._random.random() >= BY_RELAY
         direct = direct_address(self._url, protocol, self._health)
-        if protocol.encrypts and self._random.random() < BY_RELAY:
-            direct = ""
-        target = JoinTarget(self._url, protocol, self._token, None, direct)
-        profile = replace(profile, direct_url=target.direct)
+        profile = replace(profile, direct_url=direct)
         return Agent(
-            protocol.dial(self._url, profile),
+            protocol.dial(self._lan if on_lan else self._url, profile),
             _open_link,
             find,
             LoopClock(),

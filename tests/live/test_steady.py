@@ -31,6 +31,7 @@ SHORT = 3.0  # seconds of coming and going by default
 FLOOD = 500  # requests at once
 FLAGS = (
     *("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0"),
+    *("--tealenet-open", "--relay-open"),  # TealeNet has no tokens
     *("--queue-wait", "2", "--log-level", "error"),
 )
 SAMPLE = 10.0  # seconds between looks at the memory
@@ -86,7 +87,8 @@ def test_coordinator_holds_no_more_after_many_have_come_and_gone(
         module="live.counted_coordinator",
     )
     pool = Pool(programs, program, program.event("ready"))
-    comers = Comers(pool.url, KEY, TOKEN, Random(1))
+    lan = f"tcp://127.0.0.1:{pool.ready['ports']['tealenet']}"
+    comers = Comers(pool.url, lan, KEY, TOKEN, Random(1))
 
     asyncio.run(_come_and_go(comers, pool, WARM_UP))
     before = _held(pool)
