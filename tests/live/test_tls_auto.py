@@ -190,7 +190,7 @@ PROGRAMS = {
     "functions": ("tasks", "ls", "--api-key", "{key}", "--url", "{url}"),
     "models": ("join", "{url}", "--token", "{token}", "--model", f"tiny={TINY}"),
     "tasks": ("join", "{url}", "--token", "{token}", "--tasks", "tasks.demo_tasks"),
-    "download": ("models", "get", "m", "--from", "{tls}", "--token", "{token}"),
+    "download": ("models", "get", "m", "--from", "{url}", "--token", "{token}"),
 }
 
 
@@ -208,7 +208,6 @@ def test_man_in_the_middle_gets_nothing(
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     places = {
         "url": f"https://127.0.0.1:{man_in_the_middle.port}",
-        "tls": f"tls://127.0.0.1:{man_in_the_middle.port}",
         "key": PINNED_KEY,
         "token": PINNED_TOKEN,
     }
