@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse
 
@@ -106,9 +107,11 @@ async def providers(url: str) -> None:
 
 
 async def macs(url: str) -> None:
+    """``url`` is that of TealeNet's peers: ``tcp://HOST:PORT``."""
+    ports = {"tealenet": {"tcp": urlsplit(url).port or 0}}
     beat = json.loads(encode(heartbeat((), device_id=MAC.format(1))))
     beat["heartbeat"]["_0"]["loadedModels"] = ["x" * 30] * 90_000
-    async with ClientSession() as session, mac(Pool(url, BARE, session)) as peer:
+    async with mac(Pool(url, BARE, BARE, ports=ports)) as peer:
         while not peer.over:
             await peer.send_messages(beat)
             tell()

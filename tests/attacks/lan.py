@@ -98,7 +98,7 @@ def chunk(request_id: Any, text: str) -> dict[str, Any]:
 @asynccontextmanager
 async def dialled(pool: Pool, *, deaf: bool = False) -> AsyncIterator[LanPeer]:
     """Connect without sending anything; see ``wire`` for ``deaf``."""
-    async with wire(pool, await port_of_peers(pool), deaf=deaf) as bare:
+    async with wire(pool, pool.ports["tealenet"]["tcp"], deaf=deaf) as bare:
         peer = LanPeer(bare.reader, bare.writer)
         reading = asyncio.create_task(peer.read())
         try:
@@ -106,12 +106,6 @@ async def dialled(pool: Pool, *, deaf: bool = False) -> AsyncIterator[LanPeer]:
         finally:
             bare.abort()
             await reading
-
-
-async def port_of_peers(pool: Pool) -> int:
-    async with pool.session.get(pool.url + "/healthz") as response:
-        port: int = (await response.json())["direct"]["tealenet"]["tcp"]
-    return port
 
 
 @asynccontextmanager

@@ -85,7 +85,7 @@ async def standing(
         patch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
         async with run_coordinator(config, wires) as running:
             async with ClientSession() as session:
-                pool = Pool(running.url, running.hub, session)
+                pool = Pool(running.url, running.hub, session, ports=running.ports)
                 yield pool
                 await check_service(pool)
             await check_rest(pool)

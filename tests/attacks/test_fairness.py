@@ -83,7 +83,9 @@ async def metered() -> AsyncIterator[LoopMeter]:
 @contextmanager
 def flood(kind: str, pool: Pool) -> Iterator["subprocess.Popen[str]"]:
     """Run a flood within the block, as a process."""
-    command = [sys.executable, "-m", "attacks.flooding", kind, pool.url]
+    lan = f"tcp://127.0.0.1:{pool.ports['tealenet']['tcp']}"
+    url = lan if kind == "macs" else pool.url
+    command = [sys.executable, "-m", "attacks.flooding", kind, url]
     with subprocess.Popen(
         command, cwd=TESTS, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -16,9 +16,7 @@ OPEN = "--tealenet-open"
 
 
 def port_of(pool: Pool) -> int:
-    with pool.client() as client:
-        health: Any = client.get(f"{pool.url}/healthz", cast_to=object)
-    port: int = health["direct"]["tealenet"]["tcp"]
+    port: int = pool.ready["ports"]["tealenet"]
     return port
 
 

@@ -62,7 +62,8 @@ EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 class Pool:
     """A running coordinator, and a client's session to talk to it.
 
-    ``log`` has its events; ``close`` closes its port.
+    ``log`` has its events; ``close`` closes its port.  ``ports`` are those of wires
+    beside that of HTTP.
     """
 
     url: str
@@ -71,6 +72,7 @@ class Pool:
     gateway: Gateway | None = None
     log: EventLog | None = None
     close: Callable[[], Awaitable[None]] | None = None
+    ports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def access(self) -> Access:
