@@ -342,5 +342,5 @@ async def test_status_counts_those_who_are_not_admitted(closed_pool: Pool) -> No
         async with closed_pool.session.get(url, headers=closed_pool.headers()) as reply:
             (relay,) = (await reply.json())["relays"]
 
-    counts = {"members": 0, "guests": 0, "strangers": 2}
+    counts = {"guests": 0, "strangers": 2}
     assert relay == {"wire": "tealenet", "open": False} | counts

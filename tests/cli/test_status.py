@@ -247,28 +247,21 @@ def test_a_removed_worker_that_is_gone_is_shown() -> None:
 @pytest.mark.parametrize(
     ("relay", "lines"),
     [
-        ((False, 0, 0, 0), []),
+        ((False, 0, 0), []),
         (
-            (False, 2, 0, 0),
-            ["relay: for this pool's workers; connected: 2 of the pool"],
+            (False, 0, 1),
+            ["relay: closed; connected: 0 nodes, 1 not registered"],
         ),
         (
-            (False, 2, 0, 1),
-            [
-                "relay: for this pool's workers; connected: 2 of the pool, 1 not "
-                "admitted"
-            ],
-        ),
-        (
-            (True, 0, 3, 0),
-            ["relay: for any node; connected: 0 of the pool, 3 other nodes"],
+            (True, 3, 0),
+            ["relay: for any node; connected: 3 nodes"],
         ),
     ],
 )
 def test_the_relay_is_shown_if_it_is_open_or_used(
-    relay: tuple[bool, int, int, int], lines: Sequence[str]
+    relay: tuple[bool, int, int], lines: Sequence[str]
 ) -> None:
-    fields = ("open", "members", "guests", "strangers")
+    fields = ("open", "guests", "strangers")
     told = {"wire": "wire", **dict(zip(fields, relay, strict=True))}
 
     found = shown(relays=[told])

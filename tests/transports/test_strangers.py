@@ -258,7 +258,7 @@ async def test_what_a_stranger_costs_is_charged_until_it_is_admitted() -> None:
     assert not meter.share.is_spent
 
 
-async def test_what_was_used_elsewhere_for_a_stranger_is_charged_until_it_moves() -> (
+async def test_what_was_used_elsewhere_for_a_stranger_is_charged_until_admission() -> (
     None
 ):
     meter = Meter()
@@ -266,7 +266,7 @@ async def test_what_was_used_elsewhere_for_a_stranger_is_charged_until_it_moves(
 
     stranger.charge(2.0)
     assert meter.share.is_spent
-    stranger.move(Strangers(), admitted=True)
+    stranger.admit()
 
     assert not meter.share.is_spent
 

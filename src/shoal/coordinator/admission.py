@@ -23,7 +23,6 @@ from shoal.protocols.seam.admission import (
     JoinRequest,
     TokenProof,
     proves_token,
-    token_hint,
 )
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import KeyStore
@@ -201,16 +200,9 @@ class WorkerAdmission:
         """Return the join token that was presented, or whose possession was proved."""
         if isinstance(presented, str):
             return self.tokens.by_secret(presented)
-        # Without a hint, each token is tried: two HMACs, in the same time for any.
+        # Each token is tried: two HMACs, in the same time for any.
         return next(
-            (
-                each
-                for each in self.tokens
-                # No secret: a hint is sent in the clear, and reveals no digest.
-                if (not presented.hint or token_hint(each.digest) == presented.hint)
-                and presented.matches(each.digest)
-            ),
-            None,
+            (each for each in self.tokens if presented.matches(each.digest)), None
         )
 
     def _admit(

@@ -27,18 +27,14 @@ from shoal.transports.loop_share import LoopShare
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import BY_STRANGER, MESSAGE_MAX, Strangers
 
-HELD_BY_MEMBERS_MAX = 128 << 20  # bytes of all messages that they have begun to send
-HELD_BY_GUESTS_MAX = 32 << 20
+HELD_BY_GUESTS_MAX = 32 << 20  # bytes of all messages that they have begun to send
 GUESTS_SHARE = 0.25  # of a core: whoever opens a relay wants it to be used
 GUESTS_BURST = 0.5  # seconds of it at once
 HOST_COSTS: Mapping[RelayStanding, float] = {
     RelayStanding.STRANGER: 0.0,  # it has no way there
-    RelayStanding.PENDING: 1e-3,  # mostly a handshake
     RelayStanding.GUEST: 0.15e-3,  # mostly a piece of an answer
 }
 """Seconds, about, that a message takes at the coordinator's own node."""
-
-PENDING_MESSAGE_MAX = 128 << 10  # bytes: 64 KiB to introduce oneself, in base64
 
 log = logging.getLogger("shoal.peers")
 
@@ -83,9 +79,9 @@ class RelayRunner:
     """A relay machine and its links.
 
     Each link has a task that reads; the outputs of the machine are written at once, in
-    one write per receiving link.  A link that stops reading is disconnected.  Until the
-    coordinator admits a peer, it is one of ``strangers``, with their share of the loop,
-    or of the relay's guests, who have a share of their own; ``cpu`` is its meter.
+    one write per receiving link.  A link that stops reading is disconnected.  Until a
+    peer has registered, it is one of ``strangers``, with their share of the loop; then
+    one of the relay's guests, who have a share of their own; ``cpu`` is its meter.
     """
 
     def __init__(
@@ -103,18 +99,13 @@ class RelayRunner:
         self._ended: list[int] = []  # links whose end the machine does not know yet
         self._numbers = count(1)
         guests = Strangers(HELD_BY_GUESTS_MAX, None)
-        members = Strangers(HELD_BY_MEMBERS_MAX, None)
         self._budgets: Mapping[RelayStanding, tuple[Strangers, int | None]] = {
             RelayStanding.STRANGER: (strangers, MESSAGE_MAX),
-            RelayStanding.PENDING: (strangers, PENDING_MESSAGE_MAX),
             RelayStanding.GUEST: (guests, None),
-            RelayStanding.MEMBER: (members, None),
         }
         self._shares: Mapping[RelayStanding, LoopShare | None] = {
             RelayStanding.STRANGER: strangers.share,
-            RelayStanding.PENDING: strangers.share,
             RelayStanding.GUEST: LoopShare(clock, GUESTS_SHARE, GUESTS_BURST, cpu),
-            RelayStanding.MEMBER: None,
         }
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 
@@ -192,9 +183,7 @@ class RelayRunner:
                     if (now_is := machine.standing(number)) is not standing:
                         standing = now_is
                         if limits is not None:
-                            budget, message_max = self._budgets[standing]
-                            admitted = standing is RelayStanding.MEMBER
-                            limits.share_budget(budget, message_max, admitted=admitted)
+                            limits.share_budget(*self._budgets[standing])
                     if (pause := machine.read_delay(number, now())) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.

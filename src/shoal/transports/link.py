@@ -79,16 +79,11 @@ class BudgetedLink(LimitingLink, Protocol):
         ...
 
     def share_budget(
-        self,
-        strangers: Strangers,
-        message_max: int | None = None,
-        *,
-        admitted: bool = False,
+        self, strangers: Strangers, message_max: int | None = None
     ) -> None:
         """Count the peer among ``strangers``, with another limit of a message.
 
-        ``message_max`` is in bytes; None: as large as the wire allows.  What an
-        ``admitted`` peer has cost is paid back.
+        ``message_max`` is in bytes; None: as large as the wire allows.
         """
         ...
 

@@ -155,10 +155,8 @@ class Stranger:
             self.held -= size
             self._strangers.held -= size
 
-    def move(self, strangers: "Strangers", *, admitted: bool = False) -> None:
-        """Count the connection among others from now on, such as ``admitted`` peers."""
-        if admitted and self._strangers is not None:
-            self._strangers.pay_back(self)
+    def move(self, strangers: "Strangers") -> None:
+        """Count the connection among others from now on."""
         self.leave()
         self._strangers = strangers
         strangers.register(self)

@@ -110,11 +110,7 @@ class UnadmittedConnection(asyncio.Protocol):
                 self._stranger.released(size)
 
     def share_budget(
-        self,
-        all_strangers: Strangers,
-        message_max: int | None = None,
-        *,
-        admitted: bool = False,
+        self, all_strangers: Strangers, message_max: int | None = None
     ) -> None:
         """Count among other strangers, with another limit of a message, or none."""
         if message_max is None:
@@ -123,7 +119,7 @@ class UnadmittedConnection(asyncio.Protocol):
         else:
             self._stage, self._message_max = _Stage.MESSAGES, message_max
         if self._stranger is not None:
-            self._stranger.move(all_strangers, admitted=admitted)
+            self._stranger.move(all_strangers)
 
     def charge(self, seconds: float) -> None:
         """Charge CPU time that was used for the connection."""

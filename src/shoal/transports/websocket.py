@@ -212,14 +212,10 @@ class WebSocketLink:
         return self._unadmitted.holding(size)
 
     def share_budget(
-        self,
-        strangers: Strangers,
-        message_max: int | None = None,
-        *,
-        admitted: bool = False,
+        self, strangers: Strangers, message_max: int | None = None
     ) -> None:
         if self._unadmitted is not None:
-            self._unadmitted.share_budget(strangers, message_max, admitted=admitted)
+            self._unadmitted.share_budget(strangers, message_max)
 
     def abort(self) -> None:
         """Abort the connection; unsent data is lost."""

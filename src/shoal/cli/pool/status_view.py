@@ -56,7 +56,7 @@ def status_lines(status: Mapping[str, Any], url: str, now: float) -> Iterator[st
             yield from _beneath(machine)
             yield from _orders(machine, status)
     for relay in status["relays"]:
-        if relay["open"] or relay["members"] or relay["strangers"]:
+        if relay["open"] or relay["strangers"]:
             yield f"relay: {_relay(relay)}"
     if status["nodes"]:
         yield ""
@@ -177,13 +177,11 @@ def _protection(machine: Machine, wire: str) -> str:
 
 def _relay(relay: Mapping[str, Any]) -> str:
     """Return who may use a relay, and who does."""
-    nodes = [f"{relay['members']} of the pool"]
-    if relay["open"]:
-        nodes.append(f"{relay['guests']} other nodes")
+    nodes = [f"{relay['guests']} nodes"]
     if relay["strangers"]:
-        nodes.append(f"{relay['strangers']} not admitted")
-    audience = "any node" if relay["open"] else "this pool's workers"
-    return f"for {audience}; connected: {', '.join(nodes)}"
+        nodes.append(f"{relay['strangers']} not registered")
+    audience = "for any node" if relay["open"] else "closed"
+    return f"{audience}; connected: {', '.join(nodes)}"
 
 
 def _hardware(hardware: Mapping[str, Any] | None) -> str:

@@ -84,8 +84,8 @@ export default function Nodes({ live, session, route }) {
         open=${open}
         empty=${machines.length ? html`<${Empty} title="No machine matches"><button type="button" onClick=${() => { setText(""); go("", ""); }}>Show all</button><//>`
           : html`<${Empty} title="No machine has joined yet"><p>Run this on any machine of your network:</p>${admin ? html`<${JoinPanel} bare />` : ""}<//>`} />
-      ${status.relays.filter((each) => each.open || each.members || each.strangers).map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
-        <p>Relay (${relay.wire}), for ${relay.open ? "any node" : "this pool’s workers"}: ${relay.members} of the pool${relay.open ? `, ${relay.guests} other nodes` : ""}${relay.strangers ? `, ${relay.strangers} not admitted` : ""}.</p></div>`)}
+      ${status.relays.filter((each) => each.open || each.strangers).map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
+        <p>Relay (${relay.wire}), ${relay.open ? "for any node" : "closed"}: ${relay.guests} nodes${relay.strangers ? `, ${relay.strangers} not registered` : ""}.</p></div>`)}
     </div>
     ${opened && html`<${MachineDialog} key=${opened.key} machine=${opened} live=${live} session=${session} onClose=${close} />`}
     ${joining && admin && html`<${JoinDialog} onClose=${close} />`}`;

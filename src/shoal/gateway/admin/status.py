@@ -196,9 +196,8 @@ class RelayStatus(msgspec.Struct, frozen=True):
 
     wire: str
     open: bool  # whether any node may use it
-    members: int  # admitted by the coordinator
-    guests: int  # others that use it, if it is open
-    strangers: int  # neither registered nor, if it is not open, admitted until now
+    guests: int  # registered nodes, without the coordinator itself
+    strangers: int  # connections that have not registered
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
@@ -290,9 +289,8 @@ def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     return RelayStatus(
         wire,
         relay.is_open,
-        peers[RelayStanding.MEMBER],
         peers[RelayStanding.GUEST],
-        peers[RelayStanding.STRANGER] + peers[RelayStanding.PENDING],
+        peers[RelayStanding.STRANGER],
     )
 
 

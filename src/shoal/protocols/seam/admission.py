@@ -1,6 +1,5 @@
 """What a worker presents to join, and the check of it."""
 
-import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +12,11 @@ from shoal.domain.credentials import digest_of
 class TokenProof:
     """Proof that a peer has a token, without the token itself.
 
-    ``hint`` is the ``token_hint`` of the token; empty: it is not named.  ``matches``
-    returns whether the proof was made with the token of this SHA-256 digest.
+    ``matches`` returns whether the proof was made with the token of this SHA-256
+    digest.
     """
 
-    hint: bytes
     matches: Callable[[bytes], bool]
-
-
-TOKEN_HINT_SIZE = 8  # bytes
-
-
-def token_hint(digest: bytes) -> bytes:
-    """Return a prefix that identifies a token by its digest, but reveals no more."""
-    return hashlib.sha256(b"shoal token hint v1\n" + digest).digest()[:TOKEN_HINT_SIZE]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ class AcceptedConnection:
 class WebSocketRoute:
     """A claim on WebSocket connections; of several, the lowest ``rank`` wins.
 
-    ``encrypts`` is as in ``Listener``, and ``service`` announces the HTTP port.
+    ``encrypts``: a peer may encrypt its connection, beginning with
+    ``encrypted_stream.PREFACE``.  ``service`` announces the HTTP port.
     """
 
     rank: int
@@ -115,8 +116,7 @@ class Listener:
     distinguishes a wire's listeners, and ``flag`` is the command-line flag that sets
     the port.  ``tls_timeout`` limits the TLS handshake in seconds, and ``subject`` is
     the subject of a self-signed certificate.  ``on_bound`` is called with the port
-    before the listener is announced or accepts connections.  ``encrypts``: a peer may
-    encrypt its connection, beginning with ``encrypted_stream.PREFACE``.
+    before the listener is announced or accepts connections.
     """
 
     port: int
@@ -130,7 +130,6 @@ class Listener:
     tls_timeout: float = 10.0
     subject: str = "localhost"
     on_bound: Callable[[int], None] = _ignore_port
-    encrypts: bool = False
 
     @property
     def advertised_label(self) -> str:

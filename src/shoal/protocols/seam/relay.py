@@ -14,15 +14,11 @@ from shoal.protocols.seam.session import Data
 class RelayStanding(Enum):
     """What a relay knows about the peer of a link.
 
-    A *stranger* has not registered.  A *pending* peer has, and can reach only the
-    coordinator, which may admit it.  A *guest* uses an open relay without a credential.
-    A *member* was admitted by the coordinator.
+    A *stranger* has not registered.  A *guest* has, and uses the relay.
     """
 
     STRANGER = auto()
-    PENDING = auto()
     GUEST = auto()
-    MEMBER = auto()
 
 
 class RelayMachine(Protocol):

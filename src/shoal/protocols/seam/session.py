@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event
-from shoal.domain.work import Call, CallStream, JsonWork, Work
 from shoal.domain.worker import Hardware
 
 In = TypeVar("In", covariant=True)
@@ -88,16 +87,6 @@ Output: TypeAlias = Send | Bulk | Close | Notice
 def protocol_error(error: PeerError) -> Close:
     """Return the Close for a peer that violated the protocol."""
     return Close(f"protocol error: {error}", CloseCode.PROTOCOL_ERROR, str(error))
-
-
-def without_calls(work: Work) -> JsonWork:
-    """Return work unchanged, for a wire without function calls.
-
-    Raises Unsupported if it is a function call or a call stream.
-    """
-    if isinstance(work, Call | CallStream):
-        raise Unsupported("this wire calls no functions")
-    return work
 
 
 class Session(Protocol[In, Out]):

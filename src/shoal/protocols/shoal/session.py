@@ -472,7 +472,7 @@ class ShoalSession:
         elif hello.token:
             self._presented = PresentedToken(hello.token)
         if self._presented is not None:
-            token = TokenProof(b"", self._presented.matches)
+            token = TokenProof(self._presented.matches)
         submits = self._with_pool and bool(local.token)
         submits = submits and proves_token(token, local.token)
         grant = NO_JOIN_TOKEN
