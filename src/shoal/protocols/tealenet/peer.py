@@ -10,7 +10,12 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
-from shoal.protocols.tealenet.codec.scalars import CONTEXT_MAX, NAME_MAX, well_formed
+from shoal.protocols.tealenet.codec.scalars import (
+    CONTEXT_MAX,
+    NAME_MAX,
+    is_derived_id,
+    well_formed,
+)
 
 OFFERED_MAX = 256  # models of a peer that are used
 
@@ -108,9 +113,7 @@ class TealePeer:
     knows_passcode: bool = False
 
 
-def offers_by_name(
-    software: PeerSoftware, description: PeerDescription
-) -> tuple[Offer, ...]:
+def offers_by_name(peer: TealePeer, description: PeerDescription) -> tuple[Offer, ...]:
     """Return the offer of a peer, with the names that it uses for its models.
 
     It has one slot for all of them, whatever the peer announces: real peers run one
@@ -124,10 +127,9 @@ def offers_by_name(
         Offer(
             kinds=CHAT_ONLY,
             models=frozenset(models),
-            features=_FEATURES[software],
+            features=_FEATURES[peer.software],
             context=min(max(0, description.context), CONTEXT_MAX),
-            # It may pass jobs on itself, so it gets none that came from a peer: they
-            # could go in a circle.
-            neighbour=True,
+            # A device of Shoal's may be another pool.
+            neighbour=is_derived_id(peer.name),
         ),
     )

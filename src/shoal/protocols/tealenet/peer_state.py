@@ -150,7 +150,7 @@ class TealePeerState:
         return (LoadChanged(load),)
 
     def _offer_events(self, description: PeerDescription) -> Sequence[Event]:
-        offers = offers_by_name(self.peer.software, description)
+        offers = offers_by_name(self.peer, description)
         if offers == self._last_offers:
             return ()
         self._last_offers = offers

@@ -116,3 +116,11 @@ def from_date(date: Date) -> float:
 def is_uuid(text: str) -> bool:
     """Return whether a text is a UUID: Macs refuse any other owner."""
     return re.fullmatch(_UUID, text) is not None
+
+
+def is_derived_id(text: str) -> bool:
+    """Return whether an id is a UUID that was derived from something (version 8).
+
+    Shoal's devices have such ids; others draw theirs at random (version 4).
+    """
+    return is_uuid(text) and text[14] == "8"
