@@ -1,5 +1,6 @@
 """Models are copied from coordinators by their URL, and from other peers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,15 @@ async def test_model_is_copied_from_a_coordinator(
 
         assert (model.path / "weights.bin").read_bytes() == WEIGHTS, where
         assert done[-1] == model.size
+
+
+async def test_several_copy_at_the_same_time(
+    coordinator: RunningCoordinator, tmp_path: Path
+) -> None:
+    copies = [copied(coordinator.url, TOKEN, tmp_path / name) for name in "ab"]
+
+    for model in await asyncio.gather(*copies):
+        assert (model.path / "weights.bin").read_bytes() == WEIGHTS
 
 
 async def test_token_with_a_fingerprint_is_enough_for_a_certificate_of_ones_own(

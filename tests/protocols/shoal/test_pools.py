@@ -201,6 +201,9 @@ def test_a_pool_with_a_join_token_only_serves() -> None:
     assert not there.submits_jobs
     assert here is not None
     assert here.submits_jobs
+    offered: Any = OffersChanged(MEMBER.offers)
+    assert both.command(offered) == []  # it could submit nothing
+    assert both.event(ToPeer(ALL_PEERS, offered)) != []  # type: ignore[arg-type]
 
 
 def test_who_answers_has_to_prove_the_passcode() -> None:

@@ -194,6 +194,7 @@ class ShoalSession:
         self._peer: Opening | None = None
         self._key = ""  # the peer's, proven
         self._trusted = False  # it has proved the token
+        self._submits = True  # it may submit jobs here
         self._joiner = PieceJoiner(HELLO_MAX)
         if with_pool:
             self.accepts, decoder = EVENTS | COMMANDS, POOL_DECODER
@@ -295,6 +296,8 @@ class ShoalSession:
         # the end of a model its last part.
         in_order = isinstance(content, SendBlob | ModelMessage)
         in_order = in_order or self._jobs.get(job, False)
+        if isinstance(content, OffersChanged) and not self._submits:
+            return ()  # it could make nothing of them
         if not self._is_current(content):
             return ()
         if isinstance(content, AnswerChunk | Completed | Rejected | Failed):
@@ -385,7 +388,7 @@ class ShoalSession:
         local = self._local
         if hello.is_worker is (local.is_worker or self._with_pool):
             raise PeerError("the other end has another role than its path says")
-        grant, submits = NO_JOIN_TOKEN, True
+        grant = NO_JOIN_TOKEN
         outputs: list[PeerMessage | Output] = []
         if self._dialled:
             if not self._proves_token(hello):
@@ -399,7 +402,7 @@ class ShoalSession:
                 local.sessions[hello.name] = self
         else:
             try:
-                grant, submits = self._admit(hello, now)
+                grant = self._admit(hello, now)
             except (NotAdmitted, Unavailable) as error:
                 refused = Refusal(str(error), isinstance(error, NotAdmitted))
                 close = self._close(f"{hello.name!a} is refused: {error}")
@@ -411,7 +414,7 @@ class ShoalSession:
         joined = PeerJoined(
             hello.name,
             cancels=True,
-            submits_jobs=submits,
+            submits_jobs=self._submits,
             grant=grant,
             protection=Protection.NOISE if self._binding else Protection.PLAIN,
             exclusive=hello.is_worker,
@@ -452,11 +455,8 @@ class ShoalSession:
             raise NotAdmitted(WRONG_KEY)
         return hello.key.hex()
 
-    def _admit(self, hello: Opening, now: float) -> tuple[AdmissionGrant, bool]:
-        """Check the proofs of who dialled; return also whether it may submit jobs.
-
-        Raises NotAdmitted, and Unavailable.
-        """
+    def _admit(self, hello: Opening, now: float) -> AdmissionGrant:
+        """Check the proofs of who dialled.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
         if not binding and not local.plain and not is_loopback(self._address):
@@ -473,10 +473,11 @@ class ShoalSession:
             self._presented = PresentedToken(hello.token)
         if self._presented is not None:
             token = TokenProof(self._presented.matches)
-        submits = self._with_pool and bool(local.token)
-        submits = submits and proves_token(token, local.token)
+        knows_passcode = self._with_pool and bool(local.token)
+        knows_passcode = knows_passcode and proves_token(token, local.token)
+        self._submits = knows_passcode
         grant = NO_JOIN_TOKEN
-        if not submits:
+        if not knows_passcode:
             # A pool with a join token only serves, as a worker.
             request = JoinRequest(
                 token, hello.name, frozenset(hello.models), self._address
@@ -488,7 +489,7 @@ class ShoalSession:
         self._check_name(hello.name, now)
         local.sessions[hello.name] = self
         self._trusted = bool(binding) and not self._is_guess()
-        return grant, submits
+        return grant
 
     def _is_guess(self) -> bool:
         """Return whether no secret is known that the other end has."""

@@ -106,7 +106,7 @@ def _outgoing(source: CopySource, token: str) -> OutgoingConnection:
     # A key of its own: with the worker's key it would replace the worker.
     signer = Signer.from_seed(secrets.token_bytes(32))
     profile = WorkerProfile(
-        "shoal-models",
+        f"models-{signer.public_key.hex()[:8]}",  # others may copy at the same time
         ServedModel(""),
         0,
         token,
