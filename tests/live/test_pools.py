@@ -54,6 +54,21 @@ def test_two_pools_use_each_others_models(programs: Programs, others: Programs) 
     assert (seen["id"], seen["protection"]) == ("shoal:pool-2/twin", "noise")
 
 
+def test_a_pool_that_proves_the_passcode_may_have_any_certificate(
+    programs: Programs, others: Programs
+) -> None:
+    one = programs.serve("--name", "pool-1", *PASSCODE, *PLAIN, "--tls", "auto")
+    assert one.url.startswith("https://")
+    other = others.serve(
+        "--name", "pool-2", *PASSCODE, *PLAIN, "--shoal-peers", one.url
+    )
+    token = one.ready["join"].rpartition("--token ")[2].split()[0]
+    one.join("tiny-worker", "--model", f"tiny={TINY}", token=token).event("joined")
+
+    eventually(lambda: models(other) == {"tiny"}, "it has the other's model")
+    assert ask(other, "tiny") == ANSWERS["ping"]
+
+
 def test_a_pool_named_without_its_wire_is_met_on_its_own(
     programs: Programs, others: Programs
 ) -> None:

@@ -49,7 +49,7 @@ class NetworkContext:
 
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not
-    opened.  ``fingerprint`` is that of the certificate's key, if HTTP has one.
+    opened.
     ``addresses`` returns the addresses at which others reach a listener's address.
     ``hidden`` turns announcements and browsing off, and ``http`` is where HTTP is
     served, if it is.  Each peer is one of ``strangers`` until it is admitted.
@@ -61,7 +61,6 @@ class NetworkContext:
     random: Random
     host: str
     tls: ServerTls | None = None
-    fingerprint: bytes | None = None
     hidden: bool = False
     http: BoundAddress | None = None
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
@@ -111,9 +110,8 @@ def _over_http(
     """Return the announcement of a service that is reached over HTTP."""
     if context.http is None or context.hidden:
         return ()
-    if context.fingerprint is not None:
-        named = {TLS_KEY: context.fingerprint.hex()}
-        service = replace(service, text={**service.text, **named})
+    if context.tls is not None:
+        service = replace(service, text={**service.text, TLS_KEY: "1"})
     return (AnnouncedService(wire, service, context.http),)
 
 

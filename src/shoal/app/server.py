@@ -237,7 +237,6 @@ async def run_coordinator(
         network = NetworkContext(
             *(peers.serve, admission, clock, Random(), config.host),
             None if https is None else https.presented,
-            admission.fingerprint,
             hidden=config.no_discovery,
             strangers=strangers,
         )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import Unavailable
-from shoal.transports.tls import ServerTls
+from shoal.transports.tls import ServerTls, context_of_any
 
 BUFFER_SIZE = 4 << 20  # bytes that the kernel buffers in each direction
 EMPTY = memoryview(b"")
@@ -392,19 +392,12 @@ def begin_client(
     if not encrypts:
         return RankSocket(connected, address)
     try:
-        wrapped = _any_certificate().wrap_socket(connected)
+        wrapped = context_of_any().wrap_socket(connected)
         shown = wrapped.getpeercert(binary_form=True) or b""
     except OSError as error:
         connected.close()
         raise Disconnected(f"{address}: {_reason(error)}") from error
     return RankSocket(wrapped, address, hashlib.sha256(shown).digest())
-
-
-def _any_certificate() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _local_socket() -> socket.socket:

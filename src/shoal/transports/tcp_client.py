@@ -16,7 +16,7 @@ from shoal.transports.link import (
     LinkClosed,
 )
 from shoal.transports.tcp import TcpLink, describe_socket_error
-from shoal.transports.tls import WrongServerKey, context_pinning
+from shoal.transports.tls import WrongServerKey, context_of_any, context_pinning
 
 
 class Scheme(Enum):
@@ -112,10 +112,4 @@ def _address_in(url: str) -> tuple[Scheme, str, int]:
 @lru_cache
 def _client_context(*, verified: bool) -> ssl.SSLContext:
     # Made once: reading the system's authorities takes tens of milliseconds.
-    if verified:
-        return ssl.create_default_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``connect_tcp`` or the session checks it
-    return context
+    return ssl.create_default_context() if verified else context_of_any()

@@ -194,6 +194,15 @@ def context_pinning(fingerprint: bytes) -> ssl.SSLContext:
     return context
 
 
+def context_of_any() -> ssl.SSLContext:
+    """Return a client's side that accepts any server: the session authenticates it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def check_url(url: str, fingerprint: bytes | None) -> None:
     """Raise ConfigError if a key with a fingerprint would be sent in plaintext."""
     if fingerprint is not None and not url.startswith("https://"):

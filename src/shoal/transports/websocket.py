@@ -1,6 +1,7 @@
 """WebSocket links over aiohttp, for both ends."""
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -36,7 +37,7 @@ from shoal.transports.link import (
 )
 from shoal.transports.link_encryption import encrypt_dialled
 from shoal.transports.strangers import Strangers
-from shoal.transports.tls import WrongServerKey, context_pinning
+from shoal.transports.tls import WrongServerKey, context_of_any, context_pinning
 from shoal.transports.unadmitted_connection import UnadmittedConnection
 from shoal.transports.websocket_messages import WebSocketMessages
 
@@ -49,6 +50,7 @@ OTHER_PROGRAM = (
 )
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
 BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
+ANY_CERTIFICATE = "wss-any"  # a scheme: the session authenticates the peer
 NOISE = "noise+"  # before the scheme of a URL
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
 JOINED_MAX = (
@@ -293,12 +295,18 @@ async def connect_websocket(
 
     It is encrypted, with or without TLS, if the URL begins with ``noise+``.  With a
     ``fingerprint``, only the server with that key is accepted, whoever signed its
-    certificate; it needs TLS.
+    certificate; it needs TLS.  With ``wss-any://`` any certificate is: the session
+    authenticates the peer.
 
     Raises LinkClosed if the connection fails.
     """
     encrypted = url.startswith(NOISE)
     url = url.removeprefix(NOISE)
+    context: ssl.SSLContext | bool = True
+    if url.startswith(ANY_CERTIFICATE):
+        url, context = f"wss{url.removeprefix(ANY_CERTIFICATE)}", context_of_any()
+    elif fingerprint is not None:
+        context = context_pinning(fingerprint)
     peer = url.partition("?")[0]  # what follows may hold a token
     upgrade = _Upgrade()
     trace = TraceConfig()
@@ -316,7 +324,7 @@ async def connect_websocket(
                     max_msg_size=message_max,
                     heartbeat=PING_EVERY,
                     timeout=ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
-                    ssl=True if fingerprint is None else context_pinning(fingerprint),
+                    ssl=context,
                 )
         except WSServerHandshakeError as error:
             if error.status in BUSY:

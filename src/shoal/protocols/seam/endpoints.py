@@ -219,7 +219,7 @@ class MembershipProber(Protocol):
         ...
 
 
-TLS_KEY = "tls"  # in the record of a service over HTTP: its certificate's fingerprint
+TLS_KEY = "tls"  # in the record of a service over HTTP that has TLS
 ZONE = "%25"  # prefix of an address's zone in URLs (RFC 6874)
 
 

@@ -115,39 +115,34 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     return enabled
 
 
-def _dial_pool(
-    local: LocalEnd, address: str, fingerprint: bytes | None = None
-) -> OutgoingConnection:
+def _dial_pool(local: LocalEnd, address: str) -> OutgoingConnection:
     """Return a connection to the pool at a URL, or HOST:PORT.
+
+    Its certificate may be any if it has to prove the passcode on the connection.
 
     Raises ConfigError if it cannot be dialled.
     """
     address = address if "://" in address else f"http://{address}"
+    url = _websocket_url(address, POOL_PATH, plain=local.plain)
+    if local.token and not local.plain and local.admission is not None:
+        url = url.replace("+wss://", "+wss-any://")
     return OutgoingConnection(
-        _websocket_url(address, POOL_PATH, plain=local.plain),
+        url,
         lambda now: ShoalSession(local, address, dialled=True, with_pool=True),
         message_max=MESSAGE_MAX,
-        fingerprint=fingerprint,
     )
 
 
 def _dial_found(
     local: LocalEnd, service: DiscoveredService, now: float
 ) -> OutgoingConnection | None:
-    """Return a connection to a pool that was discovered; None: there is one.
-
-    Its announcement names the fingerprint of its certificate.  Whoever announced it has
-    to prove the passcode on the connection, so it may name any.
-    """
+    """Return a connection to a pool that was discovered; None: there is one."""
     if service.name == local.name or local.is_connected(service.name, now):
         return None
-    named = service.text.get(TLS_KEY)
-    try:
-        fingerprint = None if named is None else bytes.fromhex(named)
-        scheme = "http" if named is None else "https"
-        return _dial_pool(local, service.url(scheme), fingerprint)
-    except (ConfigError, ValueError):
+    if not service.addresses:
         return None
+    scheme = "https" if TLS_KEY in service.text else "http"
+    return _dial_pool(local, service.url(scheme))
 
 
 def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
