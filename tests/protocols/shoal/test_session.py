@@ -20,7 +20,7 @@ from protocols.calling import (
     unconnected,
 )
 from shoal.domain.answer_assembly import assemble
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Webhook
 from shoal.domain.outcome import AnswerPiece, Delta, Fault
 from shoal.domain.vocabulary import (
@@ -52,6 +52,7 @@ from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
 CODE = replace(CALL, needs=frozenset({Feature.CODE}))
+ANY_JOB = JobId("job"), LeaseNumber(1)
 BLOB = b"\xc7\x20\x02" + bytes(32)  # refers to a large value
 
 
@@ -212,8 +213,12 @@ def test_an_older_program_ignores_what_it_does_not_know() -> None:
     offers = EVENT_DECODER.decode(packed(told))
     load = EVENT_DECODER.decode(packed(shorter))
 
+    failed = encode(Failed(*ANY_JOB, "why", Fault.REQUEST))
+    newer = failed.replace(packed(Fault.REQUEST.value), packed("a fault to come"))
+
     assert offers == OffersChanged(MEMBER.offers)
     assert load == LoadChanged(WorkerLoad("hot"))
+    assert EVENT_DECODER.decode(newer) == Failed(*ANY_JOB, "why", Fault.WORKER)
 
 
 @pytest.mark.parametrize("pieces", [["a", " text"], ["a", Delta(1, {"content": "é"})]])

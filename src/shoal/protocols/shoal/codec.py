@@ -87,7 +87,7 @@ def _form_of(cls: type) -> _Form:
         return known
     left_out = _LEFT_OUT.get(cls, frozenset())
     sent = [each for each in fields(cls) if each.name not in left_out]
-    forms = [_field_form(each.type) for each in sent]
+    forms = [_member_form(each) or _field_form(each.type) for each in sent]
     struct = msgspec.defstruct(
         cls.__name__,
         [
@@ -120,6 +120,21 @@ def _default(field: "Field[Any]") -> tuple[()] | tuple[Any]:
         return ()
     default = field.default
     return (msgspec.field(default_factory=lambda: _to_wire(default)),)
+
+
+def _member_form(field: "Field[Any]") -> _FieldForm | None:
+    """Return how a member of an enum is written; None: the field is for none.
+
+    One that a newer program has added is read as the default.
+    """
+    hints = (field.type, *get_args(field.type))
+    enum = next((e for e in hints if isinstance(e, type) and issubclass(e, Enum)), None)
+    if enum is None or get_origin(field.type) is frozenset:
+        return None
+    known, default = {each.value: each for each in enum}, field.default
+    return _FieldForm(
+        str | None, attrgetter("value"), lambda value: known.get(value, default)
+    )
 
 
 def _field_form(hint: Any) -> _FieldForm:
