@@ -18,7 +18,7 @@ from pathlib import Path
 from shoal import launch
 from shoal.cli.child_programs import Program, run_program
 from shoal.cli.coordinator_api import CoordinatorApi
-from shoal.cli.local.demo.steps import DemoError, say, step
+from shoal.cli.local.demo import DemoError, say, step
 from shoal.cli.use.train.run_display import event_lines
 from shoal.training.run_events import Message
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from coordinator.hubs import Coordinator, ScriptedWorker, run_script
-from shoal.coordinator.load_reports import (
+from shoal.coordinator.worker_events import (
     QUEUED_MAX,
     REPORT_INTERVAL,
     SPEED_MIN,

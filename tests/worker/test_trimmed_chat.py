@@ -7,7 +7,7 @@ import pytest
 from shoal.domain.errors import ContextExceeded
 from shoal.domain.work import JSON, Chat, Work, message_text
 from shoal.engines.engine import Finished, Item
-from shoal.worker.trimmed_chat import run_trimmed, trimmed
+from shoal.worker.jobs import run_trimmed, trimmed
 
 SYSTEM: dict[str, JSON] = {"role": "system", "content": "be brief"}
 

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shoal.domain.errors import (
@@ -29,11 +29,57 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Work, describe_target
-from shoal.engines.engine import TRACEPARENT, Finished, WorkRunner
+from shoal.domain.work import JSON, Chat, Work, describe_target
+from shoal.engines.engine import TRACEPARENT, Finished, Item, WorkRunner
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
-from shoal.worker.trimmed_chat import run_trimmed
+
+DROPPED_SHARE = 4  # a quarter of the messages at a time: few attempts, little lost
+
+
+async def run_trimmed(
+    runner: WorkRunner,
+    work: Work,
+    continues: str = "",
+    thoughts: str = "",
+) -> AsyncGenerator[Item, None]:
+    """Run ``work`` as ``runner`` does; shorten a chat that is too long.
+
+    Raises ContextExceeded if even the last message is too long.
+    """
+    begun = False
+    while True:
+        try:
+            async with aclosing(runner.run(work, continues, thoughts)) as items:
+                async for item in items:
+                    begun = True
+                    yield item
+            return
+        except ContextExceeded:
+            shorter = trimmed(work) if isinstance(work, Chat) else None
+            if shorter is None or begun:
+                raise
+            work = shorter
+
+
+def trimmed(chat: Chat) -> Chat | None:
+    """Return a shorter chat; None if nothing can be left out.
+
+    The oldest messages go, except for the system's and the last.  An answer without its
+    question goes as well: many models refuse to begin with one.
+    """
+    system = [each for each in chat.messages if _is_system(each)]
+    others = [each for each in chat.messages if not _is_system(each)]
+    if len(others) < 2:
+        return None
+    kept = others[max(1, len(others) // DROPPED_SHARE) :]
+    while len(kept) > 1 and kept[0].get("role") == "assistant":
+        del kept[0]
+    return replace(chat, messages=(*system, *kept))
+
+
+def _is_system(message: Mapping[str, JSON]) -> bool:
+    return message.get("role") == "system"
 
 
 class EngineSlots:

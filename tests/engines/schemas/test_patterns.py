@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engines.schemas.formats import FORMAT_PATTERNS
 from shoal.engines.schemas.pattern_syntax import (
     NESTING_MAX,
     REPEAT_MAX,
     UnsupportedPattern,
 )
 from shoal.engines.schemas.patterns import PATTERN_MAX, translate_pattern
+from shoal.engines.schemas.plain_schema import FORMAT_PATTERNS
 
 
 def json_text(text: str) -> str:

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from shoal.domain.errors import InvalidRequest
-from shoal.gateway.http.content_encoding import PIECE, Inflater
+from shoal.gateway.http.body import PIECE, Inflater
 
 TEXT = b'{"model":"m1"}' * 1000
 RAW = zlib.compressobj(wbits=-15)

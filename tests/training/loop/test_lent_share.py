@@ -8,7 +8,7 @@ import pytest
 from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.worker import ThermalLevel
 from shoal.processes.thermal import ThermalReading
-from shoal.training.loop.lent_share import LentShare
+from shoal.training.loop.train import LentShare
 
 
 @pytest.mark.parametrize(

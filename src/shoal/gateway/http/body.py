@@ -1,15 +1,15 @@
 """Request bodies, with their limits."""
 
 import asyncio
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
-from shoal.gateway.http.content_encoding import Inflater
 from shoal.gateway.http.forms import ReceivedForm, receive_form
 from shoal.gateway.http.request_record import record_of
 from shoal.transports.clock import LoopClock
@@ -22,6 +22,66 @@ BODY_TIMEOUT = 120.0  # seconds to send one
 DECODE_INLINE_MAX = 256 << 10  # bytes that are decoded in the event loop's thread
 BODIES_MAX = 512 << 20  # bytes of all unanswered requests
 BODIES_OF_KEY_MAX = BODIES_MAX // 2
+
+
+PIECE = 256 << 10  # bytes that are decompressed at once, which takes a millisecond
+
+_GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's parameter for the format
+
+
+class Inflater:
+    """The decompressed pieces of a body.  ``encoding`` is ``gzip`` or ``deflate``."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._stream: Any = None  # zlib's, whose type has no public name
+
+    @classmethod
+    def of(cls, content_encoding: str) -> "Inflater | None":
+        """Return the one for a ``Content-Encoding``; None: it is not compressed.
+
+        Raises InvalidRequest for an encoding that is not supported.
+        """
+        encoding = content_encoding.strip().lower()
+        if encoding in ("", "identity"):
+            return None
+        if encoding not in ("gzip", "deflate"):
+            raise InvalidRequest(
+                f"Content-Encoding: {encoding[:40]!a} is not supported: send "
+                "gzip, deflate, or the plain body"
+            )
+        return cls(encoding)
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Return what more data becomes, in pieces of ``PIECE`` bytes at most.
+
+        Raises InvalidRequest if it is damaged.
+        """
+        try:
+            while data:
+                if self._stream is None:
+                    self._stream = zlib.decompressobj(self._format(data))
+                yield self._stream.decompress(data, PIECE)
+                data = self._stream.unconsumed_tail
+                if self._stream.eof:
+                    # More members of a gzip file may follow (RFC 1952, section 2.2).
+                    data = self._stream.unused_data
+                    self._stream = None
+        except zlib.error as error:
+            raise InvalidRequest(f"the body is damaged: {error}") from error
+
+    def check_end(self) -> None:
+        """Raise InvalidRequest if the end of the body is missing."""
+        if self._stream is not None:
+            raise InvalidRequest(
+                f"the body is damaged: its {self._encoding} is cut off"
+            )
+
+    def _format(self, data: bytes) -> int:
+        if self._encoding == "gzip":
+            return _GZIP
+        # Some clients leave out the header of zlib, whose low bits are 8.
+        return _ZLIB if data[0] & 0x0F == 8 else _RAW
 
 
 @dataclass(slots=True)

@@ -1,7 +1,10 @@
 """``shoal.train``: trains a model on all ranks of a group."""
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +12,19 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from shoal.config import data_folder
+from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.errors import ShoalError
+from shoal.domain.worker import THROTTLE_MAX, machine_load
+from shoal.processes.thermal import ThermalReading, read_thermal_level
 from shoal.tasks.progress import progress
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
 from shoal.training.compression.error_feedback import FeedbackCompression
+from shoal.training.elastic_group import ElasticGroup
 from shoal.training.group import RankGroup
 from shoal.training.group_values import Collectives
 from shoal.training.launch.script_lines import report as report_values
 from shoal.training.launch.script_lines import report_hash
 from shoal.training.loop.gradient_buckets import GradientBuckets
-from shoal.training.loop.lent_share import LentShare
 from shoal.training.loop.plan import (
     Dataset,
     Samples,
@@ -27,8 +33,83 @@ from shoal.training.loop.plan import (
     TrainingResult,
 )
 from shoal.training.loop.reports import TrainingReport
-from shoal.training.loop.run_group import group_of_environment
 from shoal.training.loop.training_loop import TrainingLoop
+from shoal.training.meeting import RUN_URL, join_run, open_port
+from shoal.training.rank_port import GroupMembership
+
+READ_INTERVAL = 10.0  # seconds between readings of the sensors
+
+
+TIMEOUT = 60.0  # seconds of one operation
+
+
+@contextmanager
+def group_of_environment(
+    timeout: float = TIMEOUT,
+) -> Iterator[RankGroup | ElasticGroup]:
+    """Yield the group that the environment names; without a name, one rank alone.
+
+    Under ``shoal train`` it goes on without ranks that are lost, and admits new ones;
+    under torchrun it ends with its first failure.
+    """
+    if RUN_URL in os.environ:
+        with closing(join_run(timeout, admits=True)) as elastic:
+            yield elastic
+        return
+    if "RANK" not in os.environ:
+        with closing(_alone(timeout)) as group:
+            yield group
+        return
+    from torch import distributed as dist
+
+    from shoal.training.pytorch.meeting_store import meet
+
+    with ExitStack() as stack:
+        store, rank, size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore("shoal.train", store)
+        group = meet(store, rank, size, timedelta(seconds=timeout))
+        yield stack.enter_context(closing(group))
+
+
+def _alone(timeout: float) -> RankGroup:
+    port = open_port("127.0.0.1", encrypts=False)
+    links = port.open_group(GroupMembership("alone", 0, 0, 1, ""), timeout)
+    return RankGroup(links, timeout, on_close=port.close)
+
+
+class LentShare:
+    """Reads the sensors now and then, in a thread, and the owner's file when asked.
+
+    Args:
+        data: the data folder, where ``shoal throttle`` writes.
+        read: reads the sensors; it may block for seconds.
+    """
+
+    def __init__(
+        self, data: Path, read: Callable[[], ThermalReading] = read_thermal_level
+    ) -> None:
+        self._throttle = ThrottleFile(data)
+        self._read = read
+        self._thermal = read()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @property
+    def value(self) -> float:
+        """From 0, if the machine is too hot or paused by its owner, to 1."""
+        percent = self._throttle.read()
+        throttle = THROTTLE_MAX if percent is None else percent
+        load = machine_load(self._thermal.level, throttle)
+        return 0.0 if load.unfit else load.speed
+
+    def close(self) -> None:
+        """End the thread, without waiting for a sensor."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(READ_INTERVAL):
+            self._thermal = self._read()
 
 
 def train(

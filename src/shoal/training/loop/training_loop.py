@@ -6,14 +6,16 @@ done, and only when all have told it, the optimizer's step follows.  A rank that
 before makes the others repeat the step without it.
 """
 
+import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
@@ -22,20 +24,72 @@ from shoal.training.checkpoints.random_state import (
     random_state,
     set_random_state,
 )
+from shoal.training.checkpoints.state_tree import memory_of
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group_values import (
     Collectives,
     broadcast_state,
     gather_values,
+    name_odd_ranks,
 )
 from shoal.training.loop.gradient_buckets import GradientBuckets
 from shoal.training.loop.plan import Samples, Trained, TrainingPlan, TrainingResult
-from shoal.training.loop.replicas import agree_on_buffers, compare_replicas, digest_of
 from shoal.training.loop.reports import TrainingReport
 from shoal.training.loop.sample_order import SampleOrder
 from shoal.training.loop.shares import RankMeasurement, Shares, check_sizes
+from shoal.training.rank_port import GroupEnded
 
 log = logging.getLogger("shoal.training")
+
+
+class ReplicasDiffer(GroupEnded):
+    """The ranks do not have the same parameters any more; the run ends."""
+
+
+def digest_of(tensors: Iterable[Tensor]) -> bytes:
+    """Return the SHA-256 of the numbers of some tensors."""
+    digest = hashlib.sha256()
+    for each in tensors:
+        digest.update(memory_of(each).numpy())
+    return digest.digest()
+
+
+def compare_replicas(
+    group: Collectives, digest: bytes, members: Sequence[int], step: int
+) -> None:
+    """Check that all ranks have the same digest: the same numbers in some tensors.
+
+    Raises ReplicasDiffer on all ranks, which names those that differ from most.
+    """
+    import numpy as np
+
+    own = np.frombuffer(digest, np.uint8)
+    found = [row.tobytes() for row in group.all_gather(own)]
+    if len(found) != len(members):
+        return  # a rank was lost, and the next step shows who is left
+    if reason := name_odd_ranks(dict(zip(members, found, strict=True))):
+        raise ReplicasDiffer(f"the replicas differ after step {step}: {reason}")
+
+
+def agree_on_buffers(group: Collectives, buffers: Iterable[Tensor]) -> None:
+    """Give all ranks the same buffers: means of floats, and the largest of others.
+
+    Buffers, such as the statistics of BatchNorm, come from each rank's own samples.
+    """
+    kinds: dict[bool, list[Tensor]] = {True: [], False: []}
+    for each in buffers:
+        if each.numel():
+            kinds[each.is_floating_point()].append(each)
+    for is_float, some in kinds.items():
+        if not some:
+            continue
+        dtype = torch.float64 if is_float else torch.int64
+        row = torch.cat([each.detach().cpu().reshape(-1).to(dtype) for each in some])
+        group.all_reduce(row.numpy(), "mean" if is_float else "max")
+        for each, part in zip(
+            some, row.split([each.numel() for each in some]), strict=True
+        ):
+            each.copy_(part.view(each.shape))
 
 
 class _Row(NamedTuple):

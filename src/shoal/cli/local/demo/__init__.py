@@ -1,5 +1,6 @@
 """``shoal demo``: failover of a worker and a verified receipt, all on this machine."""
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import click
 
 from shoal.cli.child_programs import Program, run_program
 from shoal.cli.coordinator_api import CoordinatorApi
-from shoal.cli.local.demo.steps import DemoError, say, step
+from shoal.cli.terminal import console, printable
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.money import dollars
@@ -32,6 +33,30 @@ QUESTION = "Why is the sea salty?  Explain it to a child."
 ANSWER_MAX = 160  # tokens
 KILL_AFTER = 25  # pieces of the answer
 WAIT = 60  # seconds for the job to complete
+
+
+class DemoError(ShoalError):
+    """A part of the demo failed."""
+
+
+def say(text: str, style: str = "", end: str = "\n") -> None:
+    """Print a text at once: in a style of rich's on a terminal, elsewhere plain."""
+    from rich.text import Text
+
+    shown = Text(printable(text), style=style)
+    console().print(shown, end=end, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def step(text: str) -> Iterator[None]:
+    """Show what is being done within the block: on a terminal, only for so long."""
+    terminal = console()
+    if not terminal.is_interactive:
+        say(f"{text} …")
+        yield
+        return
+    with terminal.status(f"[dim]{text} …"):
+        yield
 
 
 class ReceiptNotProved(ShoalError):
