@@ -110,8 +110,8 @@ def test_retries_do_not_spend_twice(programs: Programs) -> None:
     chance, port = Random(7), free_port()
     pool = programs.serve(*PRICES, port=port)
     credit(programs, pool, jobs)
-    for name in ("one", "two"):
-        pool.signing(name, "--mood", "honest", "--slots", "8").event("joined")
+    for name in ("one", "two", "three", "four", "five", "six"):
+        pool.signing(name, "--mood", "honest").event("joined")
     found: list[str] = []
     looked_at = 0
 
