@@ -105,6 +105,8 @@ def test_a_worker_joins_with_the_printed_token_and_does_all(places: Places) -> N
         )
         worker.event("joined")
 
+    # Its functions and its model join one after the other.
+    eventually(lambda: "tiny" in site.models(pool), "its model is there")
     for question, answer in ANSWERS.items():
         assert site.ask(pool, question, "tiny") == answer
     with (
