@@ -40,8 +40,11 @@ from shoal.protocols.seam.peer_session import (
     ToPeer,
 )
 from shoal.protocols.seam.protocol import Endpoint
+from shoal.protocols.seam.session import Send
 from shoal.protocols.seam.token_proof import NOT_PROVEN
-from shoal.protocols.shoal import POOL_PATH, PROTOCOL, Config
+from shoal.protocols.shoal import POOL_PATH, PROTOCOL, WORKER_PATH, Config
+from shoal.protocols.shoal.codec import EVENT_DECODER, VERSION, Opening, encode
+from shoal.protocols.shoal.pieces import HEAD, write
 from shoal.protocols.shoal.session import (
     CONNECTED,
     ITSELF,
@@ -75,8 +78,8 @@ class OnePool:
         config = Config(passcode, tuple(peers), browse)
         self.endpoints: Sequence[Endpoint] = PROTOCOL.endpoints(config, around)
 
-    def accept(self) -> PeerSession:
-        request = UpgradeRequest(POOL_PATH, address="192.0.2.1")
+    def accept(self, path: str = POOL_PATH, address: str = "192.0.2.1") -> PeerSession:
+        request = UpgradeRequest(path, address=address)
         routes = [each for each in self.endpoints if isinstance(each, WebSocketRoute)]
         (route,) = (each for each in routes if each.claims(request))
         return route.accept(request, 0.0).session
@@ -220,6 +223,28 @@ def test_code_goes_only_where_the_passcode_was_proved() -> None:
 
     assert trusted.command(code)
     assert not open_.command(code)
+
+
+@pytest.mark.parametrize("path", [WORKER_PATH, POOL_PATH])
+@pytest.mark.parametrize("binding", [b"", b"one channel"], ids=["plain", "encrypted"])
+def test_who_proves_nothing_gets_nothing_of_the_passcode(
+    path: str, binding: bytes
+) -> None:
+    pool = OnePool("other", LARGE, token="")
+    session: Any = pool.accept(path, "127.0.0.1")
+    if binding:
+        session.bind(binding)
+    session.tick(0.0)
+    hello = Opening(VERSION, "stranger", path == WORKER_PATH)
+
+    greeting = write((encode(hello),))
+    assert isinstance(greeting, Send)
+    outputs = session.receive([greeting.data], 0.0)
+
+    answer = next(bytes(each.data) for each in outputs if isinstance(each, Send))  # type: ignore[arg-type]
+    told = EVENT_DECODER.decode(answer[HEAD.size :])
+    assert isinstance(told, Opening)
+    assert (told.token, told.token_proof) == ("", b"")
 
 
 def test_a_pool_does_not_connect_to_itself() -> None:

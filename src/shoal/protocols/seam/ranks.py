@@ -51,7 +51,7 @@ class RankIdentity:
     """A rank's id, and the secret that all ranks of its group have.
 
     ``fleet`` names the fleet to whose programs ``secret`` is the token, in a group with
-    ranks of other programs.  An empty secret: nobody has to prove one.
+    ranks of other programs.  An empty secret: no proof is required.
     """
 
     node_id: str

@@ -367,7 +367,9 @@ class ShoalSession:
 
     def _hello(self) -> Opening:
         local, binding = self._local, self._binding
-        digest = digest_of(local.token) if local.token else b""
+        # Who accepts proves only what the other has proved, and sends no secret at all.
+        token = local.token if self._dialled else ""
+        digest = digest_of(token) if token else b""
         if self._presented is not None:
             digest = self._presented.digest
         role = ProofRole.DIALLING if self._dialled else ProofRole.ACCEPTING
@@ -379,7 +381,7 @@ class ShoalSession:
             identity.public_key if identity else b"",
             identity.sign(KEY_LABEL + role.value + binding) if identity else b"",
             prove_token(digest, role, binding) if binding and digest else b"",
-            "" if binding else local.token,
+            "" if binding else token,
             [*local.models],
             __version__,
         )
