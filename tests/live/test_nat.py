@@ -21,6 +21,19 @@ from models.tiny_answers import ANSWERS
 from tasks.demo_tasks import add
 
 PORT = 4010
+SUM_OF_RANKS = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("shoal")
+numbers = torch.full((100_000,), 1.0 + dist.get_rank())
+dist.all_reduce(numbers)
+dist.all_reduce(numbers, group=dist.new_group())
+with open(os.environ["SHOAL_OUTPUT"] + "/sum", "w") as output:
+    output.write(f"{dist.get_world_size()} ranks, {numbers[-1].item():g}")
+dist.destroy_process_group()
+"""
 TASKS = str(TESTS / "tasks" / "demo_tasks.py")
 Places = tuple[Site, Site]
 
@@ -123,6 +136,28 @@ def test_a_worker_joins_with_the_printed_token_and_does_all(places: Places) -> N
             *("--to", str(get.folder / "ours")),
         )
     assert copied.wait() == 0, copied.errors
+
+
+def test_its_ranks_reach_the_others_through_the_coordinator(
+    places: Places, tmp_path: Path
+) -> None:
+    home, site = places
+    pool = site.serve("--host", "0.0.0.0", "--port", str(PORT))
+    address = f"http://{home.machine.peer_address}:{PORT}"
+    near = site.join(pool.url, "--name", "near", "--trust-code", "--slots", "1")
+    far = home.join(address, "--name", "far", "--trust-code", "--slots", "1")
+    near.event("joined"), far.event("joined")
+    script, output = tmp_path / "sum.py", tmp_path / "out"
+    script.write_text(SUM_OF_RANKS)
+
+    with site.machine.inside():
+        run = site.programs.run(
+            *("train", "--url", pool.url, "--api-key", KEY, "--nodes", "2"),
+            *("--output", str(output), str(script)),
+        )
+
+    assert run.wait() == 0, run.errors
+    assert (output / "sum").read_text() == "2 ranks, 6"
 
 
 def test_a_worker_comes_back_through_it(places: Places) -> None:

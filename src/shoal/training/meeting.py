@@ -6,6 +6,7 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
@@ -17,6 +18,7 @@ from shoal.training.generations.sequence import (
     RendezvousLink,
 )
 from shoal.training.group import TIMEOUT
+from shoal.training.launch.script_environment import Coordinator, own_host
 from shoal.training.rank_port import RankPort
 from shoal.training.relayed_sockets import RelayedSockets
 from shoal.transports.rank_socket import RankListener
@@ -67,17 +69,25 @@ def join_run(
             greeting=greeting,
         )
 
-    def reachable(hosts: Sequence[str]) -> Sequence[str]:
-        # Whoever has a loopback address is on rank 0's machine.
-        if is_loopback(host):
-            return hosts
-        master = environment["MASTER_ADDR"]
-        return [master if is_loopback(each) else each for each in hosts]
-
     run = environment["SHOAL_RUN"]
-    group = ElasticGroup(connect, port, run, state, timeout, reachable, meeting)
+    group = ElasticGroup(
+        *(connect, port, run, state, timeout),
+        lambda hosts: reachable_hosts(hosts, host, environment),
+        meeting,
+    )
     _groups[:] = [group]
     return group
+
+
+def reachable_hosts(
+    hosts: Sequence[str], own: str, environment: Mapping[str, str] = os.environ
+) -> Sequence[str]:
+    """Return where this rank, at an address of its own, finds another of its run."""
+    coordinator = urlsplit(environment.get(RUN_URL, "")).hostname
+    if coordinator is None or is_loopback(own):
+        return hosts
+    # Whoever has a loopback address is on the coordinator's machine.
+    return [coordinator if is_loopback(each) else each for each in hosts]
 
 
 def is_writer() -> bool:
@@ -123,6 +133,8 @@ def _coordinator(environment: Mapping[str, str]) -> tuple[str, str, str]:
 
 def open_port(host: str, *, encrypts: bool) -> RankPort:
     """Return a port for other ranks at an address of this machine."""
+    if RUN_URL in os.environ:
+        return _open_run_port(host, os.environ)
     wire = next(each.ranks for each in discover().values() if each.ranks)
     tls = self_signed_tls("rank") if encrypts else None
     listener = RankListener(host, 0, tls)
@@ -130,8 +142,10 @@ def open_port(host: str, *, encrypts: bool) -> RankPort:
 
 
 def own_address(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of this machine on the way to rank 0's."""
+    """Return the address of this machine on the way to the coordinator, or rank 0."""
     host = environment.get("MASTER_ADDR", DEFAULT_MASTER[0])
+    if is_loopback(host) and RUN_URL in environment:  # the store may be elsewhere
+        return own_host(Coordinator(environment[RUN_URL], ""))
     port = environment.get("MASTER_PORT", DEFAULT_MASTER[1])
     family, _, _, _, address = socket.getaddrinfo(host, int(port))[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -19,6 +20,11 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.tasks.sent_task import sent_as
 from shoal.training import run_events
 from shoal.training.launch import MEMBER_CALL
+from shoal.training.launch.master_access import (
+    MasterDoor,
+    MasterForwarder,
+    is_reachable,
+)
 from shoal.training.launch.member_reports import MemberReports
 from shoal.training.launch.rank_process import (
     RankProcess,
@@ -44,6 +50,7 @@ from shoal.training.launch.script_files import (
     collect_output,
     unpack_script,
 )
+from shoal.training.relayed_sockets import RelayedSockets
 from shoal.training.run_link import EVENTS, RunLink, store_piece, tls_for
 from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.training.run_token import run_id_of
@@ -138,41 +145,52 @@ def _run_round(
         raise LeftOut(current.reason or TOO_LATE)
     node = current.nodes.index(plan["node"])
     place = Placement(node, len(current.nodes), plan["processes"])
-    master = _meet(run_id_of(plan["token"]), place, coordinator, reports, current)
-    if master is None:
-        return False
-    first = place.rank(0)
-    reports.event(run_events.STARTED, first, f"{plan['name']} on {gethostname()}")
-    try:
-        done = _run_processes(
-            plan, place, master, coordinator, folder, reports, current
-        )
-    except ScriptFailed as error:
-        reports.event(run_events.ENDED, first, headline(str(error)))
-        raise
+    with ExitStack() as finally_:
+        master = _meet(plan["token"], place, coordinator, reports, current, finally_)
+        if master is None:
+            return False
+        first = place.rank(0)
+        reports.event(run_events.STARTED, first, f"{plan['name']} on {gethostname()}")
+        try:
+            done = _run_processes(
+                plan, place, master, coordinator, folder, reports, current
+            )
+        except ScriptFailed as error:
+            reports.event(run_events.ENDED, first, headline(str(error)))
+            raise
     text = "with status 0" if done else "the script begins anew"
     reports.event(run_events.ENDED, first, text)
     return done
 
 
 def _meet(
-    run_id: str,
+    token: str,
     place: Placement,
     coordinator: Coordinator,
     reports: MemberReports,
     current: Round,
+    finally_: ExitStack,
 ) -> tuple[str, int] | None:
     """Return the address at which all ranks meet: the one that rank 0's member chooses.
 
-    None: there is another round.  Raises Unavailable if this machine has no address.
+    It holds until ``finally_``.  None: there is another round.  Raises Unavailable if
+    this machine has no address.
     """
     try:
         own = own_host(coordinator)
     except OSError as error:
         raise Unavailable(f"no route to {coordinator.url}: {error}") from error
+
+    def relay() -> RelayedSockets:
+        return RelayedSockets(coordinator.url, token, coordinator.fingerprint)
+
     if place.node == 0:
-        port = free_port(run_id)
-        reports.leave_note(run_events.MASTER, f"{current.number} {port} {own}")
+        port = free_port(run_id_of(token))
+        if place.nodes > 1:
+            door = MasterDoor(relay(), token, own, port)
+            finally_.enter_context(closing(door))
+            note = f"{current.number} {port} {own} {door.port}"
+            reports.leave_note(run_events.MASTER, note)
         return own, port
 
     def known() -> list[str] | None:
@@ -182,7 +200,10 @@ def _meet(
     reports.wait(lambda: known() is not None or reports.round != current)
     if (found := known()) is None:
         return None
-    return reachable_host(found[1], own, coordinator), int(found[0])
+    port, host = int(found[0]), reachable_host(found[1], own, coordinator)
+    if is_reachable(token, host, int(found[2])):
+        return host, port
+    return finally_.enter_context(closing(MasterForwarder(relay(), port))).address
 
 
 def _run_processes(

@@ -8,17 +8,18 @@ from ipaddress import ip_address
 import torch.distributed as dist
 
 from shoal.training.group import RankGroup
-from shoal.training.meeting import open_port, own_address
+from shoal.training.meeting import open_port, own_address, reachable_hosts
 from shoal.training.rank_port import GroupMembership, RankAddress
 
 SECRET_SIZE = 32  # random bytes
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RankGroup:
-    """PointToPoint addresses over PyTorch's store, and return this rank's group.
+    """Exchange addresses over PyTorch's store, and return this rank's group.
 
     Rank 0 draws the group's name and secret: whoever can use the store is in the group.
-    Connections are encrypted unless the ranks meet on loopback.
+    Connections are encrypted unless the ranks meet on loopback; in a run of
+    ``shoal train``, all but those within a machine are.
     """
     seconds = timeout.total_seconds()
     host = own_address()
@@ -36,7 +37,9 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RankGro
     store.set(f"shoal/{rank}", json.dumps([[host], port.port, port.id]))
     keys = {other: f"shoal/{other}" for other in range(size)}
     store.wait(list(keys.values()), timeout)
-    links.set_addresses(
-        {other: RankAddress(*json.loads(store.get(key))) for other, key in keys.items()}
-    )
+    addresses = {}
+    for other, key in keys.items():
+        hosts, *rest = json.loads(store.get(key))
+        addresses[other] = RankAddress(reachable_hosts(hosts, host), *rest)
+    links.set_addresses(addresses)
     return RankGroup(links, seconds, on_close=port.close)
