@@ -12,6 +12,7 @@ from zeroconf import ServiceInfo
 from fuzz import corpus, engine_answers, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
+from fuzz.own_wire import OWN_WIRE
 from protocols.contexts import protocol_context
 from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
@@ -174,4 +175,5 @@ PARSERS: Mapping[str, Parser] = {
     **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
     **{name: Parser(*each) for name, each in FLEETS.items()},
     **{name: Parser(*each) for name, each in fleet_sessions.SESSIONS.items()},
+    **{name: Parser(*each) for name, each in OWN_WIRE.items()},
 }
