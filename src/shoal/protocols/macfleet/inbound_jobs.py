@@ -24,8 +24,8 @@ from shoal.protocols.macfleet.codec.tasks import (
 from shoal.protocols.macfleet.codec.values import NIL, is_plain_value
 from shoal.protocols.macfleet.function_probe import PROBE_FUNCTION
 from shoal.protocols.macfleet.local_node import FleetRole
+from shoal.protocols.seam.deadlines import DeadlineQueue
 from shoal.protocols.seam.session import Notice, Output
-from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 OPEN_JOBS_MAX = 4096  # open tasks of one peer
 LEASE = LeaseNumber(1)  # a peer sends a task once
@@ -48,8 +48,9 @@ class FleetInboundJobs:
 
     def __init__(self, role: FleetRole) -> None:
         self._role = role
-        self._open: dict[str, int] = {}  # the frame streams of open tasks, by task id
-        self._deadlines = TaskDeadlines()
+        # The frame streams of open tasks, and their timeouts in seconds, by task id.
+        self._open: dict[str, tuple[int, float | None]] = {}
+        self._deadlines: DeadlineQueue[str] = DeadlineQueue()
 
     def receive_task(self, frame: Frame, now: float) -> InboundOutput:
         """Return the job of a task, or the reply if it cannot be run.
@@ -75,21 +76,21 @@ class FleetInboundJobs:
             return Notice("ignored the probe of another coordinator", routine=True)
         if len(self._open) >= OPEN_JOBS_MAX:
             return _encode_failure(task_id, frame.stream, TOO_MANY)
-        self._open[task_id] = frame.stream
-        if timeout is not None:
-            self._deadlines.add(task_id, timeout, now)
+        self._open[task_id] = frame.stream, timeout
+        self._deadlines.set(task_id, None if timeout is None else now + timeout)
         call = Call(name, bytes(args), bytes(kwargs), timeout)
         return RunJob(JobId(task_id), LEASE, call, remaining=timeout)
 
     @property
     def due(self) -> float | None:
         """When the first task times out; None: never."""
-        return self._deadlines.due
+        return self._deadlines.next_due
 
     def expire(self, now: float) -> Iterator[InboundOutput]:
         """Answer the tasks that have timed out, and cancel their jobs."""
-        for task_id, timeout in self._deadlines.take_overdue(now):
-            stream = self._open.pop(task_id)
+        for task_id in self._deadlines.pop_due(now):
+            stream, timeout = self._open.pop(task_id)
+            assert timeout is not None, "it has a deadline"
             yield _encode_failure(task_id, stream, timeout_error(timeout))
             yield CancelJob(JobId(task_id), LEASE)
 
@@ -98,8 +99,8 @@ class FleetInboundJobs:
         task_id = str(event.job_id)
         if task_id not in self._open or event.lease != LEASE:
             return
-        stream = self._open.pop(task_id)
-        self._deadlines.remove(task_id)
+        stream, _ = self._open.pop(task_id)
+        self._deadlines.discard(task_id)
         match event:
             case Completed():
                 yield _encode_value(task_id, stream, event.value or NIL)

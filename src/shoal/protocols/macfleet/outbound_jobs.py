@@ -40,8 +40,8 @@ from shoal.protocols.macfleet.codec.values import (
     to_json,
 )
 from shoal.protocols.macfleet.function_probe import is_unknown_function
+from shoal.protocols.seam.deadlines import DeadlineQueue
 from shoal.protocols.seam.session import Output
-from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 SEED_SIZE = 32  # bytes
 ID_SIZE = 32  # hexadecimal digits, as in upstream
@@ -100,8 +100,9 @@ class FleetOutboundJobs:
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
         self._seed = hashlib.sha256(random_bytes(SEED_SIZE))
         self._count = 0  # task ids, all from one random seed
-        self._deadlines = TaskDeadlines(RESULT_GRACE)
-        self._sent: dict[str, _SentTask | _SentCall] = {}  # by task id
+        self._deadlines: DeadlineQueue[str] = DeadlineQueue()  # of results, by task id
+        # By task id, with the timeout in seconds.
+        self._sent: dict[str, tuple[_SentTask | _SentCall, float]] = {}
         self._ids: dict[LeaseId, str] = {}  # of tasks
         self._streams: dict[LeaseId, _OpenCallStream] = {}
 
@@ -181,7 +182,7 @@ class FleetOutboundJobs:
         task_id = self._ids.pop(lease_id, None)
         if task_id is not None:
             del self._sent[task_id]
-            self._deadlines.remove(task_id)
+            self._deadlines.discard(task_id)
         if (stream := self._streams.get(lease_id)) is None:
             return ()
         stream.closing = True
@@ -189,10 +190,10 @@ class FleetOutboundJobs:
 
     def receive_result(self, result: TaskResult) -> Sequence[Event]:
         """Return the result of a job, or of a call in a call stream."""
-        sent = self._sent.pop(result.task_id, None)
-        if sent is None:
+        if (found := self._sent.pop(result.task_id, None)) is None:
             return ()
-        self._deadlines.remove(result.task_id)
+        sent, _ = found
+        self._deadlines.discard(result.task_id)
         if isinstance(sent, _SentCall):
             return self._end_call(sent, result)
         del self._ids[sent.lease_id]
@@ -208,11 +209,14 @@ class FleetOutboundJobs:
     @property
     def due(self) -> float | None:
         """When the first task is overdue; None: never."""
-        return self._deadlines.due
+        return self._deadlines.next_due
 
     def expire(self, now: float) -> Iterator[Event]:
         """End the tasks whose results are overdue."""
-        for task_id, timeout in self._deadlines.take_overdue(now):
+        for task_id in self._deadlines.pop_due(now):
+            if task_id not in self._sent:  # its stream has just failed
+                continue
+            _, timeout = self._sent[task_id]
             error = f"{timeout_error(timeout)}: {NO_RESULT}"
             yield from self.receive_result(TaskResult(task_id, Raw(NIL), error))
 
@@ -238,8 +242,8 @@ class FleetOutboundJobs:
         timeout = float(min(limits, default=TIMEOUT))
         task_id = self.next_id()
         parts = encode_task(task_id, work.name, args, kwargs, timeout)
-        self._sent[task_id] = sent
-        self._deadlines.add(task_id, timeout, now)
+        self._sent[task_id] = sent, timeout
+        self._deadlines.set(task_id, now + timeout + RESULT_GRACE)
         return task_id, write_frame(FrameType.TASK, *parts)
 
     def _end_call(self, sent: _SentCall, result: TaskResult) -> Sequence[Event]:
@@ -254,7 +258,7 @@ class FleetOutboundJobs:
         if error is not None and is_unknown_function(error):
             for task_id in stream.calls.values():
                 del self._sent[task_id]
-                self._deadlines.remove(task_id)
+                self._deadlines.discard(task_id)
             del self._streams[stream.lease_id]
             return (_failure(stream.lease_id, error),)
         if number in stream.recalled:

@@ -12,6 +12,7 @@ from shoal.domain.vocabulary import (
     OffersChanged,
     Rejected,
 )
+from shoal.protocols.seam.deadlines import DeadlineQueue
 from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, PeerRefused
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
 from shoal.protocols.tealenet.codec.relay_messages import (
@@ -24,7 +25,6 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 from shoal.protocols.tealenet.codec.scalars import HEX_KEY
 from shoal.protocols.tealenet.peer import PeerSoftware
 from shoal.protocols.tealenet.peer_session import FromPeer
-from shoal.protocols.tealenet.relay_client.deadline_queue import DeadlineQueue
 from shoal.protocols.tealenet.relay_client.directory import KnownNode, NodeDirectory
 from shoal.protocols.tealenet.relay_client.peer import RelayPeer
 from shoal.protocols.tealenet.relay_client.session import (

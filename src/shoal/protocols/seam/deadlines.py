@@ -1,4 +1,4 @@
-"""A queue of deadlines by key, for thousands of sessions with one timer."""
+"""A queue of deadlines by key: thousands of sessions or tasks with one timer."""
 
 from collections.abc import Hashable
 from heapq import heappop, heappush

@@ -3,7 +3,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocols.tealenet.relay_client.deadline_queue import (
+from shoal.protocols.seam.deadlines import (
     UNUSED_MAX,
     DeadlineQueue,
 )
