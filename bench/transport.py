@@ -22,7 +22,7 @@ from processes import HERE, Program, program
 from report import Goal, Results
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
-from shoal.transports.tcp_client import connect_tcp
+from shoal.transports.dialer import connect_tcp
 
 ROUNDS = 7
 SIZES = (1, 16, 64)  # MB

@@ -31,9 +31,9 @@ from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import Send
 from shoal.transports.clock import LoopClock
+from shoal.transports.dialer import connect_tcp
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link, LinkClosed
-from shoal.transports.tcp_client import connect_tcp
 from store.in_memory import memory_store
 from transports.certificates import issue
 from transports.links import ended

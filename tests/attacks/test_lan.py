@@ -28,8 +28,8 @@ from shoal.peers.offer_rate_limit import CHANGES_AT_ONCE
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
-from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.connections import HELLO_MAX
+from shoal.protocols.tealenet.local_node import Config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ from gateway.serving import KEY, Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.cli.main import main
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import Config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from shoal.batches.line_room import LineRoom
+from shoal.batches.batch_run import LineRoom
 
 QUEUE = ("al", "m")
 OTHER = ("al", "n")

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.models.quantizations import HubFile, choose_model, gguf_models
+from shoal.models.names import HubFile, choose_model, gguf_models
 
 GB = 1_000_000_000
 

@@ -27,7 +27,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Task
 from shoal.domain.worker import DeviceKind, MachineHealth
 from shoal.ledger.worker_receipts import verify
-from shoal.protocols.dispatch.dialer import ProviderDialer
+from shoal.protocols.dispatch import ProviderDialer
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, WorkerEnd
 
 A = SIGNERS["A"]

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from shoal.processes.child import describe_exit, write_all
+from shoal.processes.programs import describe_exit, write_all
 
 
 @pytest.mark.parametrize(

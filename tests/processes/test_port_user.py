@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.processes.port_user import port_user
+from shoal.processes.programs import port_user
 
 ON_LINUX = sys.platform == "linux"
 

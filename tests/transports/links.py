@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from shoal.transports.dialer import connect_tcp
 from shoal.transports.link import LinkClosed
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls
 

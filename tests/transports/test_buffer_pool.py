@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal.transports.buffer_pool import KEPT_MAX, MAPPED_MIN, BufferPool
+from shoal.transports.message_splitter import KEPT_MAX, MAPPED_MIN, BufferPool
 
 MIB = 1 << 20
 

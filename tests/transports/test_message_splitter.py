@@ -9,10 +9,10 @@ import pytest
 
 from shoal.domain.errors import LimitExceeded
 from shoal.protocols.seam.framing import FramedMessage
-from shoal.transports.buffer_pool import MAPPED_MIN
 from shoal.transports.message_splitter import (
     LARGE_BODY,
     LARGE_READ_SIZE,
+    MAPPED_MIN,
     READ_AFTER_LARGE,
     READ_SIZE,
     UNTAKEN_MAX,

@@ -14,13 +14,13 @@ from harness.speed import scaled
 from shoal.domain.errors import ConfigError
 from shoal.transports import dialer, tcp_server
 from shoal.transports.acceptor import accept
+from shoal.transports.dialer import connect_tcp
 from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
 from shoal.transports.tcp import (
     UNREAD_MAX,
     UNSENT_MAX,
     TcpLink,
 )
-from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from transports.certificates import issue
 from transports.links import ended, pair, received, serving

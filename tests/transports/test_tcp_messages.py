@@ -13,11 +13,11 @@ import pytest
 from shoal.domain.errors import LimitExceeded
 from shoal.protocols.seam.framing import FramedMessage
 from shoal.protocols.seam.session import Bulk
+from shoal.transports.dialer import connect_tcp
 from shoal.transports.link import LinkClosed
 from shoal.transports.message_splitter import UNTAKEN_MAX
 from shoal.transports.outbox import Outbox
 from shoal.transports.tcp import UNSENT_MAX, TcpLink
-from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import ended, serving
 from transports.numbered import HEAD, Numbered, message

@@ -7,7 +7,7 @@ from typing import IO
 
 import pytest
 
-from shoal.config.file_lock import open_lock_file, try_lock
+from shoal.config.private_files import open_lock_file, try_lock
 from shoal.domain.errors import Unavailable
 from shoal.worker import blob_cache as module
 from shoal.worker.blob_cache import BlobCache

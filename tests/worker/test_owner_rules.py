@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config.schedule import parse_window
-from shoal.worker.owner_rules import (
+from shoal.worker.owner_throttle import (
     ACTIVE,
     COOLER,
     HOLD,

@@ -20,10 +20,12 @@ from shoal.transports.clock import LoopClock
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots
-from shoal.worker.owner_rules import OwnerPause, OwnerReadings, OwnerRules
 from shoal.worker.owner_throttle import (
     RULES_INTERVAL,
     WATCH_INTERVAL,
+    OwnerPause,
+    OwnerReadings,
+    OwnerRules,
     OwnerThrottle,
 )
 from simulation import virtual

@@ -5,12 +5,15 @@ All that it has to know after a restart is in the store.
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from shoal.batches.client_files import ClientFiles
-from shoal.batches.input_lines import InputLines
+from shoal.batches.input_lines import InputLines, validate
 from shoal.batches.line_jobs import (
     LineGivenUp,
     LineJobs,
@@ -18,7 +21,6 @@ from shoal.batches.line_jobs import (
     LineRequest,
     LineUnauthorized,
 )
-from shoal.batches.line_room import LineQueue, LineRoom
 from shoal.batches.progress import (
     AwaitChange,
     BatchAction,
@@ -28,7 +30,6 @@ from shoal.batches.progress import (
     StartLines,
 )
 from shoal.batches.result_files import ResultFiles
-from shoal.batches.validation import validate
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.store.batches import (
@@ -50,6 +51,57 @@ CANCEL_EVERY = 1.0  # seconds until jobs that were just being accepted are cance
 OPEN = frozenset(BatchStatus) - BATCH_ENDED
 
 log = logging.getLogger("shoal.batches")
+
+
+LineQueue: TypeAlias = tuple[str, str]
+"""The owner and the model of lines."""
+
+
+@dataclass(slots=True)
+class LineRoom:
+    """The lines of all batches that run, and the batches that wait to begin more.
+
+    No line begins when they are ``stopped``.
+    """
+
+    stopped: bool = False
+    _running: Counter[LineQueue] = field(default_factory=Counter)
+    # Batches with lines that could begin, and what wakes them.
+    _waiting: dict[LineQueue, dict[str, asyncio.Event]] = field(default_factory=dict)
+
+    def share(self, queue: LineQueue, total: int, batch_id: str, running: int) -> int:
+        """Return how many lines a batch may begin, of which some are ``running``.
+
+        ``total`` is how many lines of the queue may run at once.
+        """
+        if self.stopped:
+            return 0
+        sharing = len(self._waiting.get(queue, {}).keys() | {batch_id})
+        fair = math.ceil(total / sharing) - running
+        return min(total - self._running[queue], fair)
+
+    def begin(self, queue: LineQueue, lines: int) -> None:
+        """Note that lines have begun."""
+        self._running[queue] += lines
+
+    def end(self, queue: LineQueue) -> None:
+        """Note that a line has ended, and wake the batches that wait for its room."""
+        self._running[queue] -= 1
+        if not self._running[queue]:
+            del self._running[queue]
+        for wake in self._waiting.get(queue, {}).values():
+            wake.set()
+
+    def wait(self, queue: LineQueue, batch_id: str, wake: asyncio.Event) -> None:
+        """Note that a batch has lines that could begin."""
+        self._waiting.setdefault(queue, {})[batch_id] = wake
+
+    def leave(self, queue: LineQueue, batch_id: str) -> None:
+        """Note that a batch has no line that could begin."""
+        others = self._waiting.get(queue, {})
+        others.pop(batch_id, None)
+        if not others:
+            self._waiting.pop(queue, None)
 
 
 @dataclass(slots=True)

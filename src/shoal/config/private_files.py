@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can read.
+"""Files and folders that only their owner can read, and how they are kept and locked.
 
 On Windows, files have the permissions of the folder that they are in, and nothing here
 changes those.
@@ -7,14 +7,40 @@ changes those.
 import os
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
-from shoal.config.folder_sync import sync_folder
+from filelock import lock_descriptor
+
 from shoal.domain.errors import ConfigError
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 OTHERS = 0o077  # permissions of the group and of all others
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk.  Raises OSError."""
+    if sys.platform == "win32":
+        return  # Windows cannot open folders
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_lock_file(file: Path) -> IO[bytes]:
+    """Open a file to lock it; creates it for its owner alone.  Raises OSError."""
+    return open(file, "a+b", opener=open_private)
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed; return False if another process has it."""
+    with suppress(OSError):  # a file system without locks
+        return lock_descriptor(file.fileno(), blocking=False)
+    return False
 
 
 def make_private_folder(folder: Path) -> None:

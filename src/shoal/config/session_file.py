@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.config.folder_sync import sync_folder
-from shoal.config.private_files import open_private
+from shoal.config.private_files import open_private, sync_folder
 from shoal.domain.credentials import BrowserSession
 
 FILE = "browser-sessions.json"

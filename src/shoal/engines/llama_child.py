@@ -18,7 +18,7 @@ import msgspec
 from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import kinds_of
 from shoal.engines.server_kinds import RERANKINGS, TEXT
-from shoal.processes.child import claim_pipes, write_all
+from shoal.processes.programs import claim_pipes, write_all
 
 LOG_VERBOSITY = 2  # of llama.cpp's levels of verbosity: errors and warnings
 BATCH_TOKENS = 512  # of a prompt, read at a time: an abort takes effect between them

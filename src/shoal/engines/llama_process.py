@@ -12,7 +12,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import JobKind
 from shoal.engines.llama_child import ModelToOpen, OpenFailed, Reply, ServerOpened
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.processes.child import describe_exit
+from shoal.processes.programs import describe_exit
 
 EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
 CLOSED = "the engine was closed"

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.models.quantizations import GgufModel, HubFile, gguf_models
+from shoal.models.names import GgufModel, HubFile, gguf_models
 
 SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
 SUGGESTED_MAX = 5  # repositories that a message names

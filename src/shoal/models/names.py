@@ -1,12 +1,14 @@
-"""Validates names of models and files, from peers and for sharing.
+"""Names of models and files: which are valid, and the quantizations that they tell.
 
 Names become files and folders.  A strict alphabet gives them the same meaning on every
 system: no hidden files, no parent folders, no Windows devices.
 """
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from shoal.domain.errors import InvalidRequest
+from shoal.domain.errors import ConfigError, InvalidRequest
 
 NAME_MAX = 200  # characters; keeps paths below Windows' 260
 PARTS_MAX = 4  # of a model's name, such as host/organization/model
@@ -14,6 +16,114 @@ PARTS_MAX = 4  # of a model's name, such as host/organization/model
 _MODEL_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=:-]*(?<!\.)", re.ASCII)
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]*(?<!\.)", re.ASCII)
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.ASCII | re.IGNORECASE)
+
+
+SMALL = 1_000_000_000  # bytes; models below lose the most by four bits
+
+PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "MXFP4")
+"""Four bits, the best first: the usual balance of quality, size and speed."""
+
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:IQ\d_[A-Z]+|Q\d_K_X?[SML]|Q\d_K_XL|Q\d_K|Q\d_\d|TQ\d_\d"
+    r"|MXFP4|BF16|F16|F32))$",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository; ``sha256`` is empty if the hub does not tell it."""
+
+    name: str
+    size: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A model in one file, or in several parts; the first is the one to load."""
+
+    quantization: str  # empty if its name has none
+    files: tuple[HubFile, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum(each.size for each in self.files)
+
+
+def gguf_models(files: Iterable[HubFile]) -> list[GgufModel]:
+    """Return the models among the files of a repository, the smallest first.
+
+    Models with missing parts, and projectors, are left out.
+    """
+    parts: dict[tuple[str, int], list[HubFile]] = {}
+    for file in sorted(files, key=lambda file: file.name):
+        base = file.name.rpartition("/")[2].lower()
+        if not base.endswith(".gguf") or _PROJECTOR in base:
+            continue
+        stem = file.name[: -len(".gguf")]
+        part = _PART.search(stem)
+        count = 1 if part is None else int(part[2])
+        parts.setdefault((_PART.sub("", stem), count), []).append(file)
+    models = [
+        GgufModel(_quantization_of(stem), tuple(found))
+        for (stem, count), found in parts.items()
+        if len(found) == count
+    ]
+    return sorted(models, key=lambda model: (model.size, model.files[0].name))
+
+
+def choose_model(
+    models: Sequence[GgufModel], memory: int | None, wanted: str = ""
+) -> GgufModel:
+    """Return the model to download.
+
+    ``memory`` is the size of the largest model that can run here, in bytes; None: it is
+    unknown.  ``wanted`` is a quantization or the name of a file.
+
+    Without a wish it is four bits (``PREFERRED``), or eight for a small model, if that
+    fits; else the largest that fits.
+
+    Raises ConfigError naming what there is.
+    """
+    known = ", ".join(
+        f"{each.quantization or each.files[0].name} ({each.size / 1e9:.1f} GB)"
+        for each in models
+    )
+    if wanted:
+        for each in models:
+            names = {each.quantization.lower(), *(f.name.lower() for f in each.files)}
+            if wanted.lower() in names - {""}:
+                return each
+        raise ConfigError(f"no quantization {wanted}; there are: {known}")
+    fitting = [each for each in models if memory is None or each.size <= memory]
+    if not fitting:
+        assert memory is not None, "everything fits into unknown memory"
+        raise ConfigError(
+            f"no quantization fits into the free memory: models of up to "
+            f"{memory / 1e9:.1f} GB can run here, and there are: {known}; to download "
+            "one anyway, name it after a colon, as in NAME:Q2_K"
+        )
+    by_name = {each.quantization.upper(): each for each in reversed(fitting)}
+    small = by_name.get("Q8_0")
+    if small is not None and small.size <= SMALL:
+        return small
+    for name in PREFERRED:
+        if name in by_name:
+            return by_name[name]
+    return fitting[-1]
+
+
+def _quantization_of(stem: str) -> str:
+    """Return the quantization in a name, or in that of its folder; empty: none."""
+    *folders, name = stem.split("/")
+    for text in (name, *reversed(folders)):
+        if found := _QUANTIZATION.search(text):
+            return found[1].upper()
+    return ""
 
 
 def check_model_name(name: str) -> str:

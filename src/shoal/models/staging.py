@@ -13,8 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from shoal.config.file_lock import try_lock
-from shoal.config.folder_sync import sync_folder
+from shoal.config.private_files import sync_folder, try_lock
 from shoal.domain.errors import ConfigError
 from shoal.models.names import model_folder_name
 from shoal.models.transfer import FileWrite

@@ -1,18 +1,93 @@
-"""The output of this machine's own programs, such as those that know its sensors.
+"""Other programs of this machine: what they print, how they end, who has a port.
 
-A driver that does not answer costs a child process and two seconds.  A library that
-calls it here, such as NVIDIA's NVML, would hold a thread that nothing can end.
+Some know its sensors.  A driver that does not answer costs a child process and two
+seconds; a library that calls it here, such as NVIDIA's NVML, would hold a thread that
+nothing can end.
 """
 
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 COMMAND_TIMEOUT = 2.0  # seconds for a system program to answer
 
 RunProgram: TypeAlias = Callable[[Sequence[str]], str]
 """Returns the output of a program; empty if it is missing or does not answer."""
+
+
+LISTENING = "0A"  # TCP_LISTEN in the kernel's tables
+
+
+def port_user(port: int, proc: Path = Path("/proc")) -> str | None:
+    """Name the program that listens on a TCP port, and its process id.
+
+    Returns None where that cannot be known: on other systems than Linux, and for
+    other people's processes.
+    """
+    sockets = {f"socket:[{inode}]" for inode in _listeners(port, proc)}
+    if not sockets:
+        return None
+    for process in proc.glob("[0-9]*"):
+        try:
+            links = (str(fd.readlink()) for fd in (process / "fd").iterdir())
+            if not sockets.isdisjoint(links):
+                name = (process / "comm").read_text().strip()
+                return f"{name}, process {process.name}"
+        except OSError:
+            continue  # not permitted, or gone
+    return None
+
+
+def _listeners(port: int, proc: Path) -> list[str]:
+    """Return the inodes of the sockets that listen on a port (see ``man 5 proc``)."""
+    inodes = []
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.append(fields[9])
+    return inodes
+
+
+def claim_pipes() -> tuple[int, int]:
+    """Return the file descriptors of a child's input and output, for messages only.
+
+    Native code and tasks may print.  From here on, standard output is redirected to
+    standard error, and standard input is empty.
+    """
+    messages_in, messages_out = os.dup(0), os.dup(1)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return messages_in, messages_out
+
+
+def write_all(pipe: int, data: bytes) -> None:
+    """Write to a pipe, blocking while it is full.  Raises OSError if it is closed."""
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[os.write(pipe, unsent) :]
+
+
+def describe_exit(code: int | None) -> str:
+    """Describe an exit code, as the end of a sentence; None: it is unknown."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 def program_output(command: Sequence[str]) -> str:

@@ -14,8 +14,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Protocol
 
-from shoal.config.folder_sync import sync_folder
-from shoal.config.private_files import FOLDER_MODE, open_private, restrict
+from shoal.config.private_files import FOLDER_MODE, open_private, restrict, sync_folder
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
 SIZE_MAX = 8 << 30  # bytes of all values, by default

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.config.folder_sync import sync_folder
-from shoal.config.private_files import FOLDER_MODE, open_private, restrict
+from shoal.config.private_files import FOLDER_MODE, open_private, restrict, sync_folder
 from shoal.domain.errors import StoreError
 from shoal.store.blobs import PART, TEMPORARY
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.processes.child import claim_pipes
+from shoal.processes.programs import claim_pipes
 from shoal.tasks import process_messages
 from shoal.tasks.call_access import RUNNING
 from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.processes.child import write_all
+from shoal.processes.programs import write_all
 from shoal.tasks.invocation import InvocationResult
 from shoal.tasks.limits import FLUSH_DELAY
 from shoal.tasks.process_messages import RETURNS, SIZES, encode_head

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.processes.child import describe_exit
+from shoal.processes.programs import describe_exit
 from shoal.tasks import process_messages
 from shoal.tasks.child_io import MARK, last_call_output
 from shoal.tasks.errors import TASKS_FOLDER

@@ -16,7 +16,7 @@ from aiohttp.http import HttpProcessingError
 
 from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
-from shoal.processes.port_user import port_user
+from shoal.processes.programs import port_user
 from shoal.transports.acceptor import BoundAddress, accepted, listen
 from shoal.transports.mdns import addresses_of
 from shoal.transports.strangers import (

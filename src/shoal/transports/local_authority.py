@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.config.folder_sync import sync_folder
-from shoal.config.private_files import make_private_folder, open_private
+from shoal.config.private_files import make_private_folder, open_private, sync_folder
 from shoal.domain.errors import ConfigError
 from shoal.transports.tls import VALID_BEFORE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
-from shoal.config.file_lock import open_lock_file, try_lock
+from shoal.config.private_files import open_lock_file, try_lock
 from shoal.domain.errors import Unavailable
 from shoal.tasks.limits import BLOB_TIMEOUT, BLOBS_MAX
 

@@ -18,9 +18,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from shoal.config.file_lock import open_lock_file, try_lock
-from shoal.config.folder_sync import sync_folder
-from shoal.config.private_files import FOLDER_MODE
+from shoal.config.private_files import (
+    FOLDER_MODE,
+    open_lock_file,
+    sync_folder,
+    try_lock,
+)
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
 

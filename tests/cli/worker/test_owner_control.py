@@ -18,8 +18,7 @@ from shoal.domain.errors import ConfigError
 from shoal.processes.thermal import ThermalReading
 from shoal.worker.agent import WorkerEvent
 from shoal.worker.health import HealthMeter
-from shoal.worker.owner_rules import OwnerReadings, OwnerRules
-from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.owner_throttle import OwnerReadings, OwnerRules, OwnerThrottle
 
 NOW = datetime(2026, 1, 5)
 

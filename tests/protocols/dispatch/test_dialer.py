@@ -6,7 +6,7 @@ import pytest
 
 from protocols.dispatch.recorded import CASES
 from shoal.domain.errors import NotAdmitted
-from shoal.protocols.dispatch.dialer import PAIRING, PROBE
+from shoal.protocols.dispatch import PAIRING, PROBE
 
 Answers = list[tuple[str, object]]
 

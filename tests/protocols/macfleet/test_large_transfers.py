@@ -26,9 +26,9 @@ from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.transports.clock import LoopClock
+from shoal.transports.dialer import connect_tcp
 from shoal.transports.driver import Driver
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import self_signed_tls
 

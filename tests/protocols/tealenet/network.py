@@ -16,8 +16,7 @@ from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
 from shoal.protocols.seam.session import Close, Data, Notice, Send
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
+from shoal.protocols.tealenet.local_node import Config, TealeLocalNode, coordinator_node
 from shoal.protocols.tealenet.relay_client.node import RelayNode
 from shoal.protocols.tealenet.relay_server.server import RelayServer
 

@@ -30,9 +30,9 @@ from shoal.protocols.tealenet.codec.messages import (
     SentMessage,
 )
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
-from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.local_node import (
+    Config,
     TealeLocalNode,
     coordinator_node,
     device_id,

@@ -13,8 +13,7 @@ from shoal.protocols.tealenet.admission import (
     admits_anonymous,
 )
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.local_node import Config, TealeLocalNode
 
 ADDRESS = "192.0.2.7"
 HASH = passcode_hash("a passcode")

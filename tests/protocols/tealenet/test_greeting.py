@@ -16,8 +16,7 @@ from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined
 from shoal.protocols.seam.session import PeerProfile
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.local_node import worker_node
+from shoal.protocols.tealenet.local_node import Config, worker_node
 
 # "hello" and "heartbeat" of TealeNet's document, whose acknowledgements are alike.
 INTRODUCTION = b"""{

@@ -21,9 +21,9 @@ from shoal.ledger.keys import Signer
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
+from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import CertificateNotTrusted
 from shoal.transports.link import Link, LinkClosed
-from shoal.transports.tcp_client import Scheme
 from shoal.worker.agent import Agent, MachineProbe, OnModelMessage, WorkerEvent
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.engine_monitor import EngineMonitor

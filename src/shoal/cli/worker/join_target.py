@@ -22,6 +22,7 @@ from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import (
     CertificateNotTrusted,
     NotHttp,
@@ -29,7 +30,6 @@ from shoal.transports.http_client import (
     request_json,
 )
 from shoal.transports.mdns import ANY_ADDRESS, addresses_of
-from shoal.transports.tcp_client import Scheme
 from shoal.transports.tls import fingerprint_of
 
 DEFAULT_PORT = 4010  # of a coordinator

@@ -12,7 +12,7 @@ from shoal.cli.use.models.pull import choose, describe, largest_model, pull, sho
 from shoal.domain.errors import ConfigError
 from shoal.engines import gguf_files, local_servers
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
-from shoal.models.quantizations import HubFile, choose_model, gguf_models
+from shoal.models.names import HubFile, choose_model, gguf_models
 
 LIST_TIMEOUT = 2.0  # seconds for a server to list its models
 

@@ -16,8 +16,12 @@ from shoal.processes.owner_readings import read_idle, read_on_battery
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import WorkerEvent
 from shoal.worker.health import HealthMeter
-from shoal.worker.owner_rules import OwnerPause, OwnerReadings, OwnerRules
-from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.owner_throttle import (
+    OwnerPause,
+    OwnerReadings,
+    OwnerRules,
+    OwnerThrottle,
+)
 
 Watch: TypeAlias = Callable[[], Coroutine[None, None, None]]
 

@@ -1,13 +1,13 @@
-"""Admission of workers: their token, and the offer they join with."""
+"""Admission of workers: the settings, their token, and the offer they join with."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
-from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.ecmascript_json import to_string, well_formed
 from shoal.protocols.dispatch.messages import (
     JobType,
@@ -45,6 +45,43 @@ CAPABILITIES: Mapping[JobType, JobKind] = {
 }
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of the wire."""
+
+    token: str = field(
+        default="",
+        metadata={
+            "help": "token of workers, beside the coordinator's join token",
+            "secret": True,
+        },
+    )
+    open: bool = field(
+        default=False,
+        metadata={
+            "help": "admission of Dispatch clients and workers without a key or token"
+        },
+    )
+    model: str = field(
+        default="dispatch",
+        metadata={"help": "model name for workers that report none"},
+    )
+    silence: float = field(
+        default=30.0,
+        metadata={
+            "help": "seconds of silence until a worker counts as lost; workers send a "
+            "heartbeat every 10"
+        },
+    )
+    trust_unproven: bool = field(
+        default=False,
+        metadata={
+            "help": "private jobs also for workers that name a trusted key without "
+            "proof, as in the original; anyone can do that"
+        },
+    )
 
 
 def admit(

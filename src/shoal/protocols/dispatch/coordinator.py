@@ -20,11 +20,11 @@ from shoal.domain.vocabulary import (
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import (
     CAPABILITIES,
+    Config,
     admit,
     new_worker_id,
     offer_of,
 )
-from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.ecmascript_json import to_json, well_formed
 from shoal.protocols.dispatch.jobs import encode_job
 from shoal.protocols.dispatch.messages import (

@@ -23,7 +23,6 @@ from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX as RELAYED_MAX
-from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.connections import (
     NODE_PARAMETER,
     RELAY_PATH,
@@ -36,7 +35,7 @@ from shoal.protocols.tealenet.connections import (
     relay_url,
 )
 from shoal.protocols.tealenet.handshake import DeviceConnections
-from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
+from shoal.protocols.tealenet.local_node import Config, TealeLocalNode, coordinator_node
 from shoal.protocols.tealenet.peer import LAN, TealeConnection
 from shoal.protocols.tealenet.relay_client.node import RelayNode
 from shoal.protocols.tealenet.relay_server.server import RelayServer

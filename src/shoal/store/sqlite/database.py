@@ -16,8 +16,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shoal.config.file_lock import open_lock_file, try_lock
-from shoal.config.private_files import create_private, restrict
+from shoal.config.private_files import (
+    create_private,
+    open_lock_file,
+    restrict,
+    try_lock,
+)
 from shoal.domain.errors import StoreError
 from shoal.store.sqlite.schema import migrate
 

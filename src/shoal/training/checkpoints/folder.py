@@ -23,7 +23,7 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from shoal.config.folder_sync import sync_folder
+from shoal.config.private_files import sync_folder
 from shoal.domain.errors import ShoalError
 from shoal.training.checkpoints.pieces import (
     PIECE_MAX,

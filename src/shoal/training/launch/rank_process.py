@@ -13,7 +13,7 @@ from socket import gethostname
 from typing import IO
 
 from shoal.domain.errors import ShoalError
-from shoal.processes.child import describe_exit
+from shoal.processes.programs import describe_exit
 from shoal.training.launch import script_start
 from shoal.training.launch.member_reports import MemberReports
 from shoal.training.launch.script_lines import (

@@ -21,8 +21,7 @@ from shoal.domain.work import Chat, Feature
 from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.local_node import TealeLocalNode, worker_node
+from shoal.protocols.tealenet.local_node import Config, TealeLocalNode, worker_node
 from shoal.protocols.tealenet.relay_client.node import DISCOVER_INTERVAL_MIN
 
 SESSION = "550E8400-E29B-41D4-A716-446655440000"

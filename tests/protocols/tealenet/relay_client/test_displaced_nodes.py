@@ -19,8 +19,7 @@ from protocols.tealenet.relay_client.relay_nodes import (
 )
 from shoal.domain.vocabulary import CancelJob, RunJob
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.local_node import Config, TealeLocalNode
 
 WORKER, WORKER_ID = local_worker()
 COORDINATOR = local_coordinator(Config(open=True))

@@ -35,7 +35,7 @@ from shoal.protocols.seam.peer_session import (
     ToPeer,
 )
 from shoal.protocols.seam.session import Send
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import Config
 from shoal.protocols.tealenet.relay_client import peers as relay_dialer
 from shoal.protocols.tealenet.relay_client.node import (
     DISCOVER_INTERVAL,

@@ -25,7 +25,7 @@ from shoal.domain.vocabulary import LoadChanged, OffersChanged
 from shoal.domain.worker import CHAT_ONLY, Offer, WorkerLoad
 from shoal.protocols.seam.peer_session import ALL_PEERS
 from shoal.protocols.seam.session import Notice, Send
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import Config
 from shoal.protocols.tealenet.relay_client.node import (
     DISCOVER_INTERVAL,
     INVALID_MAX,

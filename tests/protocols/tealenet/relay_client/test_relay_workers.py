@@ -40,7 +40,7 @@ from shoal.protocols.seam.peer_session import (
     Protection,
     ToPeer,
 )
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import Config
 from shoal.protocols.tealenet.relay_client.node import RelayNode
 from shoal.protocols.tealenet.relay_client.session import RelaySession
 

@@ -15,7 +15,7 @@ from protocols.tealenet.relay_harness import (
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.relay import RelayStanding
 from shoal.protocols.tealenet.codec.relay_messages import CAPABILITIES_MAX
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import Config
 from shoal.protocols.tealenet.relay_server.limits import Rate
 from shoal.protocols.tealenet.relay_server.nodes import NODE_OVERHEAD
 from shoal.protocols.tealenet.relay_server.server import LIMITS

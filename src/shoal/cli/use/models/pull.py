@@ -12,7 +12,7 @@ from shoal.domain.errors import ConfigError
 from shoal.engines.gguf_files import MEMORY_FACTOR
 from shoal.engines.resources import free_memory
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
-from shoal.models.quantizations import GgufModel, choose_model
+from shoal.models.names import GgufModel, choose_model
 
 
 @click.command("pull")
