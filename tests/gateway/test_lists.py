@@ -57,7 +57,7 @@ def test_every_list_is_limited() -> None:
     for each in listing:
         if each.path in IN_MEMORY:
             continue
-        assert getattr(each.endpoint, "lists", False), each.path
+        assert each.lists, each.path
         assert each.query is not None, each.path
         fields = each.query.__struct_fields__
         assert "limit" in fields, each.path

@@ -66,7 +66,7 @@ from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
-from shoal.gateway.ollama.operations import API as OLLAMA_API
+from shoal.gateway.operations import OLLAMA_API
 from shoal.ledger.keys import Signer
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -14,12 +13,11 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
 from shoal.gateway.dashboard.files import dashboard_files
 from shoal.gateway.dashboard.live_feed import LIVE_FEED, LiveFeed
-from shoal.gateway.error_forms import error_form, ollama_port_error_form
-from shoal.gateway.hosted_runs import HostedRuns
+from shoal.gateway.hosted_runs import RUNS, HostedRuns
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
 from shoal.gateway.http.errors import ErrorForm
-from shoal.gateway.http.operation import Operation
+from shoal.gateway.http.operation import Operation, error_forms
 from shoal.gateway.http.request_record import (
     RequestRecord,
     begin_record,
@@ -30,7 +28,6 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
-from shoal.gateway.runs import RUNS
 from shoal.gateway.traces import JobTraces, RequestTracer
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
@@ -72,9 +69,7 @@ def make_app(
     gateway.hub.subscribe(events.on_fact)
     live = LiveFeed(gateway, events)
     everyone = Strangers() if strangers is None else strangers
-    app = _application(
-        gateway, _Port(OPERATIONS, error_form, upgrade), metrics, everyone
-    )
+    app = _application(gateway, OPERATIONS, upgrade, metrics, everyone)
     app.on_startup.append(metrics.loop_lag.on_startup)
     app.on_cleanup.append(metrics.loop_lag.on_cleanup)
     app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
@@ -94,22 +89,18 @@ def make_ollama_app(
     It is counted with the requests of ``app``, and served in the same way.
     """
     everyone = Strangers() if strangers is None else strangers
-    port = _Port(OLLAMA_PORT, ollama_port_error_form)
-    return _application(gateway, port, app[METRICS], everyone)
-
-
-@dataclass(frozen=True, slots=True)
-class _Port:
-    """What a port has: the form of its errors is by path; None: no other WebSockets."""
-
-    operations: Sequence[Operation]
-    error_form: Callable[[str], ErrorForm]
-    upgrade: Handler | None = None
+    return _application(gateway, OLLAMA_PORT, None, app[METRICS], everyone)
 
 
 def _application(
-    gateway: Gateway, port: _Port, metrics: PrometheusMetrics, strangers: Strangers
+    gateway: Gateway,
+    operations: Sequence[Operation],
+    upgrade: Handler | None,
+    metrics: PrometheusMetrics,
+    strangers: Strangers,
 ) -> web.Application:
+    """Return the application of a port; ``upgrade`` None: without other WebSockets."""
+    error_form = error_forms(operations)
     tracer = None
     if gateway.spans is not None:
         tracer = RequestTracer(gateway.spans, gateway.clock)
@@ -128,7 +119,7 @@ def _application(
     async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
         asks = request.headers.get("Upgrade", "").lower() == "websocket"
         is_upgrade = (
-            port.upgrade is not None
+            upgrade is not None
             and asks
             and request.path.split("/")[1] not in HTTP_PATHS
         )
@@ -140,9 +131,9 @@ def _application(
         if tracer is not None and not is_upgrade:
             tracer.begin(record)
         try:
-            form = port.error_form(request.path)
-            if is_upgrade and port.upgrade is not None:
-                handler = partial(_checked_upgrade, gateway, port.upgrade)
+            form = error_form(request.path)
+            if is_upgrade and upgrade is not None:
+                handler = partial(_checked_upgrade, gateway, upgrade)
             elif asks:
                 handler = partial(_without_upgrade, gateway, handler)
             elif request.method == "OPTIONS" and preflight is not None:
@@ -184,7 +175,7 @@ def _application(
     app[METRICS] = metrics
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(http_server.on_response)
-    for operation in port.operations:
+    for operation in operations:
         app.add_routes([operation.route(gateway)])
     return app
 

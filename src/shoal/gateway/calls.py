@@ -17,6 +17,7 @@ from shoal.calls.messages import decode_items
 from shoal.calls.send_queue import SendQueue
 from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import ClientError, InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Priority
@@ -24,11 +25,14 @@ from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.media_types import BYTES_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 from shoal.transports.loop_share import LARGE, LoopShare
+
+api = Operations()
 
 CALLS_PATH = "/v1/calls"
 MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: about what workers of any wire accept
@@ -41,6 +45,72 @@ INVALID_DATA = 1007
 QUEUE_OVERFLOW = "the client left too many messages unread"
 
 
+NAMES_MAX = 10_000  # functions in one answer: the first ones by name
+
+
+class FunctionInfo(msgspec.Struct, frozen=True):
+    """A function, its number of workers, and the calls they run at a time."""
+
+    name: str
+    workers: int
+    slots: int
+
+
+class FunctionList(msgspec.Struct, frozen=True):
+    """The functions by name.
+
+    ``workers`` and ``slots`` count all workers that run functions, ``code`` those that
+    run functions sent with a call, and ``unnamed`` those that do not list theirs.
+    """
+
+    tasks: list[FunctionInfo]
+    workers: int
+    slots: int
+    code: int
+    unnamed: int
+
+
+@api.get(
+    "/v1/tasks", "List the functions", Scope.READ, by_calls=True, answer=FunctionList
+)
+async def list_functions(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
+    offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
+    workers: Counter[str] = Counter()
+    slots: Counter[str] = Counter()
+    for offer in offers:
+        for name in offer.tasks:
+            workers[name] += 1
+            slots[name] += offer.slots
+    functions = [
+        FunctionInfo(name, workers[name], slots[name])
+        for name in sorted(workers)[:NAMES_MAX]
+    ]
+    features = [offer.features for offer in offers]
+    return json_response(
+        FunctionList(
+            functions,
+            len(offers),
+            sum(offer.slots for offer in offers),
+            sum(Feature.CODE in each for each in features),
+            sum(
+                not offer.tasks and Feature.VALUES not in offer.features
+                for offer in offers
+            ),
+        )
+    )
+
+
+@api.get(
+    CALLS_PATH,
+    "Call functions, over a WebSocket",
+    Scope.USE,
+    by_calls=True,
+    status=101,
+    allow_head=False,
+)
 async def open_calls(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -171,67 +241,20 @@ async def _close(socket: web.WebSocketResponse, code: int, text: str) -> None:
     await socket.close(code=code, message=text.encode()[:123])
 
 
-NAMES_MAX = 10_000  # functions in one answer: the first ones by name
-
-
-class FunctionInfo(msgspec.Struct, frozen=True):
-    """A function, its number of workers, and the calls they run at a time."""
-
-    name: str
-    workers: int
-    slots: int
-
-
-class FunctionList(msgspec.Struct, frozen=True):
-    """The functions by name.
-
-    ``workers`` and ``slots`` count all workers that run functions, ``code`` those that
-    run functions sent with a call, and ``unnamed`` those that do not list theirs.
-    """
-
-    tasks: list[FunctionInfo]
-    workers: int
-    slots: int
-    code: int
-    unnamed: int
-
-
-async def list_functions(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
-    offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
-    workers: Counter[str] = Counter()
-    slots: Counter[str] = Counter()
-    for offer in offers:
-        for name in offer.tasks:
-            workers[name] += 1
-            slots[name] += offer.slots
-    functions = [
-        FunctionInfo(name, workers[name], slots[name])
-        for name in sorted(workers)[:NAMES_MAX]
-    ]
-    features = [offer.features for offer in offers]
-    return json_response(
-        FunctionList(
-            functions,
-            len(offers),
-            sum(offer.slots for offer in offers),
-            sum(Feature.CODE in each for each in features),
-            sum(
-                not offer.tasks and Feature.VALUES not in offer.features
-                for offer in offers
-            ),
-        )
-    )
-
-
 BLOB_PATH = "/v1/blobs/{digest}"
 PIECE = 1 << 18  # bytes read and written at a time
 PIECE_TIMEOUT = 60.0  # seconds for a client to read a piece
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
+@api.add(
+    "HEAD",
+    BLOB_PATH,
+    "Check whether a value is stored",
+    Scope.USE,
+    by_calls=True,
+    documented=False,
+)
 async def check_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -242,6 +265,14 @@ async def check_blob(
     return web.Response(content_type=BYTES_TYPE)
 
 
+@api.get(
+    BLOB_PATH,
+    "Fetch a value",
+    Scope.READ,
+    by_calls=True,
+    media=BYTES_TYPE,
+    allow_head=False,
+)
 async def fetch_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -272,6 +303,9 @@ async def send_value(
     return response
 
 
+@api.put(
+    BLOB_PATH, "Store a value", Scope.USE, by_calls=True, media=BYTES_TYPE, status=204
+)
 async def store_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -10,15 +10,20 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import Policy
 from shoal.domain.money import dollars
 from shoal.domain.work import JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_request import KINDS, CommitKind
 from shoal.ledger.canonical import to_time
+
+api = Operations(PLAIN_ERRORS)
 
 NETWORK = "shoal"
 INVALID_TYPE = "Invalid job_type. Use LLM_INFER or TASK"
@@ -54,12 +59,14 @@ class Quote(msgspec.Struct, frozen=True):
     expires_at: None = None
 
 
+@api.get("/v1/health", "Show the number of workers", answer=HealthReport)
 async def show_health(gateway: Gateway, request: web.Request) -> web.Response:
     now = to_time(gateway.clock.wall())
     online = len(gateway.hub.pool.workers)
     return json_response(HealthReport(workers_online=online, timestamp=now))
 
 
+@api.get("/v1/quote", "Price a job", Scope.READ, answer=Quote, query=QuoteQuery)
 async def show_quote(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

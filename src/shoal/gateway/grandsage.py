@@ -47,7 +47,9 @@ from shoal.gateway.generation.moderation import answer_moderator
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
+from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.media_types import NDJSON_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     ClientGone,
@@ -62,6 +64,8 @@ from shoal.gateway.ollama.misdirected import (
     OllamaMisdirected,
     is_ollama_client,
 )
+
+api = Operations(PLAIN_ERRORS)
 
 MODEL = "openbuddy-13b-v1.3-fp16"
 SYSTEM = "You are a helpful assistant name Buddy."
@@ -105,6 +109,7 @@ ERRORS: Mapping[type[ShoalError], str] = {
 }
 
 
+@api.post("/api/chat", "Answer a chat", documented=False)
 async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if is_ollama_client(request):
         raise OllamaMisdirected

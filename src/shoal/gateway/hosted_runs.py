@@ -412,6 +412,9 @@ def new_sentences(told: list[str], story: list[str]) -> list[str]:
     raise AssertionError("nothing of it is a beginning of all stories")
 
 
+RUNS = web.AppKey("runs", HostedRuns)
+
+
 def story_lines(events: Sequence[RunEvent]) -> list[tuple[float, str]]:
     """Return the course of a run in plain lines, each with its time."""
     lines = []

@@ -6,16 +6,21 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from shoal import __version__
 from shoal.coordinator.admission import WorkerAdmission
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotReady
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.authentication import is_local
+from shoal.gateway.http.media_types import TEXT_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.metrics.jobs import JobMetrics
 from shoal.gateway.metrics.labels import ModelLabels, WorkerLabels
 from shoal.gateway.metrics.loop_lag import LoopLag
 from shoal.gateway.metrics.pool import PoolMetrics
 from shoal.gateway.metrics.requests import RequestMetrics
 from shoal.protocols.seam.endpoints import ListenerTls
+
+api = Operations()
 
 
 class PrometheusMetrics:
@@ -38,6 +43,7 @@ class PrometheusMetrics:
 METRICS = web.AppKey("metrics", PrometheusMetrics)
 
 
+@api.get("/metrics", "Metrics for Prometheus", Scope.MONITOR, media=TEXT_TYPE)
 async def show_metrics(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -48,6 +54,7 @@ async def show_metrics(
 UNNAMED = frozenset(each.value for each in ListenerTls)
 
 
+@api.get("/healthz", "Whether the coordinator runs")
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
     # Workers recognise a Shoal coordinator by ``shoal``, and find in ``direct`` the
     # ports of wires that name them: only there do Shoal's workers join by a port.
@@ -73,6 +80,7 @@ def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
     )
 
 
+@api.get("/health", "Whether a model can answer")
 async def health(gateway: Gateway, request: web.Request) -> web.Response:
     """Say whether a model can answer, in the form of llama-server.
 
@@ -88,6 +96,7 @@ async def health(gateway: Gateway, request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
 
 
+@api.get("/readyz", "Whether it accepts jobs")
 async def readyz(gateway: Gateway, request: web.Request) -> web.Response:
     reason = gateway.hub.unavailable_reason
     if reason is None:

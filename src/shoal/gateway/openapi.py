@@ -13,9 +13,10 @@ from aiohttp import web
 
 import shoal
 from shoal.gateway.context import Gateway
-from shoal.gateway.error_forms import error_form
 from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
-from shoal.gateway.http.operation import Operation
+from shoal.gateway.http.operation import Operation, Operations
+
+api = Operations()
 
 REF = "#/components/schemas/{name}"
 
@@ -35,6 +36,7 @@ class EncodedDocument:
 DOCUMENT = web.AppKey("openapi", EncodedDocument)
 
 
+@api.get("/openapi.json", "This description")
 async def show_openapi(gateway: Gateway, request: web.Request) -> web.Response:
     """Answer with the description; it contains nothing about the pool."""
     document = request.app[DOCUMENT]
@@ -45,7 +47,7 @@ async def show_openapi(gateway: Gateway, request: web.Request) -> web.Response:
 def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the description of the documented operations, as JSON."""
     documented = [each for each in operations if each.documented]
-    types: set[type[Any]] = {error_form(each.path).body for each in operations}
+    types: set[type[Any]] = {each.errors.body for each in operations}
     for operation in documented:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
@@ -76,7 +78,6 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
-    error = error_form(operation.path).body
     if operation.streams:
         event = _EVENT if operation.stream_media == SSE_TYPE else {"type": "string"}
         answer[operation.stream_media] = {"schema": event}
@@ -89,7 +90,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             str(operation.status): {"description": "The answer", "content": answer},
             "default": {
                 "description": "What went wrong",
-                "content": {JSON_TYPE: {"schema": _ref(error)}},
+                "content": {JSON_TYPE: {"schema": _ref(operation.errors.body)}},
             },
         },
     }

@@ -14,20 +14,27 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
-from shoal.gateway.calls import digest_in
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, NotFound, PeerError, TooLarge
+from shoal.gateway.admin.runs import find_members
+from shoal.gateway.calls import digest_in, send_value
 from shoal.gateway.context import Gateway
 from shoal.gateway.hosted_runs import (
     CONNECTIONS_MAX,
+    RUNS,
     HostedRun,
-    HostedRuns,
     RunConnection,
 )
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.media_types import BYTES_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.rank_relay import RankRelay
 from shoal.training.launch.script_files import PIECE_MAX
 from shoal.training.run_events import MESSAGE_MAX
 from shoal.transports import http_server
+
+api = Operations()
 
 RUNS_PATH = "/v1/runs/"
 RANKS_PATH = RUNS_PATH + "{run}/ranks"
@@ -41,9 +48,46 @@ PING_EVERY = 20.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds for the other end's half of the closing handshake
 INVALID_DATA = 1007  # WebSocket close code (RFC 6455, section 7.4.1)
 
-RUNS = web.AppKey("runs", HostedRuns)
+
+@api.put(PIECE_PATH, "Store a part of a file of a run", media=BYTES_TYPE, status=204)
+async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
+    """Store a part of a file that a member returns."""
+    run = _admitted(request)
+    data = await gateway.bodies.read(request, PIECE_MAX)
+    run.count_piece(len(data))
+    await gateway.hub.blobs.keep(data, digest_in(request))
+    return web.Response(status=204)
 
 
+@api.get(
+    RESULT_PATH,
+    "Fetch what a machine of a run has returned",
+    Scope.READ,
+    media=BYTES_TYPE,
+    allow_head=False,
+)
+async def fetch_result(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    """Send what a machine of a run has returned, in MessagePack."""
+    run_id, node = request.match_info["run"], request.match_info["id"]
+    members = dict(enumerate(await find_members(gateway, request, run_id, caller)))
+    if (member := members.get(int(node) if node.isdecimal() else -1)) is None:
+        raise NotFound(f"your key has no run {run_id[:64]} with a machine {node[:8]}")
+    if member.outcome is None:
+        raise InvalidRequest(f"machine {node} has no result: {member.state.value}")
+    data: bytes | memoryview = member.outcome.value
+    if not data and member.outcome.blobs:
+        data = await gateway.hub.blobs.read(member.outcome.blobs[0])
+    return await send_value(request, data)
+
+
+@api.get(
+    RANKS_PATH,
+    "Form the groups of a run, over a WebSocket",
+    status=101,
+    allow_head=False,
+)
 async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     member = request.query.get("member", "")
@@ -62,6 +106,12 @@ async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespon
     return connection.socket
 
 
+@api.get(
+    EVENTS_PATH,
+    "Report and watch a run, over a WebSocket",
+    status=101,
+    allow_head=False,
+)
 async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     connection = await _open_socket(gateway, request, run)
@@ -73,6 +123,12 @@ async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamR
     return connection.socket
 
 
+@api.get(
+    RELAY_PATH,
+    "Connect ranks with each other, over WebSockets",
+    status=101,
+    allow_head=False,
+)
 async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     wishes = [each for each in RELAY_WISHES if each in request.query]
@@ -81,15 +137,6 @@ async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespo
     socket = (await _open_socket(gateway, request, run)).socket
     await RELAY_WISHES[wishes[0]](run.relay, request.query[wishes[0]], socket)
     return socket
-
-
-async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
-    """Store a part of a file that a member returns."""
-    run = _admitted(request)
-    data = await gateway.bodies.read(request, PIECE_MAX)
-    run.count_piece(len(data))
-    await gateway.hub.blobs.keep(data, digest_in(request))
-    return web.Response(status=204)
 
 
 RELAY_WISHES = {

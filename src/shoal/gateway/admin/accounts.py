@@ -14,10 +14,13 @@ from shoal.domain.money import DOLLARS_MAX, MICROS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.ledger import accounts
 from shoal.pool.inputs import AccountTopUp, BudgetSet
 from shoal.store.ledger import PostedTransfer
+
+api = Operations()
 
 LISTED_MAX = 1000  # accounts, or transfers, in one response
 TRANSFER_NUMBER_MAX = 2**53  # more than possible, and valid in SQL
@@ -109,6 +112,14 @@ _credit = msgspec.json.Decoder(CreditAccount)
 _limit = msgspec.json.Decoder(SetBudget)
 
 
+@api.get(
+    "/admin/accounts",
+    "List accounts",
+    Scope.READ,
+    lists=True,
+    answer=AccountList,
+    query=AccountQuery,
+)
 async def list_accounts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -125,6 +136,14 @@ async def list_accounts(
     )
 
 
+@api.get(
+    "/admin/accounts/{name}",
+    "Show an account",
+    Scope.READ,
+    lists=True,
+    answer=AccountDetail,
+    query=TransferQuery,
+)
 async def show_account(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -141,6 +160,13 @@ async def show_account(
     return json_response(account)
 
 
+@api.post(
+    "/admin/accounts/{name}/credit",
+    "Credit an account",
+    Scope.ADMIN,
+    answer=AccountDetail,
+    body=CreditAccount,
+)
 async def credit_account(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -151,6 +177,13 @@ async def credit_account(
     return json_response(await _account_detail(gateway, name))
 
 
+@api.put(
+    "/admin/accounts/{name}/budget",
+    "Set an account's budget",
+    Scope.ADMIN,
+    answer=AccountDetail,
+    body=SetBudget,
+)
 async def set_budget(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -28,7 +28,10 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
 from shoal.gateway.http.authentication import KEY_PREFIX, shown_start
 from shoal.gateway.http.decoding import decode, read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
+
+api = Operations()
 
 T = TypeVar("T")
 C = TypeVar("C", Key, JoinToken)
@@ -119,6 +122,14 @@ _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
 _new_key = Decoder(NewKey)
 
 
+@api.get(
+    "/admin/keys",
+    "List the API keys",
+    Scope.MONITOR,
+    lists=True,
+    answer=KeyList,
+    query=CredentialQuery,
+)
 async def list_keys(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -136,6 +147,7 @@ async def list_keys(
     )
 
 
+@api.post("/admin/keys", "Create an API key", Scope.ADMIN, answer=KeyInfo, body=NewKey)
 async def create_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -169,12 +181,14 @@ async def create_key(
     return json_response(shown, secret=True)
 
 
+@api.get("/admin/keys/{name}", "Show an API key", Scope.MONITOR, answer=KeyInfo)
 async def show_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return json_response(await _key_with_usage(gateway, _key_named(gateway, request)))
 
 
+@api.delete("/admin/keys/{name}", "Revoke an API key", Scope.ADMIN, answer=KeyInfo)
 async def revoke_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -287,6 +301,7 @@ class Invitation(msgspec.Struct, frozen=True):
 _new_token = Decoder(NewToken)
 
 
+@api.get("/admin/join", "Show how workers join", Scope.ADMIN, answer=Invitation)
 async def show_invitation(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -325,6 +340,14 @@ def qr_image(text: str) -> str:
     return image.getvalue().decode()
 
 
+@api.get(
+    "/admin/tokens",
+    "List the join tokens",
+    Scope.MONITOR,
+    lists=True,
+    answer=TokenList,
+    query=CredentialQuery,
+)
 async def list_tokens(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -334,6 +357,9 @@ async def list_tokens(
     )
 
 
+@api.post(
+    "/admin/tokens", "Create a join token", Scope.ADMIN, answer=TokenInfo, body=NewToken
+)
 async def create_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -364,6 +390,9 @@ async def create_token(
     )
 
 
+@api.delete(
+    "/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN, answer=TokenInfo
+)
 async def revoke_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -17,6 +17,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.fact_events import line_of, subjects
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, without_keys
 from shoal.gateway.jobs.endpoints import find_cursor
 from shoal.gateway.jobs.job_view import NULL, encode_value
@@ -32,6 +33,8 @@ from shoal.store.port import (
     StoredJobSummary,
     summarize,
 )
+
+api = Operations()
 
 LISTED_MAX = 1000
 CANCELLED = "cancelled by an operator"
@@ -124,6 +127,14 @@ class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: str | msgspec.UnsetType = msgspec.UNSET
 
 
+@api.get(
+    "/admin/jobs",
+    "List jobs, newest first",
+    Scope.READ,
+    lists=True,
+    answer=JobList,
+    query=AdminJobQuery,
+)
 async def list_jobs(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -142,6 +153,7 @@ async def list_jobs(
     return json_response(JobList([_summary(each) for each in page.jobs], page.before))
 
 
+@api.get("/admin/jobs/{id}", "Show a job", Scope.READ, answer=JobDetail)
 async def show_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -159,6 +171,28 @@ async def show_job(
     )
 
 
+@api.delete("/admin/jobs/{id}", "Cancel a job", Scope.USE, answer=CancelledJob)
+async def cancel_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    run_id = request.match_info["id"]
+    if members := await find_members(gateway, request, run_id, caller):
+        if not cancel_run(gateway, members, CANCELLED):
+            raise InvalidRequest(f"run {run_id} has ended")
+        return json_response(CancelledJob(JobId(run_id)))
+    stored = await _visible_job(gateway, request, caller)
+    job_id = stored.job.id
+    if not gateway.hub.cancel(job_id, CANCELLED):
+        raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
+    return json_response(CancelledJob(job_id))
+
+
+@api.get(
+    "/admin/jobs/{id}/explain",
+    "Explain a job's history",
+    Scope.READ,
+    answer=Explanation,
+)
 async def explain_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -184,21 +218,6 @@ async def explain_job(
         lines = [*map(without_keys, lines)]  # of workers that did not get the job, too
         events = [*map(_without_keys, events)]
     return json_response(Explanation(stored.job.id, lines, events))
-
-
-async def cancel_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    run_id = request.match_info["id"]
-    if members := await find_members(gateway, request, run_id, caller):
-        if not cancel_run(gateway, members, CANCELLED):
-            raise InvalidRequest(f"run {run_id} has ended")
-        return json_response(CancelledJob(JobId(run_id)))
-    stored = await _visible_job(gateway, request, caller)
-    job_id = stored.job.id
-    if not gateway.hub.cancel(job_id, CANCELLED):
-        raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
-    return json_response(CancelledJob(job_id))
 
 
 async def _visible_job(

@@ -3,11 +3,15 @@
 import msgspec
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.http.responses import json_response
 from shoal.models.names import NAME_MAX
+
+api = Operations()
 
 
 class ModelCopy(msgspec.Struct, frozen=True):
@@ -28,6 +32,13 @@ class ModelCopies(msgspec.Struct, frozen=True):
     data: list[ModelCopy]
 
 
+@api.get(
+    "/admin/models/{model}",
+    "Find the peers that share a model",
+    Scope.MONITOR,
+    answer=ModelCopies,
+    pattern=ANYTHING,
+)
 async def find_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
+from shoal.domain.errors import Forbidden
 from shoal.domain.job import GANG_MAX
-from shoal.gateway.calls import send_value
 from shoal.gateway.context import Gateway
-from shoal.gateway.hosted_runs import story_lines
+from shoal.gateway.hosted_runs import RUNS, story_lines
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.runs import RUNS
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
@@ -44,22 +42,6 @@ async def find_members(
             break
         found.append(member)
     return found
-
-
-async def fetch_result(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.StreamResponse:
-    """Send what a machine of a run has returned, in MessagePack."""
-    run_id, node = request.match_info["run"], request.match_info["id"]
-    members = dict(enumerate(await find_members(gateway, request, run_id, caller)))
-    if (member := members.get(int(node) if node.isdecimal() else -1)) is None:
-        raise NotFound(f"your key has no run {run_id[:64]} with a machine {node[:8]}")
-    if member.outcome is None:
-        raise InvalidRequest(f"machine {node} has no result: {member.state.value}")
-    data: bytes | memoryview = member.outcome.value
-    if not data and member.outcome.blobs:
-        data = await gateway.hub.blobs.read(member.outcome.blobs[0])
-    return await send_value(request, data)
 
 
 async def explain_run(

@@ -12,6 +12,7 @@ from shoal.domain.worker import MachineHealth
 from shoal.gateway.admin.workers import SuspensionInfo, order_infos, stored_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, without_keys
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.state import PoolState
@@ -20,6 +21,8 @@ from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
 from shoal.protocols.seam.relay import RelayMachine, RelayStanding
 from shoal.transports.clock import Clock
+
+api = Operations()
 
 
 class NodeHardware(msgspec.Struct, frozen=True):
@@ -72,13 +75,6 @@ def node_statuses(gateway: Gateway, offset: float) -> list[NodeStatus]:
         if len(listed := prober.nodes()) > 1
         for each in listed
     ]
-
-
-async def list_nodes(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    nodes = node_statuses(gateway, clock_offset(gateway.clock))
-    return json_response(NodeList(nodes))
 
 
 def _node_status(offset: float, wire: str, node: ListedNode) -> NodeStatus:
@@ -218,6 +214,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     unencrypted: dict[str, str]  # by wire: the peers on other machines
 
 
+@api.get("/admin/status", "Show workers and jobs", Scope.READ, answer=CoordinatorStatus)
 async def show_status(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -247,6 +244,14 @@ async def show_status(
     if not caller.has_scope(Scope.MONITOR):
         status = _as_seen_by(caller, status)
     return json_response(status)
+
+
+@api.get("/admin/nodes", "List the nodes of fleets", Scope.MONITOR, answer=NodeList)
+async def list_nodes(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    nodes = node_statuses(gateway, clock_offset(gateway.clock))
+    return json_response(NodeList(nodes))
 
 
 def _as_seen_by(caller: ApiCaller, status: CoordinatorStatus) -> CoordinatorStatus:

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.facts import WorkerSuspended
 from shoal.domain.ids import WorkerId, peer_of
@@ -15,9 +16,12 @@ from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.pool.roster import suggest_names
+
+api = Operations()
 
 NAME_MAX = 1024  # characters of a worker's id
 LIMIT_MAX = 7 * 86_400  # seconds: a week
@@ -69,6 +73,12 @@ def order_infos(
     ]
 
 
+@api.get(
+    "/admin/workers/{name}",
+    "Show a worker's state",
+    Scope.MONITOR,
+    answer=SuspensionInfo,
+)
 async def show_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -79,17 +89,40 @@ async def show_worker(
     return json_response(order)
 
 
-async def suspend_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, *, how: Suspension
+@api.post(
+    "/admin/workers/{name}/pause",
+    "Give a worker no new jobs",
+    Scope.ADMIN,
+    answer=SuspensionInfo,
+)
+async def pause_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    name, within = _worker_name(gateway, request), None
-    if how is Suspension.DRAINING:
-        limit = read_query(request, DrainQuery).within
-        within = None if isinstance(limit, msgspec.UnsetType) else limit
-    await gateway.hub.process(WorkerSuspension(name, how, caller.name, within))
+    return await _suspend(gateway, request, caller, Suspension.PAUSED)
+
+
+@api.post(
+    "/admin/workers/{name}/approve",
+    "Approve a new worker",
+    Scope.ADMIN,
+    answer=SuspensionInfo,
+)
+async def approve_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    name = _worker_name(gateway, request)
+    peer = gateway.directory.connected.get(name)
+    key = None if peer is None else peer.public_key
+    await gateway.hub.process(WorkerApproval(name, caller.name, key))
     return json_response(await _order_of(gateway, name))
 
 
+@api.post(
+    "/admin/workers/{name}/resume",
+    "Give a worker jobs again",
+    Scope.ADMIN,
+    answer=SuspensionInfo,
+)
 async def resume_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -109,13 +142,42 @@ async def resume_worker(
     return json_response(await _order_of(gateway, name))
 
 
-async def approve_worker(
+@api.post(
+    "/admin/workers/{name}/drain",
+    "Disconnect a worker after its jobs",
+    Scope.ADMIN,
+    answer=SuspensionInfo,
+    query=DrainQuery,
+)
+async def drain_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
+    limit = read_query(request, DrainQuery).within
+    within = None if isinstance(limit, msgspec.UnsetType) else limit
+    return await _suspend(gateway, request, caller, Suspension.DRAINING, within)
+
+
+@api.post(
+    "/admin/workers/{name}/remove",
+    "Disconnect and refuse a worker",
+    Scope.ADMIN,
+    answer=SuspensionInfo,
+)
+async def remove_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return await _suspend(gateway, request, caller, Suspension.REMOVED)
+
+
+async def _suspend(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    how: Suspension,
+    within: float | None = None,
+) -> web.Response:
     name = _worker_name(gateway, request)
-    peer = gateway.directory.connected.get(name)
-    key = None if peer is None else peer.public_key
-    await gateway.hub.process(WorkerApproval(name, caller.name, key))
+    await gateway.hub.process(WorkerSuspension(name, how, caller.name, within))
     return json_response(await _order_of(gateway, name))
 
 

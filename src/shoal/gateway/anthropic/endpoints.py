@@ -6,7 +6,10 @@ Source: Anthropic's API reference, "Create a Message" and "Count tokens in a Mes
 import msgspec
 from aiohttp import web
 
-from shoal.gateway.anthropic.message_answer import message_form
+from shoal.domain.credentials import Scope
+from shoal.gateway.anthropic.errors import ANTHROPIC_ERRORS
+from shoal.gateway.anthropic.message_answer import AnsweredMessage, message_form
+from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.anthropic.message_request import (
     decode_count_request,
     decode_message_request,
@@ -14,9 +17,12 @@ from shoal.gateway.anthropic.message_request import (
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.job_answers import answer
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.model_summaries import model_summary, seen_by
+
+api = Operations(ANTHROPIC_ERRORS)
 
 REQUEST_ID = "request-id"  # where Anthropic's clients look for it
 
@@ -27,6 +33,15 @@ class MessageTokens(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
+@api.post(
+    "/v1/messages",
+    "Create a message",
+    Scope.USE,
+    by_calls=True,
+    answer=AnsweredMessage,
+    body=CreateMessage,
+    streams=True,
+)
 async def create_message(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -38,6 +53,14 @@ async def create_message(
     )
 
 
+@api.post(
+    "/v1/messages/count_tokens",
+    "Count the tokens of a message",
+    Scope.USE,
+    by_calls=True,
+    answer=MessageTokens,
+    body=CountMessageTokens,
+)
 async def count_message_tokens(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -25,8 +25,11 @@ from shoal.gateway.http.decoding import (
     unsupported,
 )
 from shoal.gateway.http.ids import new_id
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.store.batches import BatchStatus, StoredBatch
+
+api = Operations()
 
 LISTED_MAX = 100  # batches in one response
 WINDOW_MAX = 7 * DAY  # seconds
@@ -107,6 +110,9 @@ class BatchListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(CreateBatch)
 
 
+@api.post(
+    "/v1/batches", "Create a batch", Scope.USE, answer=BatchObject, body=CreateBatch
+)
 async def create_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -138,6 +144,14 @@ async def create_batch(
     return json_response(shown_batch(new))
 
 
+@api.get(
+    "/v1/batches",
+    "List batches, newest first",
+    Scope.READ,
+    lists=True,
+    answer=BatchList,
+    query=BatchListQuery,
+)
 async def list_batches(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -157,6 +171,7 @@ async def list_batches(
     )
 
 
+@api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ, answer=BatchObject)
 async def show_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -164,6 +179,9 @@ async def show_batch(
     return json_response(shown_batch(batch))
 
 
+@api.post(
+    "/v1/batches/{batch_id}/cancel", "Cancel a batch", Scope.USE, answer=BatchObject
+)
 async def cancel_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

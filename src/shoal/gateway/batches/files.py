@@ -22,6 +22,7 @@ from shoal.gateway.http.forms import (
     receive_form,
 )
 from shoal.gateway.http.media_types import BYTES_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     ClientGone,
@@ -30,6 +31,8 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.store.files import FILES_MAX, FileFilter, FilePurpose, StoredFile
+
+api = Operations()
 
 EXPIRES_MIN, EXPIRES_MAX = 3600, 2_592_000  # seconds, as with OpenAI
 ID_MAX = 64  # characters
@@ -75,6 +78,7 @@ class FileListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: Literal["asc", "desc"] = "desc"
 
 
+@api.post("/v1/files", "Upload a file", Scope.USE, answer=FileObject)
 async def create_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -94,6 +98,14 @@ async def create_file(
     return json_response(_shown(stored))
 
 
+@api.get(
+    "/v1/files",
+    "List files",
+    Scope.READ,
+    lists=True,
+    answer=FileList,
+    query=FileListQuery,
+)
 async def list_files(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -127,6 +139,7 @@ async def list_files(
     )
 
 
+@api.get("/v1/files/{file_id}", "Show a file", Scope.READ, answer=FileObject)
 async def show_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -134,6 +147,7 @@ async def show_file(
     return json_response(_shown(found))
 
 
+@api.delete("/v1/files/{file_id}", "Delete a file", Scope.USE, answer=FileDeleted)
 async def delete_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -143,6 +157,13 @@ async def delete_file(
     return json_response(FileDeleted(found.id))
 
 
+@api.get(
+    "/v1/files/{file_id}/content",
+    "Fetch the contents of a file",
+    Scope.READ,
+    media=BYTES_TYPE,
+    allow_head=False,
+)
 async def fetch_content(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:

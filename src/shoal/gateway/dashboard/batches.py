@@ -15,7 +15,10 @@ from shoal.gateway.batches.files import FileId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
+
+api = Operations()
 
 LISTED_MAX = 1000
 
@@ -40,6 +43,14 @@ class OwnedBatchList(msgspec.Struct, frozen=True):
     next: str | None
 
 
+@api.get(
+    "/admin/batches",
+    "List the batches of all keys, newest first",
+    Scope.READ,
+    lists=True,
+    answer=OwnedBatchList,
+    query=OwnedBatchQuery,
+)
 async def list_batches(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

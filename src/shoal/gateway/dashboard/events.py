@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import (
@@ -17,8 +18,11 @@ from shoal.gateway.dashboard.event_log import (
 from shoal.gateway.dashboard.fact_events import subjects
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.store.port import Store
+
+api = Operations()
 
 LISTED_MAX = 1000
 EVENT_NUMBER_MAX = 2**53  # what JavaScript can count to
@@ -48,6 +52,14 @@ class EventList(msgspec.Struct, frozen=True):
     next: int | None
 
 
+@api.get(
+    "/admin/events",
+    "List events, newest first",
+    Scope.MONITOR,
+    lists=True,
+    answer=EventList,
+    query=EventQuery,
+)
 async def list_events(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -16,8 +16,12 @@ from aiohttp import web
 
 from shoal.domain.errors import NotFound
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.media_types import BYTES_TYPE
+from shoal.gateway.http.media_types import BYTES_TYPE, HTML_TYPE, TEXT_TYPE
+from shoal.gateway.http.operation import Operations
 
+api = Operations()
+
+DASHBOARD_FILE = "(?!session$|links$).+"  # not the dashboard's own paths
 FOLDER = "dashboard_files"  # in the package
 INDEX = "index.html"
 GZIP_MIN = 512  # bytes; below, compression saves no packet
@@ -104,10 +108,18 @@ def read_files(folder: Traversable) -> Mapping[str, DashboardFile]:
     return MappingProxyType(files)
 
 
+@api.get("/", "The dashboard", media=HTML_TYPE, documented=False)
 async def show_dashboard(gateway: Gateway, request: web.Request) -> web.Response:
     return _answer(request, INDEX)
 
 
+@api.get(
+    "/dashboard/{path}",
+    "A file of the dashboard",
+    media=TEXT_TYPE,
+    documented=False,
+    pattern=DASHBOARD_FILE,
+)
 async def show_file(gateway: Gateway, request: web.Request) -> web.Response:
     return _answer(request, request.match_info["path"])
 

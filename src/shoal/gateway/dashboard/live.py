@@ -8,12 +8,14 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.live_feed import LIVE_FEED, LiveClient, LiveFeed
-from shoal.gateway.error_forms import error_form
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.media_types import SSE_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
@@ -23,10 +25,19 @@ from shoal.gateway.http.responses import (
     write,
 )
 
+api = Operations()
+
 RETRY = b"retry: 2000\n\n"  # milliseconds before a browser connects again
 WRITTEN_AT_ONCE = 1 << 16  # bytes: a slow client has the time limit for each
 
 
+@api.get(
+    "/admin/live",
+    "Stream the state of the pool",
+    Scope.MONITOR,
+    media=SSE_TYPE,
+    allow_head=False,
+)
 async def stream_live(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -43,7 +54,7 @@ async def stream_live(
         except ShoalError as error:
             record_of(request).error = errors.error_status(error).code
             with suppress(ClientGone):
-                body = errors.error_body(error, error_form(request.path))
+                body = errors.error_body(error, api.errors)
                 text = b"event: error\ndata: " + body + b"\n\n"
                 await write(request, response, text, last=True)
     return response

@@ -13,6 +13,7 @@ from shoal.domain.worker import Hardware
 from shoal.engines.gguf_files import MEMORY_FACTOR
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, without_keys
 from shoal.gateway.model_summaries import (
     ModelSummary,
@@ -22,6 +23,8 @@ from shoal.gateway.model_summaries import (
 )
 from shoal.models.size_estimates import estimated_size
 from shoal.pool.worker import Worker
+
+api = Operations()
 
 GB = 1e9
 FITS_MAX = 200  # machines that are examined for a model
@@ -72,6 +75,13 @@ class PlacedModelList(msgspec.Struct, frozen=True):
     data: list[PlacedModel]
 
 
+@api.get(
+    "/admin/models",
+    "List the models, and where each is or would fit",
+    Scope.READ,
+    lists=True,
+    answer=PlacedModelList,
+)
 async def list_models(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -6,11 +6,13 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, NotFound
 from shoal.gateway.context import Gateway
-from shoal.gateway.hosted_runs import RUNNING, HostedRun
+from shoal.gateway.hosted_runs import RUNNING, RUNS, HostedRun
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, without_keys
-from shoal.gateway.runs import RUNS
 from shoal.training.run_progress import RANKS_KEPT, RankProgress
+
+api = Operations()
 
 ENDED, WAITING = "ended", "waiting"
 NOTHING = RankProgress(running=False)
@@ -69,6 +71,7 @@ class RunDetail(RunSummary, frozen=True):
     points: list[RunPoint]
 
 
+@api.get("/admin/runs", "List training runs", Scope.READ, lists=True, answer=RunList)
 async def list_runs(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -79,6 +82,7 @@ async def list_runs(
     )
 
 
+@api.get("/admin/runs/{id}", "Show a training run", Scope.READ, answer=RunDetail)
 async def show_run(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

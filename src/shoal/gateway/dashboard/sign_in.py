@@ -6,14 +6,17 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from shoal.domain.credentials import Key
+from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.admin.credentials import ScopeName
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.browser_sessions import set_cookie
 from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
+
+api = Operations()
 
 BODY_MAX = 4096  # bytes; who signs in has no key yet
 SECRET_MAX = 1024  # characters
@@ -49,6 +52,16 @@ class DashboardLink(msgspec.Struct, frozen=True):
 _new_session = msgspec.json.Decoder(NewSession)
 
 
+@api.get("/dashboard/session", "Show who is signed in", Scope.READ, answer=SessionInfo)
+async def show_session(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return json_response(_info(caller), secret=True)
+
+
+@api.post(
+    "/dashboard/session", "Sign a browser in", answer=SessionInfo, body=NewSession
+)
 async def begin_session(gateway: Gateway, request: web.Request) -> web.Response:
     access = gateway.access
     # Also here: a page could sign the user in as somebody else.
@@ -65,12 +78,7 @@ async def begin_session(gateway: Gateway, request: web.Request) -> web.Response:
     return response
 
 
-async def show_session(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    return json_response(_info(caller), secret=True)
-
-
+@api.delete("/dashboard/session", "Sign a browser out", status=204)
 async def end_session(gateway: Gateway, request: web.Request) -> web.Response:
     gateway.access.sessions.check_page(request)
     await gateway.access.sign_out(request)
@@ -79,6 +87,12 @@ async def end_session(gateway: Gateway, request: web.Request) -> web.Response:
     return response
 
 
+@api.post(
+    "/dashboard/links",
+    "Create a link that signs in once",
+    Scope.ADMIN,
+    answer=DashboardLink,
+)
 async def create_link(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -16,8 +16,11 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.media_types import CSV_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, well_formed, without_keys
 from shoal.store.usage import UsageField, UsageSum
+
+api = Operations()
 
 FIELDS: tuple[UsageField, ...] = get_args(UsageField)
 DEFAULT_DAYS = 30  # with today
@@ -66,6 +69,15 @@ class UsageList(msgspec.Struct, frozen=True):
     data: list[UsageRow]
 
 
+@api.get(
+    "/admin/usage",
+    "Add up usage and cost",
+    Scope.READ,
+    lists=True,
+    answer=UsageList,
+    query=UsageQuery,
+    text_media=CSV_TYPE,
+)
 async def list_usage(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -1,8 +1,10 @@
 """HTTP operations: a method at a path, with its handler, access and description."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from aiohttp import web
 
@@ -11,49 +13,76 @@ from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
+from shoal.gateway.http.errors import OPENAI_ERRORS, ErrorForm
 from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
 
-Handler: TypeAlias = Callable[
-    [Gateway, web.Request, ApiCaller], Awaitable[web.StreamResponse]
-]
-PublicHandler: TypeAlias = Callable[
-    [Gateway, web.Request], Awaitable[web.StreamResponse]
-]
+ANYTHING = ".+"  # a pattern: also slashes
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[web.StreamResponse]])
 
 
 @dataclass(frozen=True, slots=True)
-class Authorized:
-    """A handler for callers with an API key of a scope.
+class Operation:
+    """A method at a path.
 
-    ``open_wire`` names the protocol or API whose ``open`` setting admits requests
-    without a key as well.  ``lists``: it reads a list, of which a key may read few at a
-    time.  ``by_calls``: the credential of a running call will do.
+    The ``handler`` takes the gateway, the request and, if the operation has a
+    ``scope``, the caller, who has a key of that scope; without one, no key is needed.
+    ``errors`` is the form of its errors.  ``answer``, ``body`` and ``query`` are the
+    types of the answer, the request's body and its query.
     """
 
-    scope: Scope
-    handler: Handler
-    open_wire: str = ""
-    lists: bool = False
-    by_calls: bool = False
+    method: str
+    path: str
+    summary: str
+    handler: Callable[..., Awaitable[web.StreamResponse]]
+    scope: Scope | None
+    errors: ErrorForm
+    lists: bool = False  # it reads a list, of which a key may read few at a time
+    by_calls: bool = False  # the credential of a running call will do
+    open_wire: str = ""  # whose ``open`` setting admits requests without a key as well
+    answer: type[Any] | None = None
+    body: type[Any] | None = None
+    parts: tuple[type[Any], ...] = ()  # what raw fields of the body refer to
+    query: type[Any] | None = None
+    status: int = 200
+    media: str = JSON_TYPE
+    streams: bool = False  # it may answer with a stream, as the body asks
+    stream_media: str = SSE_TYPE
+    text_media: str = ""  # it may answer with a text of this type, as the query asks
+    documented: bool = True  # in ``/openapi.json``
+    pattern: str = "[^{}/]+"  # regular expression of the last parameter
+    allow_head: bool = True  # whether GET also answers HEAD: not if it writes a stream
 
-    async def __call__(
-        self, gateway: Gateway, request: web.Request
-    ) -> web.StreamResponse:
-        # Authorize first: reading the body of a request without a key costs memory.
-        caller = await self._authorize(gateway, request)
-        if not self.lists:
-            return await self.handler(gateway, request, caller)
-        async with gateway.access.reading_list(caller):
-            return await self.handler(gateway, request, caller)
+    def route(self, gateway: Gateway) -> web.RouteDef:
+        """Return the route for aiohttp's router."""
+        path = self.path
+        if path.endswith("}"):
+            path = f"{path.removesuffix('}')}:{self.pattern}}}"
 
-    async def _authorize(self, gateway: Gateway, request: web.Request) -> ApiCaller:
+        async def respond(request: web.Request) -> web.StreamResponse:
+            if self.scope is None:
+                return await self.handler(gateway, request)
+            # Authorize first: reading the body of a request without a key costs memory.
+            caller = await self._authorize(gateway, request, self.scope)
+            if not self.lists:
+                return await self.handler(gateway, request, caller)
+            async with gateway.access.reading_list(caller):
+                return await self.handler(gateway, request, caller)
+
+        if self.method == "GET":
+            return web.get(path, respond, allow_head=self.allow_head)
+        return web.route(self.method, path, respond)
+
+    async def _authorize(
+        self, gateway: Gateway, request: web.Request, scope: Scope
+    ) -> ApiCaller:
         is_open = self.open_wire in gateway.anonymous
         if is_open and not carries_key(request.headers):
             gateway.pages.check_keyless(request.headers)
         try:
             return await gateway.access.authorize(
                 request,
-                self.scope,
+                scope,
                 anonymous=ANONYMOUS_KEY if is_open else None,
                 by_calls=self.by_calls,
             )
@@ -66,57 +95,81 @@ class Authorized:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A method at a path.
+class Details(TypedDict, total=False):
+    """The fields of an operation that most have by default."""
 
-    ``endpoint`` is ``Authorized``, or a handler that answers requests without a key.
-    ``answer``, ``body`` and ``query`` are the types of the answer, the request's body
-    and its query; ``parts`` are types that raw fields of the body refer to.  An
-    operation that ``streams`` may answer with a stream of the type ``stream_media``,
-    as the body asks, and one with a ``text_media`` with a text of that type, as the
-    query asks.  An operation that is not ``documented`` is
-    left out of ``/openapi.json``.
+    lists: bool
+    by_calls: bool
+    answer: type[Any]
+    body: type[Any]
+    parts: tuple[type[Any], ...]
+    query: type[Any]
+    status: int
+    media: str
+    streams: bool
+    stream_media: str
+    text_media: str
+    documented: bool
+    pattern: str
+    allow_head: bool
+
+
+class Operations(list[Operation]):
+    """The operations of a module, which stand above their handlers.
+
+    ``errors`` is the form of their errors.
     """
 
-    method: str
-    path: str
-    summary: str
-    endpoint: Authorized | PublicHandler
-    answer: type[Any] | None = None
-    body: type[Any] | None = None
-    parts: tuple[type[Any], ...] = ()
-    query: type[Any] | None = None
-    status: int = 200
-    media: str = JSON_TYPE
-    streams: bool = False
-    stream_media: str = SSE_TYPE
-    text_media: str = ""
-    documented: bool = True
-    pattern: str = "[^{}/]+"  # regular expression of the last parameter
-    allow_head: bool = True  # whether GET also answers HEAD: not if it writes a stream
+    def __init__(self, errors: ErrorForm = OPENAI_ERRORS) -> None:
+        super().__init__()
+        self.errors = errors
+        self.get = partial(self.add, "GET")
+        self.post = partial(self.add, "POST")
+        self.put = partial(self.add, "PUT")
+        self.delete = partial(self.add, "DELETE")
 
-    @property
-    def scope(self) -> Scope | None:
-        """The scope of the key that it needs; None if it needs no key."""
-        return self.endpoint.scope if isinstance(self.endpoint, Authorized) else None
+    def add(
+        self,
+        method: str,
+        path: str,
+        summary: str,
+        scope: Scope | None = None,
+        **details: Unpack[Details],
+    ) -> Callable[[Handler], Handler]:
+        """Return a decorator that adds the operation of a handler."""
 
-    def route(self, gateway: Gateway) -> web.RouteDef:
-        """Return the route for aiohttp's router."""
-        path = self.path
-        if path.endswith("}"):
-            path = f"{path.removesuffix('}')}:{self.pattern}}}"
+        def decorate(handler: Handler) -> Handler:
+            self.append(
+                Operation(method, path, summary, handler, scope, self.errors, **details)
+            )
+            return handler
 
-        async def handler(request: web.Request) -> web.StreamResponse:
-            return await self.endpoint(gateway, request)
-
-        if self.method == "GET":
-            return web.get(path, handler, allow_head=self.allow_head)
-        return web.route(self.method, path, handler)
+        return decorate
 
 
-def opened(operation: Operation, wire: str) -> Operation:
-    """Return an operation that needs no key where ``wire`` is open."""
-    if not isinstance(operation.endpoint, Authorized):
-        return operation
-    return replace(operation, endpoint=replace(operation.endpoint, open_wire=wire))
+def opened(operations: Iterable[Operation], wire: str) -> list[Operation]:
+    """Return operations that need no key where ``wire`` is open."""
+    return [replace(each, open_wire=wire) for each in operations]
+
+
+def below(prefix: str, operations: Iterable[Operation]) -> list[Operation]:
+    """Return operations at the paths below ``prefix``."""
+    return [replace(each, path=prefix + each.path) for each in operations]
+
+
+def error_forms(operations: Iterable[Operation]) -> Callable[[str], ErrorForm]:
+    """Return the function from a path to the form of errors there.
+
+    An unknown path has the form of the first operation that begins as it does.
+    """
+    forms: dict[str, ErrorForm] = {}
+    for operation in operations:
+        for each in accumulate(operation.path.split("/"), "{}/{}".format):
+            forms.setdefault(each, operation.errors)
+
+    def error_form(path: str) -> ErrorForm:
+        while path not in forms:
+            path = path.rpartition("/")[0]
+        return forms[path]
+
+    return error_form

@@ -18,6 +18,8 @@ from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.gateway.jobs.job_options import IDEMPOTENCY_KEY
@@ -25,6 +27,7 @@ from shoal.gateway.jobs.job_request import USER_MAX
 from shoal.gateway.jobs.job_view import (
     STATUSES,
     STORED_KINDS,
+    JobInfo,
     JobListEntry,
     JobStatus,
     JobType,
@@ -34,6 +37,8 @@ from shoal.gateway.jobs.job_view import (
 )
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
+
+api = Operations(PLAIN_ERRORS)
 
 WAIT_MAX = 60.0  # seconds to wait for the end of a job
 LISTED_MAX = 100  # jobs in one response
@@ -87,6 +92,55 @@ async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
     return stored
 
 
+@api.get(
+    "/v1/jobs",
+    "List jobs, newest first",
+    Scope.READ,
+    lists=True,
+    answer=JobPage,
+    query=JobListQuery,
+)
+async def list_jobs(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    query = read_query(request, JobListQuery)
+    before = await find_cursor(gateway, query.before or None, caller)
+    wanted = JobFilter(
+        caller.name,
+        frozenset(state for state in JobState if STATUSES[state] == query.status),
+        query.user_id if isinstance(query.user_id, str) else None,
+        next(
+            (each for each in STORED_KINDS if job_type_of(each) == query.job_type), None
+        ),
+        before,
+    )
+    page = await gateway.store.recent(wanted, query.limit)
+    return json_response(JobPage([*map(list_entry, page.jobs)], page.before))
+
+
+@api.delete(
+    "/v1/jobs", "Cancel the job with an Idempotency-Key", Scope.USE, answer=JobInfo
+)
+async def cancel_keyed_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if not key:
+        raise InvalidRequest(f"{IDEMPOTENCY_KEY}: missing", IDEMPOTENCY_KEY)
+    stored = await gateway.store.by_idempotency_key(caller.name, key)
+    if stored is None:
+        raise NotFound(NOT_FOUND)
+    return await _cancel(gateway, request, caller, stored.job.id)
+
+
+@api.get(
+    "/v1/jobs/{id}",
+    "Show a job, or wait for its end",
+    Scope.READ,
+    by_calls=True,
+    answer=JobInfo,
+    query=JobShowQuery,
+)
 async def show_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -132,24 +186,6 @@ async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
     return await encode_stored_job(gateway.store, stored, withheld=withheld)
 
 
-async def list_jobs(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, JobListQuery)
-    before = await find_cursor(gateway, query.before or None, caller)
-    wanted = JobFilter(
-        caller.name,
-        frozenset(state for state in JobState if STATUSES[state] == query.status),
-        query.user_id if isinstance(query.user_id, str) else None,
-        next(
-            (each for each in STORED_KINDS if job_type_of(each) == query.job_type), None
-        ),
-        before,
-    )
-    page = await gateway.store.recent(wanted, query.limit)
-    return json_response(JobPage([*map(list_entry, page.jobs)], page.before))
-
-
 async def find_cursor(
     gateway: Gateway, before: str | None, caller: ApiCaller
 ) -> JobId | None:
@@ -168,22 +204,11 @@ async def find_cursor(
     return job_id
 
 
+@api.delete("/v1/jobs/{id}", "Cancel a job", Scope.USE, by_calls=True, answer=JobInfo)
 async def cancel_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return await _cancel(gateway, request, caller, job_id_in(request))
-
-
-async def cancel_keyed_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    key = request.headers.get(IDEMPOTENCY_KEY)
-    if not key:
-        raise InvalidRequest(f"{IDEMPOTENCY_KEY}: missing", IDEMPOTENCY_KEY)
-    stored = await gateway.store.by_idempotency_key(caller.name, key)
-    if stored is None:
-        raise NotFound(NOT_FOUND)
-    return await _cancel(gateway, request, caller, stored.job.id)
 
 
 async def _cancel(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
 from shoal.domain.facts import (
     JOB_ENDS,
@@ -48,6 +49,9 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.media_types import SSE_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
@@ -61,6 +65,8 @@ from shoal.gateway.jobs.endpoints import owned_summary
 from shoal.gateway.jobs.job_view import error_code
 from shoal.ledger.canonical import to_time
 from shoal.store.port import RecordedFact
+
+api = Operations(PLAIN_ERRORS)
 
 SUBSCRIBERS_MAX = 1000  # clients at a time, each with a connection
 ID_DIGITS_MAX = 15  # of an event's id
@@ -126,6 +132,14 @@ class EventSubscriptions:
 SUBSCRIPTIONS = web.AppKey("subscriptions", EventSubscriptions)
 
 
+@api.get(
+    "/v1/jobs/{id}/events",
+    "Stream a job's events",
+    Scope.READ,
+    by_calls=True,
+    media=SSE_TYPE,
+    allow_head=False,
+)
 async def stream_events(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:

@@ -6,10 +6,13 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound, RateLimited
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, read_query
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_request import USER_MAX, UserId, decode_user, is_falsy
 from shoal.gateway.jobs.job_view import format_time
@@ -21,6 +24,9 @@ from shoal.pool.trust import pairing_rejection
 from shoal.protocols.seam.admission import token_matches
 from shoal.store.pairing import PairingCode
 
+api = Operations(PLAIN_ERRORS)
+
+PUBLIC_KEY = "(?!create$|claim$|list$)[^{}/]+"  # not the API's other paths
 CODE_DIGITS = 15  # hexadecimal, as in the original's codes of 6: 60 bits
 BEGINNING = 5  # digits that a code is looked up by; guesses at the rest are counted
 LIFETIME = 3600.0  # seconds
@@ -93,6 +99,14 @@ _creates = msgspec.json.Decoder(CreateCode)
 _claims = msgspec.json.Decoder(ClaimCode)
 
 
+@api.post(
+    "/v1/trust/create",
+    "Create a pairing code",
+    Scope.USE,
+    answer=CodeCreated,
+    body=CreateCode,
+    status=201,
+)
 async def create_pairing_code(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -130,6 +144,9 @@ async def _new_code(
     raise RateLimited("too many unclaimed pairing codes: try again shortly")
 
 
+@api.post(
+    "/v1/trust/claim", "Pair a worker by a code", answer=CodeClaimed, body=ClaimCode
+)
 async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Response:
     # The pairing code is the credential.
     body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
@@ -182,19 +199,13 @@ async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) 
     await gateway.hub.process(WorkerPaired(code.owner, code.user, public_key))
 
 
-async def revoke_pairing(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    user = read_query(request, ProviderQuery).user_id
-    if not isinstance(user, str) or not user:
-        raise InvalidRequest(MISSING_QUERY, "user_id")
-    public_key = _public_key(request.match_info["provider_pubkey"])
-    if public_key not in gateway.hub.pool.trusted_keys.get((caller.name, user), ()):
-        raise NotFound(NOT_PAIRED)
-    await gateway.hub.process(WorkerUnpaired(caller.name, user, public_key))
-    return json_response(PairingRevoked(user, public_key))
-
-
+@api.get(
+    "/v1/trust/list",
+    "List a user's workers",
+    Scope.READ,
+    answer=ProviderList,
+    query=ProviderQuery,
+)
 async def list_providers(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -210,3 +221,24 @@ async def list_providers(
             ]
         )
     )
+
+
+@api.delete(
+    "/v1/trust/{provider_pubkey}",
+    "Unpair a worker",
+    Scope.USE,
+    pattern=PUBLIC_KEY,
+    answer=PairingRevoked,
+    query=ProviderQuery,
+)
+async def revoke_pairing(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    user = read_query(request, ProviderQuery).user_id
+    if not isinstance(user, str) or not user:
+        raise InvalidRequest(MISSING_QUERY, "user_id")
+    public_key = _public_key(request.match_info["provider_pubkey"])
+    if public_key not in gateway.hub.pool.trusted_keys.get((caller.name, user), ()):
+        raise NotFound(NOT_PAIRED)
+    await gateway.hub.process(WorkerUnpaired(caller.name, user, public_key))
+    return json_response(PairingRevoked(user, public_key))

@@ -13,6 +13,7 @@ from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.ledger import bundle, consistency
 from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
@@ -27,6 +28,8 @@ from shoal.ledger.outputs import output_of
 from shoal.ledger.requests import request_hash_of, request_of
 from shoal.store.ledger import LoggedReceipt, LogHead
 from shoal.store.port import StoredJob
+
+api = Operations()
 
 LISTED_MAX = 1000  # receipts in one response
 SIZE_MAX = 2**53  # receipts in a log: more than possible, and valid in SQL
@@ -87,6 +90,14 @@ class ReceiptLog(msgspec.Struct, frozen=True):
     checkpoint: str | None
 
 
+@api.get(
+    "/v1/receipts",
+    "List receipts, newest first",
+    Scope.READ,
+    lists=True,
+    answer=ReceiptList,
+    query=ReceiptQuery,
+)
 async def list_receipts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -98,6 +109,13 @@ async def list_receipts(
     return json_response(ReceiptList([receipt_info(each) for each in filed], more))
 
 
+@api.get(
+    "/v1/receipts/{id}",
+    "Export a job's receipt",
+    Scope.READ,
+    answer=ReceiptBundle,
+    query=ExportQuery,
+)
 async def export_receipt(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -108,6 +126,7 @@ async def export_receipt(
     return json_bytes_response(bundle.write(exported))
 
 
+@api.get("/v1/log", "Show the log of receipts", answer=ReceiptLog)
 async def show_log(gateway: Gateway, request: web.Request) -> web.Response:
     head = await gateway.store.ledger.head()
     key = gateway.hub.public_key.hex()
@@ -116,6 +135,12 @@ async def show_log(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(ReceiptLog(key, head.size, head.note))
 
 
+@api.get(
+    "/v1/log/growth",
+    "Prove that the log has only grown",
+    answer=ConsistencyProof,
+    query=GrowthQuery,
+)
 async def show_growth(gateway: Gateway, request: web.Request) -> web.Response:
     query = read_query(request, GrowthQuery)
     first = await _checkpoint(gateway, query.since)

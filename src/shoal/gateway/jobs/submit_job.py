@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from shoal.coordinator.bookkeeping import payer_of
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, PaymentDue, StillRunning
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Privacy, Webhook
@@ -18,16 +19,19 @@ from shoal.domain.work import Task
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.body import BODY_MAX
-from shoal.gateway.http.errors import error_status
+from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.egress_policy import EgressPolicy, is_denied
 from shoal.gateway.jobs.job_options import build_job
-from shoal.gateway.jobs.job_request import decode_commit
+from shoal.gateway.jobs.job_request import CommitJob, decode_commit
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.trust import NO_TRUSTED_WORKER, trust_rejection
 from shoal.store.run_to_end import run_to_end
+
+api = Operations(PLAIN_ERRORS)
 
 BODY_TYPE = "application/json"
 
@@ -168,6 +172,18 @@ async def commit_job(
         if reason.startswith(NO_TRUSTED_WORKER):
             return json_response(NoTrustedWorker(error=reason, job_id=job_id), 422)
     return json_response(CommittedJob(job_id), 201)
+
+
+for policy in Policy:
+    api.post(
+        f"/v1/jobs/commit/{policy.value}",
+        f"Commit a {policy.value} job",
+        Scope.USE,
+        by_calls=True,
+        answer=CommittedJob,
+        body=CommitJob,
+        status=201,
+    )(partial(commit_job, policy=policy))
 
 
 async def _submit(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import CannotDo, UnknownModel
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
@@ -17,12 +18,22 @@ from shoal.gateway.generation.embeddings import LARGE_ANSWER, vectors_of
 from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, missing
+from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.media_types import NDJSON_TYPE, TEXT_TYPE
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.gateway.model_summaries import model_summaries, model_summary, seen_by
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
-from shoal.gateway.ollama.bodies import OllamaModelName
+from shoal.gateway.ollama.bodies import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbedOne,
+    OllamaGenerate,
+    OllamaModelName,
+)
 from shoal.gateway.ollama.embeddings import (
+    OllamaEmbedding,
+    OllamaEmbeddings,
     OllamaTexts,
     decode_embed,
     decode_embed_one,
@@ -31,6 +42,7 @@ from shoal.gateway.ollama.embeddings import (
 )
 from shoal.gateway.ollama.models import (
     OllamaLoadedModels,
+    OllamaModelInfo,
     OllamaModels,
     OllamaVersion,
     described_model,
@@ -46,12 +58,33 @@ from shoal.gateway.ollama.requests import (
 )
 from shoal.ledger.canonical import to_time
 
+api = Operations(PLAIN_ERRORS)
+
+REFUSAL = "Refuse to manage models"
 RUNNING = "Ollama is running"  # clients compare it
 
 PULLED = b'{"status":"success"}\n'
 PULLING = b'{"status":"pulling manifest"}\n'
 
 
+@api.get("/", "Whether Ollama's API is here", media=TEXT_TYPE, documented=False)
+async def show_running(gateway: Gateway, request: web.Request) -> web.Response:
+    return web.Response(text=RUNNING, content_type=TEXT_TYPE)
+
+
+@api.get("/api/version", "Show Ollama's version", answer=OllamaVersion)
+async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
+    return json_response(OllamaVersion())
+
+
+@api.post(
+    "/api/chat",
+    "Answer a chat as Ollama does",
+    Scope.USE,
+    body=OllamaChat,
+    streams=True,
+    stream_media=NDJSON_TYPE,
+)
 async def create_ollama_chat(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -59,6 +92,14 @@ async def create_ollama_chat(
     return await _answer(gateway, request, caller, asked, AnswerShape.CHAT, "messages")
 
 
+@api.post(
+    "/api/generate",
+    "Complete a prompt as Ollama does",
+    Scope.USE,
+    body=OllamaGenerate,
+    streams=True,
+    stream_media=NDJSON_TYPE,
+)
 async def create_ollama_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -67,6 +108,13 @@ async def create_ollama_completion(
     return await _answer(gateway, request, caller, asked, shape, "prompt")
 
 
+@api.post(
+    "/api/embed",
+    "Embed texts as Ollama does",
+    Scope.USE,
+    answer=OllamaEmbeddings,
+    body=OllamaEmbed,
+)
 async def embed_texts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -83,6 +131,13 @@ async def embed_texts(
     return json_bytes_response(await asyncio.to_thread(encode) if large else encode())
 
 
+@api.post(
+    "/api/embeddings",
+    "Embed a text as Ollama did",
+    Scope.USE,
+    answer=OllamaEmbedding,
+    body=OllamaEmbedOne,
+)
 async def embed_text(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -93,6 +148,7 @@ async def embed_text(
     return json_bytes_response(encode_embed_one(vectors))
 
 
+@api.get("/api/tags", "List the models as Ollama does", Scope.READ, answer=OllamaModels)
 async def list_ollama_models(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -102,6 +158,12 @@ async def list_ollama_models(
     )
 
 
+@api.get(
+    "/api/ps",
+    "List the models that workers have loaded",
+    Scope.READ,
+    answer=OllamaLoadedModels,
+)
 async def list_loaded_models(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -111,6 +173,13 @@ async def list_loaded_models(
     )
 
 
+@api.post(
+    "/api/show",
+    "Describe a model as Ollama does",
+    Scope.READ,
+    answer=OllamaModelInfo,
+    body=OllamaModelName,
+)
 async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -120,6 +189,14 @@ async def show_ollama_model(
     return json_response(described_model(shown, gateway.created_at))
 
 
+@api.post(
+    "/api/pull",
+    "Check that the pool has a model",
+    Scope.READ,
+    body=OllamaModelName,
+    streams=True,
+    stream_media=NDJSON_TYPE,
+)
 async def pull_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -139,6 +216,12 @@ async def pull_model(
     return _lines(PULLING + PULLED)
 
 
+@api.post("/api/create", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/copy", REFUSAL, Scope.USE, documented=False)
+@api.delete("/api/delete", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/push", REFUSAL, Scope.USE, documented=False)
+@api.add("HEAD", "/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
 async def refuse_management(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -147,14 +230,6 @@ async def refuse_management(
         "but on the machines that run them: `shoal models --help`, `shoal join --help`",
         "model",
     )
-
-
-async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
-    return json_response(OllamaVersion())
-
-
-async def show_running(gateway: Gateway, request: web.Request) -> web.Response:
-    return web.Response(text=RUNNING, content_type=TEXT_TYPE)
 
 
 _names = msgspec.json.Decoder(OllamaModelName)

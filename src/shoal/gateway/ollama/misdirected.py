@@ -4,14 +4,14 @@ Its clients are configured with an address without a path.  An error names the r
 one, in the form that they show.
 """
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 from aiohttp import web
 
 from shoal.domain.errors import NotFound
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.operation import Operation
-from shoal.gateway.ollama.operations import ollama_operations
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.operation import Operation, Operations
 
 OLLAMA_AGENT = "ollama"  # begins the user agent of Ollama's own clients
 
@@ -40,17 +40,21 @@ async def refuse_misdirected(gateway: Gateway, request: web.Request) -> web.Resp
     raise OllamaMisdirected
 
 
-def misdirected_operations(taken: Container[str]) -> tuple[Operation, ...]:
-    """Return operations at the paths without the prefix: all of them are refused.
+def misdirected(
+    operations: Iterable[Operation], others: Iterable[Operation]
+) -> Operations:
+    """Return operations that refuse requests for ``operations`` without the prefix.
 
-    Those at paths that are ``taken`` are left out.
+    The paths of ``others`` are left out.
     """
-    return tuple(
-        Operation(
-            *(each.method, each.path, "Name the address of Ollama's API"),
-            refuse_misdirected,
-            documented=False,
-        )
-        for each in ollama_operations("")
-        if each.documented and each.path not in taken
-    )
+    refused = Operations(PLAIN_ERRORS)
+    taken = {each.path for each in others}
+    for each in operations:
+        if each.documented and each.path not in taken:
+            refused.add(
+                each.method,
+                each.path,
+                "Name the address of Ollama's API",
+                documented=False,
+            )(refuse_misdirected)
+    return refused

@@ -22,28 +22,57 @@ from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.generation.stored_ends import stored_end
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
-from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
+from shoal.gateway.openai.chat_answer import (
+    ChatChunkEncoder,
+    ChatCompletion,
+    encode_chat_completion,
+)
+from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.chat_request import decode_chat_request
 from shoal.gateway.openai.completion_answer import (
     CompletionChunkEncoder,
+    TextCompletion,
     encode_text_completion,
 )
-from shoal.gateway.openai.completion_request import decode_completion_request
+from shoal.gateway.openai.completion_request import (
+    CreateCompletion,
+    decode_completion_request,
+)
 from shoal.gateway.openai.embeddings import (
+    CreateEmbedding,
+    CreateEmbeddingResponse,
     decode_embedding_request,
     encode_embeddings,
 )
-from shoal.gateway.openai.rerank import decode_rerank_request, encode_ranking
+from shoal.gateway.openai.rerank import (
+    CreateRerank,
+    CreateRerankResponse,
+    decode_rerank_request,
+    encode_ranking,
+)
 from shoal.gateway.openai.transcription import (
     AUDIO_MAX,
+    TranscriptionAnswer,
     decode_transcription_request,
     encode_transcription,
 )
 from shoal.store.port import StoredJob
 
+api = Operations()
 
+
+@api.post(
+    "/v1/chat/completions",
+    "Create a chat completion",
+    Scope.USE,
+    by_calls=True,
+    answer=ChatCompletion,
+    body=CreateChatCompletion,
+    streams=True,
+)
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -52,6 +81,28 @@ async def create_chat_completion(
     return await answer(gateway, request, caller, asked, form, field="messages")
 
 
+@api.get(
+    "/v1/chat/completions/{id}",
+    "Fetch a chat completion",
+    Scope.READ,
+    by_calls=True,
+    answer=ChatCompletion,
+)
+async def show_chat_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return await _show_result(gateway, request, caller, Chat)
+
+
+@api.post(
+    "/v1/completions",
+    "Create a text completion",
+    Scope.USE,
+    by_calls=True,
+    answer=TextCompletion,
+    body=CreateCompletion,
+    streams=True,
+)
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -60,6 +111,27 @@ async def create_completion(
     return await answer(gateway, request, caller, asked, form, field="prompt")
 
 
+@api.get(
+    "/v1/completions/{id}",
+    "Fetch a text completion",
+    Scope.READ,
+    by_calls=True,
+    answer=TextCompletion,
+)
+async def show_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return await _show_result(gateway, request, caller, Completion)
+
+
+@api.post(
+    "/v1/embeddings",
+    "Create embeddings",
+    Scope.USE,
+    by_calls=True,
+    answer=CreateEmbeddingResponse,
+    body=CreateEmbedding,
+)
 async def create_embeddings(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -78,6 +150,14 @@ async def create_embeddings(
     )
 
 
+@api.post(
+    "/v1/rerank",
+    "Rank documents",
+    Scope.USE,
+    by_calls=True,
+    answer=CreateRerankResponse,
+    body=CreateRerank,
+)
 async def create_rerank(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -88,6 +168,13 @@ async def create_rerank(
     return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
 
 
+@api.post(
+    "/v1/audio/transcriptions",
+    "Transcribe speech",
+    Scope.USE,
+    by_calls=True,
+    answer=TranscriptionAnswer,
+)
 async def create_transcription(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -129,11 +216,10 @@ def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> Answ
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
 
 
-async def show_result(
+async def _show_result(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    *,
     type_: type[Chat | Completion],
 ) -> web.Response:
     job_id = job_id_in(request)

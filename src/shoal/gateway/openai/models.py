@@ -12,8 +12,10 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from shoal.domain.credentials import Scope
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.model_summaries import (
     ModelSummary,
@@ -21,6 +23,8 @@ from shoal.gateway.model_summaries import (
     model_summary,
     seen_by,
 )
+
+api = Operations()
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+@api.get("/v1/models", "List the models", Scope.READ, by_calls=True, answer=ModelList)
 async def list_models(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -57,6 +62,14 @@ async def list_models(
     return json_response(ModelList(models, first, last))
 
 
+@api.get(
+    "/v1/models/{model}",
+    "Show a model",
+    Scope.READ,
+    by_calls=True,
+    answer=ModelObject,
+    pattern=ANYTHING,
+)
 async def show_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -22,12 +23,14 @@ from shoal.gateway.generation.job_answers import answer_whole, stream_answer
 from shoal.gateway.generation.moderation import check_work
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import encode_json, json_bytes_response
 from shoal.gateway.jobs.job_options import build_job
+from shoal.gateway.responses.body import CreateResponse, ResponseInputItem
 from shoal.gateway.responses.events import ResponseEventEncoder
 from shoal.gateway.responses.request import ResponseRequest, decode_response_request
-from shoal.gateway.responses.response_object import ResponseDraft
+from shoal.gateway.responses.response_object import ResponseDraft, ResponseObject
 from shoal.gateway.responses.resumed_stream import stream_response
 from shoal.gateway.responses.stored_responses import (
     StoredResponse,
@@ -36,6 +39,8 @@ from shoal.gateway.responses.stored_responses import (
     storable,
 )
 from shoal.pool.lifecycle import JobState
+
+api = Operations()
 
 LISTED_MAX = 100  # items in one answer
 CANCELLED_BY_CLIENT = "the response was cancelled by its owner"
@@ -73,6 +78,16 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
+@api.post(
+    "/v1/responses",
+    "Create a response",
+    Scope.USE,
+    by_calls=True,
+    answer=ResponseObject,
+    body=CreateResponse,
+    parts=(ResponseInputItem,),
+    streams=True,
+)
 async def create_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -102,6 +117,16 @@ async def create_response(
     return await answer_whole(gateway, request, caller, job, form)
 
 
+@api.get(
+    "/v1/responses/{id}",
+    "Show a response, or resume its stream",
+    Scope.READ,
+    by_calls=True,
+    answer=ResponseObject,
+    query=ResponseQuery,
+    streams=True,
+    allow_head=False,
+)
 async def show_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
@@ -116,6 +141,9 @@ async def show_response(
     return _shown(found)
 
 
+@api.delete(
+    "/v1/responses/{id}", "Delete a response", Scope.USE, answer=DeletedResponse
+)
 async def delete_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -132,6 +160,13 @@ async def delete_response(
     return json_bytes_response(encode_json(deleted))
 
 
+@api.post(
+    "/v1/responses/{id}/cancel",
+    "Cancel a response",
+    Scope.USE,
+    by_calls=True,
+    answer=ResponseObject,
+)
 async def cancel_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
@@ -142,6 +177,14 @@ async def cancel_response(
     return _shown(found)
 
 
+@api.get(
+    "/v1/responses/{id}/input_items",
+    "List the input of a response",
+    Scope.READ,
+    lists=True,
+    answer=InputItemList,
+    query=InputItemQuery,
+)
 async def list_input_items(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
