@@ -27,7 +27,6 @@ from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.media_types import BYTES_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import json_response
 from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 from shoal.transports.loop_share import LARGE, LoopShare
@@ -70,12 +69,8 @@ class FunctionList(msgspec.Struct, frozen=True):
     unnamed: int
 
 
-@api.get(
-    "/v1/tasks", "List the functions", Scope.READ, by_calls=True, answer=FunctionList
-)
-async def list_functions(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/v1/tasks", "List the functions", Scope.READ, by_calls=True)
+async def list_functions(gateway: Gateway) -> FunctionList:
     found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
     offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
     workers: Counter[str] = Counter()
@@ -89,27 +84,19 @@ async def list_functions(
         for name in sorted(workers)[:NAMES_MAX]
     ]
     features = [offer.features for offer in offers]
-    return json_response(
-        FunctionList(
-            functions,
-            len(offers),
-            sum(offer.slots for offer in offers),
-            sum(Feature.CODE in each for each in features),
-            sum(
-                not offer.tasks and Feature.VALUES not in offer.features
-                for offer in offers
-            ),
-        )
+    return FunctionList(
+        functions,
+        len(offers),
+        sum(offer.slots for offer in offers),
+        sum(Feature.CODE in each for each in features),
+        sum(
+            not offer.tasks and Feature.VALUES not in offer.features for offer in offers
+        ),
     )
 
 
 @api.get(
-    CALLS_PATH,
-    "Call functions, over a WebSocket",
-    Scope.USE,
-    by_calls=True,
-    status=101,
-    allow_head=False,
+    CALLS_PATH, "Call functions, over a WebSocket", Scope.USE, by_calls=True, status=101
 )
 async def open_calls(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -255,9 +242,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
     by_calls=True,
     documented=False,
 )
-async def check_blob(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def check_blob(gateway: Gateway, request: web.Request) -> web.Response:
     """Check whether a value is stored; this also delays its eviction."""
     digest = digest_in(request)
     if gateway.hub.blobs.missing([digest]):
@@ -265,17 +250,8 @@ async def check_blob(
     return web.Response(content_type=BYTES_TYPE)
 
 
-@api.get(
-    BLOB_PATH,
-    "Fetch a value",
-    Scope.READ,
-    by_calls=True,
-    media=BYTES_TYPE,
-    allow_head=False,
-)
-async def fetch_blob(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.StreamResponse:
+@api.get(BLOB_PATH, "Fetch a value", Scope.READ, by_calls=True, media=BYTES_TYPE)
+async def fetch_blob(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     # The digest is a capability: only clients that were given it, or have the value,
     # know it.
     return await send_value(request, await gateway.hub.blobs.read(digest_in(request)))
@@ -306,9 +282,7 @@ async def send_value(
 @api.put(
     BLOB_PATH, "Store a value", Scope.USE, by_calls=True, media=BYTES_TYPE, status=204
 )
-async def store_blob(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def store_blob(gateway: Gateway, request: web.Request) -> web.Response:
     digest = digest_in(request)
     data = await gateway.bodies.read(request, BLOB_MAX)
     await gateway.hub.blobs.keep(data, digest)

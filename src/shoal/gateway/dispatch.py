@@ -16,10 +16,8 @@ from shoal.domain.job import Policy
 from shoal.domain.money import dollars
 from shoal.domain.work import JobKind
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_request import KINDS, CommitKind
 from shoal.ledger.canonical import to_time
 
@@ -59,24 +57,22 @@ class Quote(msgspec.Struct, frozen=True):
     expires_at: None = None
 
 
-@api.get("/v1/health", "Show the number of workers", answer=HealthReport)
-async def show_health(gateway: Gateway, request: web.Request) -> web.Response:
+@api.get("/v1/health", "Show the number of workers")
+async def show_health(gateway: Gateway) -> HealthReport:
     now = to_time(gateway.clock.wall())
     online = len(gateway.hub.pool.workers)
-    return json_response(HealthReport(workers_online=online, timestamp=now))
+    return HealthReport(workers_online=online, timestamp=now)
 
 
-@api.get("/v1/quote", "Price a job", Scope.READ, answer=Quote, query=QuoteQuery)
-async def show_quote(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/v1/quote", "Price a job", Scope.READ, query=QuoteQuery)
+async def show_quote(gateway: Gateway, request: web.Request) -> Quote:
     types = request.query.getall("job_type", [])
     if len(types) != 1 or types[0] not in KINDS:
         raise InvalidRequest(INVALID_TYPE, "job_type")
     kind = KINDS[types[0]]
     policy = _policy(request.query.getall("policy", [AUTO]), kind)
     price = dollars(gateway.prices.price(policy, kind))
-    return json_response(Quote(price, f"/v1/jobs/commit/{policy.value}", policy.name))
+    return Quote(price, f"/v1/jobs/commit/{policy.value}", policy.name)
 
 
 def _policy(given: list[str], kind: CommitKind) -> Policy:

@@ -9,7 +9,6 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotReady
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.media_types import TEXT_TYPE
 from shoal.gateway.http.operation import Operations
@@ -44,9 +43,7 @@ METRICS = web.AppKey("metrics", PrometheusMetrics)
 
 
 @api.get("/metrics", "Metrics for Prometheus", Scope.MONITOR, media=TEXT_TYPE)
-async def show_metrics(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def show_metrics(request: web.Request) -> web.Response:
     body = generate_latest(request.app[METRICS].registry)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -81,7 +78,7 @@ def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
 
 
 @api.get("/health", "Whether a model can answer")
-async def health(gateway: Gateway, request: web.Request) -> web.Response:
+async def health(gateway: Gateway) -> web.Response:
     """Say whether a model can answer, in the form of llama-server.
 
     vLLM and SGLang have the same path, and clients ask for it before they begin.
@@ -97,7 +94,7 @@ async def health(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 @api.get("/readyz", "Whether it accepts jobs")
-async def readyz(gateway: Gateway, request: web.Request) -> web.Response:
+async def readyz(gateway: Gateway) -> web.Response:
     reason = gateway.hub.unavailable_reason
     if reason is None:
         return web.json_response({"status": "ready"})

@@ -12,7 +12,6 @@ import msgspec
 from aiohttp import web
 
 import shoal
-from shoal.gateway.context import Gateway
 from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
 from shoal.gateway.http.operation import Operation, Operations
 
@@ -37,7 +36,7 @@ DOCUMENT = web.AppKey("openapi", EncodedDocument)
 
 
 @api.get("/openapi.json", "This description")
-async def show_openapi(gateway: Gateway, request: web.Request) -> web.Response:
+async def show_openapi(request: web.Request) -> web.Response:
     """Answer with the description; it contains nothing about the pool."""
     document = request.app[DOCUMENT]
     body = await asyncio.to_thread(lambda: document.body)
@@ -79,8 +78,8 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
     if operation.streams:
-        event = _EVENT if operation.stream_media == SSE_TYPE else {"type": "string"}
-        answer[operation.stream_media] = {"schema": event}
+        event = _EVENT if operation.streams == SSE_TYPE else {"type": "string"}
+        answer[operation.streams] = {"schema": event}
     if operation.text_media:
         answer[operation.text_media] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {

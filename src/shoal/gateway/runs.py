@@ -64,7 +64,6 @@ async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
     "Fetch what a machine of a run has returned",
     Scope.READ,
     media=BYTES_TYPE,
-    allow_head=False,
 )
 async def fetch_result(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -82,12 +81,7 @@ async def fetch_result(
     return await send_value(request, data)
 
 
-@api.get(
-    RANKS_PATH,
-    "Form the groups of a run, over a WebSocket",
-    status=101,
-    allow_head=False,
-)
+@api.get(RANKS_PATH, "Form the groups of a run, over a WebSocket", status=101)
 async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     member = request.query.get("member", "")
@@ -106,12 +100,7 @@ async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespon
     return connection.socket
 
 
-@api.get(
-    EVENTS_PATH,
-    "Report and watch a run, over a WebSocket",
-    status=101,
-    allow_head=False,
-)
+@api.get(EVENTS_PATH, "Report and watch a run, over a WebSocket", status=101)
 async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     connection = await _open_socket(gateway, request, run)
@@ -123,12 +112,7 @@ async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamR
     return connection.socket
 
 
-@api.get(
-    RELAY_PATH,
-    "Connect ranks with each other, over WebSockets",
-    status=101,
-    allow_head=False,
-)
+@api.get(RELAY_PATH, "Connect ranks with each other, over WebSockets", status=101)
 async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     wishes = [each for each in RELAY_WISHES if each in request.query]

@@ -15,7 +15,6 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.ledger import accounts
 from shoal.pool.inputs import AccountTopUp, BudgetSet
 from shoal.store.ledger import PostedTransfer
@@ -112,18 +111,10 @@ _credit = msgspec.json.Decoder(CreditAccount)
 _limit = msgspec.json.Decoder(SetBudget)
 
 
-@api.get(
-    "/admin/accounts",
-    "List accounts",
-    Scope.READ,
-    lists=True,
-    answer=AccountList,
-    query=AccountQuery,
-)
+@api.get("/admin/accounts", "List accounts", Scope.READ, lists=True)
 async def list_accounts(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, AccountQuery)
+    gateway: Gateway, caller: ApiCaller, query: AccountQuery
+) -> AccountList:
     books = gateway.hub.books
     names = [name for name in books.account_names() if _may_see(caller, name)]
     everything = caller.has_scope(Scope.MONITOR)
@@ -131,9 +122,7 @@ async def list_accounts(
     first = bisect_right(names, query.after)
     page = names[first : first + query.limit]
     more = page[-1] if first + query.limit < len(names) else None
-    return json_response(
-        AccountList([_account_info(gateway, name) for name in page], total, more)
-    )
+    return AccountList([_account_info(gateway, name) for name in page], total, more)
 
 
 @api.get(
@@ -141,12 +130,11 @@ async def list_accounts(
     "Show an account",
     Scope.READ,
     lists=True,
-    answer=AccountDetail,
     query=TransferQuery,
 )
 async def show_account(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> AccountDetail:
     name = _account_name(request)
     if not _may_see(caller, name):
         raise Forbidden(f"{name} is not yours: this takes a key with the scope monitor")
@@ -157,41 +145,39 @@ async def show_account(
             f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
             "/admin/accounts, lists all"
         )
-    return json_response(account)
+    return account
 
 
 @api.post(
     "/admin/accounts/{name}/credit",
     "Credit an account",
     Scope.ADMIN,
-    answer=AccountDetail,
     body=CreditAccount,
 )
 async def credit_account(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> AccountDetail:
     name = _account_name(request, new=True)
     credit = decode(_credit, await gateway.bodies.read(request))
     gateway.access.ensure_active(caller)
     await gateway.hub.process(AccountTopUp(name, credit.amount, caller.name))
-    return json_response(await _account_detail(gateway, name))
+    return await _account_detail(gateway, name)
 
 
 @api.put(
     "/admin/accounts/{name}/budget",
     "Set an account's budget",
     Scope.ADMIN,
-    answer=AccountDetail,
     body=SetBudget,
 )
 async def set_budget(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> AccountDetail:
     name = _account_name(request, new=True)
     limit = decode(_limit, await gateway.bodies.read(request))
     gateway.access.ensure_active(caller)
     await gateway.hub.process(BudgetSet(name, limit.budget, caller.name))
-    return json_response(await _account_detail(gateway, name))
+    return await _account_detail(gateway, name)
 
 
 def _account_name(request: web.Request, *, new: bool = False) -> str:

@@ -27,9 +27,8 @@ from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
 from shoal.gateway.http.authentication import KEY_PREFIX, shown_start
-from shoal.gateway.http.decoding import decode, read_query
+from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 
 api = Operations()
 
@@ -122,35 +121,26 @@ _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
 _new_key = Decoder(NewKey)
 
 
-@api.get(
-    "/admin/keys",
-    "List the API keys",
-    Scope.MONITOR,
-    lists=True,
-    answer=KeyList,
-    query=CredentialQuery,
-)
-async def list_keys(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/keys", "List the API keys", Scope.MONITOR, lists=True)
+async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
     keyring = gateway.access.keyring
     first = [
         replace(each, id=each.name, created_at=gateway.created_at)
         for each in keyring.first
     ]
-    page, more = _page([*first, *keyring.cache], request)
+    page, more = _page([*first, *keyring.cache], query)
     used = await gateway.store.keys.usage_by_owner(
         day_of(gateway.clock.wall()), {key.name for key in page}
     )
-    return json_response(
-        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in page], more)
+    return KeyList(
+        [_key_info(key, used.get(key.name, KeyUsage())) for key in page], more
     )
 
 
-@api.post("/admin/keys", "Create an API key", Scope.ADMIN, answer=KeyInfo, body=NewKey)
+@api.post("/admin/keys", "Create an API key", Scope.ADMIN, body=NewKey, secret=True)
 async def create_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> KeyInfo:
     wanted = await _read(gateway, request, caller, _new_key)
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
@@ -177,23 +167,18 @@ async def create_key(
     pinned: str | msgspec.UnsetType = msgspec.UNSET
     if admission.fingerprint is not None:
         pinned = admission.with_fingerprint(secret)
-    shown = msgspec.structs.replace(shown, key=secret, pinned_key=pinned)
-    return json_response(shown, secret=True)
+    return msgspec.structs.replace(shown, key=secret, pinned_key=pinned)
 
 
-@api.get("/admin/keys/{name}", "Show an API key", Scope.MONITOR, answer=KeyInfo)
-async def show_key(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    return json_response(await _key_with_usage(gateway, _key_named(gateway, request)))
+@api.get("/admin/keys/{name}", "Show an API key", Scope.MONITOR)
+async def show_key(gateway: Gateway, request: web.Request) -> KeyInfo:
+    return await _key_with_usage(gateway, _key_named(gateway, request))
 
 
-@api.delete("/admin/keys/{name}", "Revoke an API key", Scope.ADMIN, answer=KeyInfo)
-async def revoke_key(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.delete("/admin/keys/{name}", "Revoke an API key", Scope.ADMIN)
+async def revoke_key(gateway: Gateway, request: web.Request) -> KeyInfo:
     key = await gateway.access.revoke(_key_named(gateway, request))
-    return json_response(await _key_with_usage(gateway, key))
+    return await _key_with_usage(gateway, key)
 
 
 def _key_named(gateway: Gateway, request: web.Request) -> Key:
@@ -301,20 +286,17 @@ class Invitation(msgspec.Struct, frozen=True):
 _new_token = Decoder(NewToken)
 
 
-@api.get("/admin/join", "Show how workers join", Scope.ADMIN, answer=Invitation)
-async def show_invitation(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/join", "Show how workers join", Scope.ADMIN, secret=True)
+async def show_invitation(gateway: Gateway) -> Invitation:
     admission = gateway.admission
     join = admission.invitation(admission.join_token)
-    invitation = Invitation(
+    return Invitation(
         join,
         admission.shown_token(admission.join_token),
         list(admission.urls()),
         admission.loopback_only,
         await asyncio.to_thread(qr_image, join),
     )
-    return json_response(invitation, secret=True)
 
 
 def qr_image(text: str) -> str:
@@ -340,29 +322,18 @@ def qr_image(text: str) -> str:
     return image.getvalue().decode()
 
 
-@api.get(
-    "/admin/tokens",
-    "List the join tokens",
-    Scope.MONITOR,
-    lists=True,
-    answer=TokenList,
-    query=CredentialQuery,
-)
-async def list_tokens(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    page, more = _page(gateway.admission.tokens, request)
-    return json_response(
-        TokenList([_token_info(gateway, token) for token in page], more)
-    )
+@api.get("/admin/tokens", "List the join tokens", Scope.MONITOR, lists=True)
+async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
+    page, more = _page(gateway.admission.tokens, query)
+    return TokenList([_token_info(gateway, token) for token in page], more)
 
 
 @api.post(
-    "/admin/tokens", "Create a join token", Scope.ADMIN, answer=TokenInfo, body=NewToken
+    "/admin/tokens", "Create a join token", Scope.ADMIN, body=NewToken, secret=True
 )
 async def create_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> TokenInfo:
     wanted = await _read(gateway, request, caller, _new_token)
     secret = TOKEN_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
@@ -380,24 +351,17 @@ async def create_token(
     await admission.tokens.add(token)
     # A token's only worker must rejoin with the same name.
     worker = token.name if token.uses_max == 1 else ""
-    return json_response(
-        msgspec.structs.replace(
-            _token_info(gateway, token),
-            token=admission.with_fingerprint(secret),
-            join=admission.invitation(secret, worker),
-        ),
-        secret=True,
+    return msgspec.structs.replace(
+        _token_info(gateway, token),
+        token=admission.with_fingerprint(secret),
+        join=admission.invitation(secret, worker),
     )
 
 
-@api.delete(
-    "/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN, answer=TokenInfo
-)
-async def revoke_token(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.delete("/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN)
+async def revoke_token(gateway: Gateway, request: web.Request) -> TokenInfo:
     token = gateway.admission.tokens.find(request.match_info["name"])
-    return json_response(_token_info(gateway, await gateway.admission.revoke(token)))
+    return _token_info(gateway, await gateway.admission.revoke(token))
 
 
 def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
@@ -426,12 +390,13 @@ async def _read(
     return wanted
 
 
-def _page(credentials: Iterable[C], request: web.Request) -> tuple[list[C], str | None]:
+def _page(
+    credentials: Iterable[C], query: CredentialQuery
+) -> tuple[list[C], str | None]:
     """Return the requested page, and the ``after`` of the next one.
 
     Raises InvalidRequest.
     """
-    query = read_query(request, CredentialQuery)
     listed, first = list(credentials), 0
     if query.after:
         ids = [each.id for each in listed]

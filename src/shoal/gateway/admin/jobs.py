@@ -16,9 +16,9 @@ from shoal.gateway.admin.runs import cancel_run, explain_run, find_members
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.fact_events import line_of, subjects
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.http.responses import without_keys
 from shoal.gateway.jobs.endpoints import find_cursor
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
@@ -127,18 +127,10 @@ class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: str | msgspec.UnsetType = msgspec.UNSET
 
 
-@api.get(
-    "/admin/jobs",
-    "List jobs, newest first",
-    Scope.READ,
-    lists=True,
-    answer=JobList,
-    query=AdminJobQuery,
-)
+@api.get("/admin/jobs", "List jobs, newest first", Scope.READ, lists=True)
 async def list_jobs(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, AdminJobQuery)
+    gateway: Gateway, caller: ApiCaller, query: AdminJobQuery
+) -> JobList:
     owner = query.owner or None
     if not caller.has_scope(Scope.MONITOR):
         if owner not in (None, caller.name):
@@ -150,58 +142,51 @@ async def list_jobs(
     before = await find_cursor(gateway, query.before or None, caller)
     wanted = JobFilter(owner, states, before=before)
     page = await gateway.store.recent(wanted, query.limit)
-    return json_response(JobList([_summary(each) for each in page.jobs], page.before))
+    return JobList([_summary(each) for each in page.jobs], page.before)
 
 
-@api.get("/admin/jobs/{id}", "Show a job", Scope.READ, answer=JobDetail)
+@api.get("/admin/jobs/{id}", "Show a job", Scope.READ)
 async def show_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> JobDetail:
     stored = await _visible_job(gateway, request, caller)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
     history = await gateway.store.history(stored.job.id)
     summary = msgspec.structs.asdict(_summary(summarize(stored)))
-    return json_response(
-        JobDetail(
-            **summary,
-            worker=_last_worker(history),
-            outcome=outcome,
-            gang=stored.job.terms.gang,
-        )
+    return JobDetail(
+        **summary,
+        worker=_last_worker(history),
+        outcome=outcome,
+        gang=stored.job.terms.gang,
     )
 
 
-@api.delete("/admin/jobs/{id}", "Cancel a job", Scope.USE, answer=CancelledJob)
+@api.delete("/admin/jobs/{id}", "Cancel a job", Scope.USE)
 async def cancel_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> CancelledJob:
     run_id = request.match_info["id"]
     if members := await find_members(gateway, request, run_id, caller):
         if not cancel_run(gateway, members, CANCELLED):
             raise InvalidRequest(f"run {run_id} has ended")
-        return json_response(CancelledJob(JobId(run_id)))
+        return CancelledJob(JobId(run_id))
     stored = await _visible_job(gateway, request, caller)
     job_id = stored.job.id
     if not gateway.hub.cancel(job_id, CANCELLED):
         raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
-    return json_response(CancelledJob(job_id))
+    return CancelledJob(job_id)
 
 
-@api.get(
-    "/admin/jobs/{id}/explain",
-    "Explain a job's history",
-    Scope.READ,
-    answer=Explanation,
-)
+@api.get("/admin/jobs/{id}/explain", "Explain a job's history", Scope.READ)
 async def explain_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> Explanation:
     run_id = request.match_info["id"]
     if members := await find_members(gateway, request, run_id, caller):
         course = await explain_run(gateway, request, run_id, members)
         if not caller.has_scope(Scope.MONITOR):
             course = [*map(without_keys, course)]
-        return json_response(Explanation(JobId(run_id), course, []))
+        return Explanation(JobId(run_id), course, [])
     stored = await _visible_job(gateway, request, caller)
     history = await gateway.store.history(stored.job.id)
     lines = explain(history)
@@ -217,7 +202,7 @@ async def explain_job(
     if not caller.has_scope(Scope.MONITOR):
         lines = [*map(without_keys, lines)]  # of workers that did not get the job, too
         events = [*map(_without_keys, events)]
-    return json_response(Explanation(stored.job.id, lines, events))
+    return Explanation(stored.job.id, lines, events)
 
 
 async def _visible_job(

@@ -6,9 +6,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
-from shoal.gateway.http.responses import json_response
 from shoal.models.names import NAME_MAX
 
 api = Operations()
@@ -36,12 +34,9 @@ class ModelCopies(msgspec.Struct, frozen=True):
     "/admin/models/{model}",
     "Find the peers that share a model",
     Scope.MONITOR,
-    answer=ModelCopies,
     pattern=ANYTHING,
 )
-async def find_model(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def find_model(gateway: Gateway, request: web.Request) -> ModelCopies:
     model = request.match_info["model"]
     if not 0 < len(model) <= NAME_MAX or not model.isprintable():
         raise InvalidRequest(f"a model's name has at most {NAME_MAX} characters")
@@ -55,4 +50,4 @@ async def find_model(
         name, address = directory.profile_of(peer).name, directory.address_of(peer)
         passed_on = found.source.passed_on
         copies.append(ModelCopy(peer, name, found.size, address, passed_on))
-    return json_response(ModelCopies(model, len(asked), copies))
+    return ModelCopies(model, len(asked), copies)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 import shoal
 from shoal.domain.credentials import Scope
@@ -13,7 +12,7 @@ from shoal.gateway.admin.workers import SuspensionInfo, order_infos, stored_orde
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.http.responses import without_keys
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
@@ -214,10 +213,8 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     unencrypted: dict[str, str]  # by wire: the peers on other machines
 
 
-@api.get("/admin/status", "Show workers and jobs", Scope.READ, answer=CoordinatorStatus)
-async def show_status(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/status", "Show workers and jobs", Scope.READ)
+async def show_status(gateway: Gateway, caller: ApiCaller) -> CoordinatorStatus:
     pool, why_not = gateway.hub.pool, gateway.hub.unavailable_reason
     failure = gateway.hub.store_health.failure
     if failure is not None and caller.has_scope(Scope.MONITOR):
@@ -243,15 +240,13 @@ async def show_status(
     )
     if not caller.has_scope(Scope.MONITOR):
         status = _as_seen_by(caller, status)
-    return json_response(status)
+    return status
 
 
-@api.get("/admin/nodes", "List the nodes of fleets", Scope.MONITOR, answer=NodeList)
-async def list_nodes(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/nodes", "List the nodes of fleets", Scope.MONITOR)
+async def list_nodes(gateway: Gateway) -> NodeList:
     nodes = node_statuses(gateway, clock_offset(gateway.clock))
-    return json_response(NodeList(nodes))
+    return NodeList(nodes)
 
 
 def _as_seen_by(caller: ApiCaller, status: CoordinatorStatus) -> CoordinatorStatus:

@@ -15,9 +15,7 @@ from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.pool.roster import suggest_names
 
@@ -73,59 +71,37 @@ def order_infos(
     ]
 
 
-@api.get(
-    "/admin/workers/{name}",
-    "Show a worker's state",
-    Scope.MONITOR,
-    answer=SuspensionInfo,
-)
-async def show_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/workers/{name}", "Show a worker's state", Scope.MONITOR)
+async def show_worker(gateway: Gateway, request: web.Request) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     order = await _order_of(gateway, name)
     if order.state == "active" and not (order.workers or order.approved):
         raise NotFound(f"no worker {name} is connected; `shoal status` lists all")
-    return json_response(order)
+    return order
 
 
-@api.post(
-    "/admin/workers/{name}/pause",
-    "Give a worker no new jobs",
-    Scope.ADMIN,
-    answer=SuspensionInfo,
-)
+@api.post("/admin/workers/{name}/pause", "Give a worker no new jobs", Scope.ADMIN)
 async def pause_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> SuspensionInfo:
     return await _suspend(gateway, request, caller, Suspension.PAUSED)
 
 
-@api.post(
-    "/admin/workers/{name}/approve",
-    "Approve a new worker",
-    Scope.ADMIN,
-    answer=SuspensionInfo,
-)
+@api.post("/admin/workers/{name}/approve", "Approve a new worker", Scope.ADMIN)
 async def approve_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     peer = gateway.directory.connected.get(name)
     key = None if peer is None else peer.public_key
     await gateway.hub.process(WorkerApproval(name, caller.name, key))
-    return json_response(await _order_of(gateway, name))
+    return await _order_of(gateway, name)
 
 
-@api.post(
-    "/admin/workers/{name}/resume",
-    "Give a worker jobs again",
-    Scope.ADMIN,
-    answer=SuspensionInfo,
-)
+@api.post("/admin/workers/{name}/resume", "Give a worker jobs again", Scope.ADMIN)
 async def resume_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     suspensions = gateway.hub.pool.suspensions
     if not suspensions.ended_by(name):
@@ -139,33 +115,23 @@ async def resume_worker(
             reason += "; it waits for an approval: shoal nodes approve"
         raise NotFound(reason)
     await gateway.hub.process(WorkerResumption(name, caller.name))
-    return json_response(await _order_of(gateway, name))
+    return await _order_of(gateway, name)
 
 
 @api.post(
-    "/admin/workers/{name}/drain",
-    "Disconnect a worker after its jobs",
-    Scope.ADMIN,
-    answer=SuspensionInfo,
-    query=DrainQuery,
+    "/admin/workers/{name}/drain", "Disconnect a worker after its jobs", Scope.ADMIN
 )
 async def drain_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    limit = read_query(request, DrainQuery).within
-    within = None if isinstance(limit, msgspec.UnsetType) else limit
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: DrainQuery
+) -> SuspensionInfo:
+    within = None if isinstance(query.within, msgspec.UnsetType) else query.within
     return await _suspend(gateway, request, caller, Suspension.DRAINING, within)
 
 
-@api.post(
-    "/admin/workers/{name}/remove",
-    "Disconnect and refuse a worker",
-    Scope.ADMIN,
-    answer=SuspensionInfo,
-)
+@api.post("/admin/workers/{name}/remove", "Disconnect and refuse a worker", Scope.ADMIN)
 async def remove_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> SuspensionInfo:
     return await _suspend(gateway, request, caller, Suspension.REMOVED)
 
 
@@ -175,10 +141,10 @@ async def _suspend(
     caller: ApiCaller,
     how: Suspension,
     within: float | None = None,
-) -> web.Response:
+) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     await gateway.hub.process(WorkerSuspension(name, how, caller.name, within))
-    return json_response(await _order_of(gateway, name))
+    return await _order_of(gateway, name)
 
 
 def _worker_name(gateway: Gateway, request: web.Request) -> str:

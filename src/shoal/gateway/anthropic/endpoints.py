@@ -17,9 +17,9 @@ from shoal.gateway.anthropic.message_request import (
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.job_answers import answer
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import json_response
 from shoal.gateway.model_summaries import model_summary, seen_by
 
 api = Operations(ANTHROPIC_ERRORS)
@@ -40,7 +40,7 @@ class MessageTokens(msgspec.Struct, frozen=True):
     by_calls=True,
     answer=AnsweredMessage,
     body=CreateMessage,
-    streams=True,
+    streams=SSE_TYPE,
 )
 async def create_message(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -58,13 +58,12 @@ async def create_message(
     "Count the tokens of a message",
     Scope.USE,
     by_calls=True,
-    answer=MessageTokens,
     body=CountMessageTokens,
 )
 async def count_message_tokens(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> MessageTokens:
     caller.headers[REQUEST_ID] = record_of(request).id
     counted = await gateway.bodies.decode(request, caller.name, decode_count_request)
     model_summary(gateway.hub.pool, counted.model, seen_by(caller))
-    return json_response(MessageTokens(counted.tokens))
+    return MessageTokens(counted.tokens)

@@ -21,12 +21,10 @@ from shoal.gateway.http.decoding import (
     Metadata,
     decode,
     is_given,
-    read_query,
     unsupported,
 )
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.store.batches import BatchStatus, StoredBatch
 
 api = Operations()
@@ -110,12 +108,10 @@ class BatchListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(CreateBatch)
 
 
-@api.post(
-    "/v1/batches", "Create a batch", Scope.USE, answer=BatchObject, body=CreateBatch
-)
+@api.post("/v1/batches", "Create a batch", Scope.USE, body=CreateBatch)
 async def create_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> BatchObject:
     def decode_body(data: bytes) -> CreateBatch:
         return decode(_decoder, data)
 
@@ -141,57 +137,45 @@ async def create_batch(
         body.metadata,
     )
     await gateway.batches.add(new)
-    return json_response(shown_batch(new))
+    return shown_batch(new)
 
 
-@api.get(
-    "/v1/batches",
-    "List batches, newest first",
-    Scope.READ,
-    lists=True,
-    answer=BatchList,
-    query=BatchListQuery,
-)
+@api.get("/v1/batches", "List batches, newest first", Scope.READ, lists=True)
 async def list_batches(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, BatchListQuery)
+    gateway: Gateway, caller: ApiCaller, query: BatchListQuery
+) -> BatchList:
     after = None
     if query.after is not UNSET:
         after = (await visible_batch(gateway, query.after, caller)).id
     found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
     page = [shown_batch(each) for each in found[: query.limit]]
-    return json_response(
-        BatchList(
-            page,
-            len(found) > len(page),
-            page[0].id if page else None,
-            page[-1].id if page else None,
-        )
+    return BatchList(
+        page,
+        len(found) > len(page),
+        page[0].id if page else None,
+        page[-1].id if page else None,
     )
 
 
-@api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ, answer=BatchObject)
+@api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ)
 async def show_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> BatchObject:
     batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
-    return json_response(shown_batch(batch))
+    return shown_batch(batch)
 
 
-@api.post(
-    "/v1/batches/{batch_id}/cancel", "Cancel a batch", Scope.USE, answer=BatchObject
-)
+@api.post("/v1/batches/{batch_id}/cancel", "Cancel a batch", Scope.USE)
 async def cancel_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> BatchObject:
     batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
     if batch.status is not BatchStatus.CANCELLING:
         cancelled = await gateway.batches.cancel(batch.id)
         batch = await visible_batch(gateway, batch.id, caller)
         if not cancelled and batch.status is not BatchStatus.CANCELLING:
             raise AlreadyEnded(f"the batch is {batch.status.value}")
-    return json_response(shown_batch(batch))
+    return shown_batch(batch)
 
 
 async def visible_batch(

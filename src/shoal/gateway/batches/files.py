@@ -14,7 +14,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query, required, unsupported
+from shoal.gateway.http.decoding import required, unsupported
 from shoal.gateway.http.forms import (
     PIECE,
     PIECE_TIMEOUT,
@@ -26,7 +26,6 @@ from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     ClientGone,
-    json_response,
     well_formed,
     write,
 )
@@ -78,10 +77,10 @@ class FileListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: Literal["asc", "desc"] = "desc"
 
 
-@api.post("/v1/files", "Upload a file", Scope.USE, answer=FileObject)
+@api.post("/v1/files", "Upload a file", Scope.USE)
 async def create_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> FileObject:
     at = gateway.clock.wall()
     async with gateway.files.uploading(caller.name) as uploaded:
         form = await receive_form(request, uploaded)
@@ -95,26 +94,18 @@ async def create_file(
             at,
             _expires_at(form, at),
         )
-    return json_response(_shown(stored))
+    return _shown(stored)
 
 
-@api.get(
-    "/v1/files",
-    "List files",
-    Scope.READ,
-    lists=True,
-    answer=FileList,
-    query=FileListQuery,
-)
+@api.get("/v1/files", "List files", Scope.READ, lists=True)
 async def list_files(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, FileListQuery)
+    gateway: Gateway, caller: ApiCaller, query: FileListQuery
+) -> FileList:
     purposes = {each.value: each for each in FilePurpose}
     purpose = None
     if query.purpose is not UNSET:
         if query.purpose not in purposes:
-            return json_response(FileList([], False, None, None))
+            return FileList([], False, None, None)
         purpose = purposes[query.purpose]
     after = None
     if query.after is not UNSET:
@@ -129,32 +120,30 @@ async def list_files(
         if each.expires_at is None or each.expires_at > now
     ]
     ids = [each.id for each in page]
-    return json_response(
-        FileList(
-            shown,
-            len(found) > len(page),
-            ids[0] if ids else None,
-            ids[-1] if ids else None,
-        )
+    return FileList(
+        shown,
+        len(found) > len(page),
+        ids[0] if ids else None,
+        ids[-1] if ids else None,
     )
 
 
-@api.get("/v1/files/{file_id}", "Show a file", Scope.READ, answer=FileObject)
+@api.get("/v1/files/{file_id}", "Show a file", Scope.READ)
 async def show_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> FileObject:
     found = await owned_file(gateway, request.match_info["file_id"], caller)
-    return json_response(_shown(found))
+    return _shown(found)
 
 
-@api.delete("/v1/files/{file_id}", "Delete a file", Scope.USE, answer=FileDeleted)
+@api.delete("/v1/files/{file_id}", "Delete a file", Scope.USE)
 async def delete_file(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> FileDeleted:
     found = await owned_file(gateway, request.match_info["file_id"], caller)
     if not await gateway.files.remove(found.id):
         raise _not_found(found.id)
-    return json_response(FileDeleted(found.id))
+    return FileDeleted(found.id)
 
 
 @api.get(
@@ -162,7 +151,6 @@ async def delete_file(
     "Fetch the contents of a file",
     Scope.READ,
     media=BYTES_TYPE,
-    allow_head=False,
 )
 async def fetch_content(
     gateway: Gateway, request: web.Request, caller: ApiCaller

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.gateway.batches.endpoints import (
@@ -14,9 +13,7 @@ from shoal.gateway.batches.endpoints import (
 from shoal.gateway.batches.files import FileId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 
 api = Operations()
 
@@ -48,13 +45,10 @@ class OwnedBatchList(msgspec.Struct, frozen=True):
     "List the batches of all keys, newest first",
     Scope.READ,
     lists=True,
-    answer=OwnedBatchList,
-    query=OwnedBatchQuery,
 )
 async def list_batches(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, OwnedBatchQuery)
+    gateway: Gateway, caller: ApiCaller, query: OwnedBatchQuery
+) -> OwnedBatchList:
     before = None
     if query.before is not msgspec.UNSET:
         before = (await visible_batch(gateway, query.before, caller)).id
@@ -64,6 +58,4 @@ async def list_batches(
         OwnedBatch(**msgspec.structs.asdict(shown_batch(each)), owner=each.owner)
         for each in found[: query.limit]
     ]
-    return json_response(
-        OwnedBatchList(page, page[-1].id if len(found) > len(page) else None)
-    )
+    return OwnedBatchList(page, page[-1].id if len(found) > len(page) else None)

@@ -16,10 +16,7 @@ from shoal.gateway.dashboard.event_log import (
     to_event,
 )
 from shoal.gateway.dashboard.fact_events import subjects
-from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.store.port import Store
 
 api = Operations()
@@ -52,21 +49,14 @@ class EventList(msgspec.Struct, frozen=True):
     next: int | None
 
 
-@api.get(
-    "/admin/events",
-    "List events, newest first",
-    Scope.MONITOR,
-    lists=True,
-    answer=EventList,
-    query=EventQuery,
-)
+@api.get("/admin/events", "List events, newest first", Scope.MONITOR, lists=True)
 async def list_events(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query, log = read_query(request, EventQuery), request.app[EVENT_LOG]
+    gateway: Gateway, request: web.Request, query: EventQuery
+) -> EventList:
+    log = request.app[EVENT_LOG]
     if query.job:
-        return json_response(await _list_of_job(gateway.store, query))
-    return json_response(await _list_of_pool(gateway.store, log, query))
+        return await _list_of_job(gateway.store, query)
+    return await _list_of_pool(gateway.store, log, query)
 
 
 async def _list_of_pool(store: Store, log: EventLog, query: EventQuery) -> EventList:

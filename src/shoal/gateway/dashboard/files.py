@@ -15,7 +15,6 @@ from types import MappingProxyType
 from aiohttp import web
 
 from shoal.domain.errors import NotFound
-from shoal.gateway.context import Gateway
 from shoal.gateway.http.media_types import BYTES_TYPE, HTML_TYPE, TEXT_TYPE
 from shoal.gateway.http.operation import Operations
 
@@ -109,7 +108,7 @@ def read_files(folder: Traversable) -> Mapping[str, DashboardFile]:
 
 
 @api.get("/", "The dashboard", media=HTML_TYPE, documented=False)
-async def show_dashboard(gateway: Gateway, request: web.Request) -> web.Response:
+async def show_dashboard(request: web.Request) -> web.Response:
     return _answer(request, INDEX)
 
 
@@ -120,7 +119,7 @@ async def show_dashboard(gateway: Gateway, request: web.Request) -> web.Response
     documented=False,
     pattern=DASHBOARD_FILE,
 )
-async def show_file(gateway: Gateway, request: web.Request) -> web.Response:
+async def show_file(request: web.Request) -> web.Response:
     return _answer(request, request.match_info["path"])
 
 

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError
-from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.live_feed import LIVE_FEED, LiveClient, LiveFeed
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
@@ -31,16 +30,8 @@ RETRY = b"retry: 2000\n\n"  # milliseconds before a browser connects again
 WRITTEN_AT_ONCE = 1 << 16  # bytes: a slow client has the time limit for each
 
 
-@api.get(
-    "/admin/live",
-    "Stream the state of the pool",
-    Scope.MONITOR,
-    media=SSE_TYPE,
-    allow_head=False,
-)
-async def stream_live(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.StreamResponse:
+@api.get("/admin/live", "Stream the state of the pool", Scope.MONITOR, media=SSE_TYPE)
+async def stream_live(request: web.Request, caller: ApiCaller) -> web.StreamResponse:
     feed = request.app[LIVE_FEED]
     async with feed.subscribe(caller) as client:
         response = web.StreamResponse(headers=stream_headers())

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 import msgspec
-from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
@@ -14,7 +13,7 @@ from shoal.engines.gguf_files import MEMORY_FACTOR
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.http.responses import without_keys
 from shoal.gateway.model_summaries import (
     ModelSummary,
     seen_by,
@@ -80,11 +79,8 @@ class PlacedModelList(msgspec.Struct, frozen=True):
     "List the models, and where each is or would fit",
     Scope.READ,
     lists=True,
-    answer=PlacedModelList,
 )
-async def list_models(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
     pool, owner = gateway.hub.pool, seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
     machines = _machines(gateway) if sees_machines else []
@@ -109,7 +105,7 @@ async def list_models(
         models.append(
             _placed_model(summary, places, fits, size=size, estimated=estimated)
         )
-    return json_response(PlacedModelList(models))
+    return PlacedModelList(models)
 
 
 def _machines(gateway: Gateway) -> list[tuple[str, Hardware]]:

@@ -5,11 +5,10 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, NotFound
-from shoal.gateway.context import Gateway
 from shoal.gateway.hosted_runs import RUNNING, RUNS, HostedRun
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.http.responses import without_keys
 from shoal.training.run_progress import RANKS_KEPT, RankProgress
 
 api = Operations()
@@ -71,21 +70,17 @@ class RunDetail(RunSummary, frozen=True):
     points: list[RunPoint]
 
 
-@api.get("/admin/runs", "List training runs", Scope.READ, lists=True, answer=RunList)
-async def list_runs(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/runs", "List training runs", Scope.READ, lists=True)
+async def list_runs(request: web.Request, caller: ApiCaller) -> RunList:
     sees_all = caller.has_scope(Scope.MONITOR)
     runs = request.app[RUNS].newest_first()
-    return json_response(
-        RunList([_summary(run) for run in runs if sees_all or run.owner == caller.name])
+    return RunList(
+        [_summary(run) for run in runs if sees_all or run.owner == caller.name]
     )
 
 
-@api.get("/admin/runs/{id}", "Show a training run", Scope.READ, answer=RunDetail)
-async def show_run(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/admin/runs/{id}", "Show a training run", Scope.READ)
+async def show_run(request: web.Request, caller: ApiCaller) -> RunDetail:
     run_id = request.match_info["id"]
     run = request.app[RUNS].find(run_id)
     if run is None:
@@ -99,12 +94,10 @@ async def show_run(
             f"run {run.id} belongs to another key: this takes one with the scope "
             "monitor"
         )
-    return json_response(
-        RunDetail(
-            **msgspec.structs.asdict(_summary(run)),
-            ranks=_ranks(run, names_machines=sees_all),
-            points=[RunPoint(*each) for each in run.events.progress.points],
-        )
+    return RunDetail(
+        **msgspec.structs.asdict(_summary(run)),
+        ranks=_ranks(run, names_machines=sees_all),
+        points=[RunPoint(*each) for each in run.events.progress.points],
     )
 
 

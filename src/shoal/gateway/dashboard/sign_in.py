@@ -52,11 +52,9 @@ class DashboardLink(msgspec.Struct, frozen=True):
 _new_session = msgspec.json.Decoder(NewSession)
 
 
-@api.get("/dashboard/session", "Show who is signed in", Scope.READ, answer=SessionInfo)
-async def show_session(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    return json_response(_info(caller), secret=True)
+@api.get("/dashboard/session", "Show who is signed in", Scope.READ, secret=True)
+async def show_session(caller: ApiCaller) -> SessionInfo:
+    return _info(caller)
 
 
 @api.post(
@@ -88,15 +86,10 @@ async def end_session(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 @api.post(
-    "/dashboard/links",
-    "Create a link that signs in once",
-    Scope.ADMIN,
-    answer=DashboardLink,
+    "/dashboard/links", "Create a link that signs in once", Scope.ADMIN, secret=True
 )
-async def create_link(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    return json_response(new_link(gateway, caller.key), secret=True)
+async def create_link(gateway: Gateway, caller: ApiCaller) -> DashboardLink:
+    return new_link(gateway, caller.key)
 
 
 def new_link(gateway: Gateway, key: Key) -> DashboardLink:

@@ -14,7 +14,6 @@ from shoal.domain.credentials import Scope, day_of
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.media_types import CSV_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_response, well_formed, without_keys
@@ -75,13 +74,11 @@ class UsageList(msgspec.Struct, frozen=True):
     Scope.READ,
     lists=True,
     answer=UsageList,
-    query=UsageQuery,
     text_media=CSV_TYPE,
 )
 async def list_usage(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, caller: ApiCaller, query: UsageQuery
 ) -> web.Response:
-    query = read_query(request, UsageQuery)
     by = _fields(query.by)
     until = _day(query.until, "until")
     if until is None:

@@ -1,11 +1,13 @@
 """HTTP operations: a method at a path, with its handler, access and description."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import accumulate
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
+import msgspec
 from aiohttp import web
 
 from shoal.domain.credentials import Scope
@@ -13,28 +15,34 @@ from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
+from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.errors import OPENAI_ERRORS, ErrorForm
-from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
+from shoal.gateway.http.media_types import BYTES_TYPE, JSON_TYPE, SSE_TYPE
+from shoal.gateway.http.responses import json_response
 
+GIVEN = ("gateway", "request", "caller", "query")
+SWITCHING_PROTOCOLS = 101
 ANYTHING = ".+"  # a pattern: also slashes
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[web.StreamResponse]])
+Answer: TypeAlias = web.StreamResponse | msgspec.Struct
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Answer]])
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method at a path.
 
-    The ``handler`` takes the gateway, the request and, if the operation has a
-    ``scope``, the caller, who has a key of that scope; without one, no key is needed.
-    ``errors`` is the form of its errors.  ``answer``, ``body`` and ``query`` are the
-    types of the answer, the request's body and its query.
+    Its ``handler`` gets those of ``GIVEN`` that it names.  The caller has a key of the
+    ``scope``; without a scope, there is no caller, and no key is needed.  ``errors`` is
+    the form of its errors.  ``answer``, ``body`` and ``query`` are the types of the
+    answer, the request's body and its query.
     """
 
     method: str
     path: str
     summary: str
-    handler: Callable[..., Awaitable[web.StreamResponse]]
+    handler: Callable[..., Awaitable[Answer]]
+    takes: Sequence[str]
     scope: Scope | None
     errors: ErrorForm
     lists: bool = False  # it reads a list, of which a key may read few at a time
@@ -46,12 +54,17 @@ class Operation:
     query: type[Any] | None = None
     status: int = 200
     media: str = JSON_TYPE
-    streams: bool = False  # it may answer with a stream, as the body asks
-    stream_media: str = SSE_TYPE
+    streams: str = ""  # it may answer with a stream of this type, as the body asks
     text_media: str = ""  # it may answer with a text of this type, as the query asks
+    secret: bool = False  # the answer has a secret: caches do not store it
     documented: bool = True  # in ``/openapi.json``
     pattern: str = "[^{}/]+"  # regular expression of the last parameter
-    allow_head: bool = True  # whether GET also answers HEAD: not if it writes a stream
+
+    @property
+    def allow_head(self) -> bool:
+        """Whether a GET also answers HEAD: not if it writes a stream."""
+        written = self.streams or self.media in (SSE_TYPE, BYTES_TYPE)
+        return not written and self.status != SWITCHING_PROTOCOLS
 
     def route(self, gateway: Gateway) -> web.RouteDef:
         """Return the route for aiohttp's router."""
@@ -61,17 +74,28 @@ class Operation:
 
         async def respond(request: web.Request) -> web.StreamResponse:
             if self.scope is None:
-                return await self.handler(gateway, request)
+                return await self._answer(gateway, request, None)
             # Authorize first: reading the body of a request without a key costs memory.
             caller = await self._authorize(gateway, request, self.scope)
             if not self.lists:
-                return await self.handler(gateway, request, caller)
+                return await self._answer(gateway, request, caller)
             async with gateway.access.reading_list(caller):
-                return await self.handler(gateway, request, caller)
+                return await self._answer(gateway, request, caller)
 
         if self.method == "GET":
             return web.get(path, respond, allow_head=self.allow_head)
         return web.route(self.method, path, respond)
+
+    async def _answer(
+        self, gateway: Gateway, request: web.Request, caller: ApiCaller | None
+    ) -> web.StreamResponse:
+        given = {"gateway": gateway, "request": request, "caller": caller}
+        if "query" in self.takes and self.query is not None:
+            given["query"] = read_query(request, self.query)
+        answered = await self.handler(**{name: given[name] for name in self.takes})
+        if isinstance(answered, web.StreamResponse):
+            return answered
+        return json_response(answered, self.status, secret=self.secret)
 
     async def _authorize(
         self, gateway: Gateway, request: web.Request, scope: Scope
@@ -106,12 +130,11 @@ class Details(TypedDict, total=False):
     query: type[Any]
     status: int
     media: str
-    streams: bool
-    stream_media: str
+    streams: str
     text_media: str
+    secret: bool
     documented: bool
     pattern: str
-    allow_head: bool
 
 
 class Operations(list[Operation]):
@@ -136,11 +159,25 @@ class Operations(list[Operation]):
         scope: Scope | None = None,
         **details: Unpack[Details],
     ) -> Callable[[Handler], Handler]:
-        """Return a decorator that adds the operation of a handler."""
+        """Return a decorator that adds the operation of a handler.
+
+        What the handler returns, if that is no response, is the answer, and what it
+        takes as ``query`` is the query.
+        """
 
         def decorate(handler: Handler) -> Handler:
+            has = signature(handler)
+            takes = [name for name in has.parameters if name in GIVEN]
+            described: Details = {**details}
+            if has.return_annotation not in (web.Response, web.StreamResponse):
+                described["answer"] = has.return_annotation
+            if "query" in takes:
+                described["query"] = has.parameters["query"].annotation
             self.append(
-                Operation(method, path, summary, handler, scope, self.errors, **details)
+                Operation(
+                    *(method, path, summary, handler, takes, scope, self.errors),
+                    **described,
+                )
             )
             return handler
 

@@ -17,11 +17,11 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.jobs.job_options import IDEMPOTENCY_KEY
 from shoal.gateway.jobs.job_request import USER_MAX
 from shoal.gateway.jobs.job_view import (
@@ -92,18 +92,10 @@ async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
     return stored
 
 
-@api.get(
-    "/v1/jobs",
-    "List jobs, newest first",
-    Scope.READ,
-    lists=True,
-    answer=JobPage,
-    query=JobListQuery,
-)
+@api.get("/v1/jobs", "List jobs, newest first", Scope.READ, lists=True)
 async def list_jobs(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, JobListQuery)
+    gateway: Gateway, caller: ApiCaller, query: JobListQuery
+) -> JobPage:
     before = await find_cursor(gateway, query.before or None, caller)
     wanted = JobFilter(
         caller.name,
@@ -115,7 +107,7 @@ async def list_jobs(
         before,
     )
     page = await gateway.store.recent(wanted, query.limit)
-    return json_response(JobPage([*map(list_entry, page.jobs)], page.before))
+    return JobPage([*map(list_entry, page.jobs)], page.before)
 
 
 @api.delete(
@@ -139,12 +131,10 @@ async def cancel_keyed_job(
     Scope.READ,
     by_calls=True,
     answer=JobInfo,
-    query=JobShowQuery,
 )
 async def show_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: JobShowQuery
 ) -> web.Response:
-    query = read_query(request, JobShowQuery)
     job_id = job_id_in(request)
     stored = await _owned_job(gateway, job_id, caller)
     record_of(request).job_id = job_id

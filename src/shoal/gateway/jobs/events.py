@@ -138,7 +138,6 @@ SUBSCRIPTIONS = web.AppKey("subscriptions", EventSubscriptions)
     Scope.READ,
     by_calls=True,
     media=SSE_TYPE,
-    allow_head=False,
 )
 async def stream_events(
     gateway: Gateway, request: web.Request, caller: ApiCaller

@@ -13,7 +13,6 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_request import USER_MAX, UserId, decode_user, is_falsy
 from shoal.gateway.jobs.job_view import format_time
 from shoal.gateway.jobs.submit_job import read_json_body
@@ -103,13 +102,13 @@ _claims = msgspec.json.Decoder(ClaimCode)
     "/v1/trust/create",
     "Create a pairing code",
     Scope.USE,
-    answer=CodeCreated,
     body=CreateCode,
     status=201,
+    secret=True,
 )
 async def create_pairing_code(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> CodeCreated:
     body = decode(_creates, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not isinstance(body.user_id, Raw) or is_falsy(body.user_id, "user_id"):
         raise InvalidRequest(MISSING_USER, "user_id")
@@ -129,8 +128,7 @@ async def create_pairing_code(
             "under another key"
         )
     code = await _new_code(gateway, caller.name, user, at + LIFETIME)
-    answer = CodeCreated(code.code, to_time(code.expires_at))
-    return json_response(answer, 201, secret=True)
+    return CodeCreated(code.code, to_time(code.expires_at))
 
 
 async def _new_code(
@@ -144,10 +142,8 @@ async def _new_code(
     raise RateLimited("too many unclaimed pairing codes: try again shortly")
 
 
-@api.post(
-    "/v1/trust/claim", "Pair a worker by a code", answer=CodeClaimed, body=ClaimCode
-)
-async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Response:
+@api.post("/v1/trust/claim", "Pair a worker by a code", body=ClaimCode)
+async def claim_pairing_code(gateway: Gateway, request: web.Request) -> CodeClaimed:
     # The pairing code is the credential.
     body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not body.pairing_code or not body.provider_pubkey:
@@ -177,7 +173,7 @@ async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Resp
     if not await pairing.claim(found.code, public_key, at):
         raise InvalidRequest(CLAIMED, "pairing_code")  # a moment ago
     await _record_pairing(gateway, found, public_key)
-    return json_response(CodeClaimed(found.user, to_time(at)))
+    return CodeClaimed(found.user, to_time(at))
 
 
 def _public_key(text: str) -> str:
@@ -199,27 +195,19 @@ async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) 
     await gateway.hub.process(WorkerPaired(code.owner, code.user, public_key))
 
 
-@api.get(
-    "/v1/trust/list",
-    "List a user's workers",
-    Scope.READ,
-    answer=ProviderList,
-    query=ProviderQuery,
-)
+@api.get("/v1/trust/list", "List a user's workers", Scope.READ, query=ProviderQuery)
 async def list_providers(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> ProviderList:
     user = request.query.get("user_id", "")
     if not user:
         raise InvalidRequest(MISSING_QUERY, "user_id")
     workers = await gateway.store.pairing.paired_workers(caller.name, user)
-    return json_response(
-        ProviderList(
-            [
-                PairedProvider(each.public_key, format_time(each.paired_at))
-                for each in workers
-            ]
-        )
+    return ProviderList(
+        [
+            PairedProvider(each.public_key, format_time(each.paired_at))
+            for each in workers
+        ]
     )
 
 
@@ -228,12 +216,11 @@ async def list_providers(
     "Unpair a worker",
     Scope.USE,
     pattern=PUBLIC_KEY,
-    answer=PairingRevoked,
     query=ProviderQuery,
 )
 async def revoke_pairing(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> PairingRevoked:
     user = read_query(request, ProviderQuery).user_id
     if not isinstance(user, str) or not user:
         raise InvalidRequest(MISSING_QUERY, "user_id")
@@ -241,4 +228,4 @@ async def revoke_pairing(
     if public_key not in gateway.hub.pool.trusted_keys.get((caller.name, user), ()):
         raise NotFound(NOT_PAIRED)
     await gateway.hub.process(WorkerUnpaired(caller.name, user, public_key))
-    return json_response(PairingRevoked(user, public_key))
+    return PairingRevoked(user, public_key)

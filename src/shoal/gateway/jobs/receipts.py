@@ -12,9 +12,9 @@ from shoal.domain.errors import Forbidden, NotFound
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.http.responses import json_bytes_response
 from shoal.ledger import bundle, consistency
 from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.consistency import ConsistencyProof
@@ -90,59 +90,40 @@ class ReceiptLog(msgspec.Struct, frozen=True):
     checkpoint: str | None
 
 
-@api.get(
-    "/v1/receipts",
-    "List receipts, newest first",
-    Scope.READ,
-    lists=True,
-    answer=ReceiptList,
-    query=ReceiptQuery,
-)
+@api.get("/v1/receipts", "List receipts, newest first", Scope.READ, lists=True)
 async def list_receipts(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    query = read_query(request, ReceiptQuery)
+    gateway: Gateway, caller: ApiCaller, query: ReceiptQuery
+) -> ReceiptList:
     owner = None if caller.has_scope(Scope.MONITOR) else caller.name
     before = None if query.before is msgspec.UNSET else query.before
     filed = await gateway.store.ledger.recent_receipts(owner, query.limit, before)
     more = filed[-1].index if len(filed) == query.limit else None
-    return json_response(ReceiptList([receipt_info(each) for each in filed], more))
+    return ReceiptList([receipt_info(each) for each in filed], more)
 
 
 @api.get(
-    "/v1/receipts/{id}",
-    "Export a job's receipt",
-    Scope.READ,
-    answer=ReceiptBundle,
-    query=ExportQuery,
+    "/v1/receipts/{id}", "Export a job's receipt", Scope.READ, answer=ReceiptBundle
 )
 async def export_receipt(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: ExportQuery
 ) -> web.Response:
-    query = read_query(request, ExportQuery)
     exported = await export_bundle(
         gateway, job_id_in(request), caller, with_request=query.request
     )
     return json_bytes_response(bundle.write(exported))
 
 
-@api.get("/v1/log", "Show the log of receipts", answer=ReceiptLog)
-async def show_log(gateway: Gateway, request: web.Request) -> web.Response:
+@api.get("/v1/log", "Show the log of receipts")
+async def show_log(gateway: Gateway) -> ReceiptLog:
     head = await gateway.store.ledger.head()
     key = gateway.hub.public_key.hex()
     if head is None:
-        return json_response(ReceiptLog(key, 0, None))
-    return json_response(ReceiptLog(key, head.size, head.note))
+        return ReceiptLog(key, 0, None)
+    return ReceiptLog(key, head.size, head.note)
 
 
-@api.get(
-    "/v1/log/growth",
-    "Prove that the log has only grown",
-    answer=ConsistencyProof,
-    query=GrowthQuery,
-)
-async def show_growth(gateway: Gateway, request: web.Request) -> web.Response:
-    query = read_query(request, GrowthQuery)
+@api.get("/v1/log/growth", "Prove that the log has only grown", answer=ConsistencyProof)
+async def show_growth(gateway: Gateway, query: GrowthQuery) -> web.Response:
     first = await _checkpoint(gateway, query.since)
     second = await _checkpoint(gateway, None if query.to is msgspec.UNSET else query.to)
     if first.size > second.size:

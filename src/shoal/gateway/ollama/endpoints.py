@@ -21,7 +21,7 @@ from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.media_types import NDJSON_TYPE, TEXT_TYPE
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.model_summaries import model_summaries, model_summary, seen_by
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.ollama.bodies import (
@@ -68,13 +68,13 @@ PULLING = b'{"status":"pulling manifest"}\n'
 
 
 @api.get("/", "Whether Ollama's API is here", media=TEXT_TYPE, documented=False)
-async def show_running(gateway: Gateway, request: web.Request) -> web.Response:
+async def show_running() -> web.Response:
     return web.Response(text=RUNNING, content_type=TEXT_TYPE)
 
 
-@api.get("/api/version", "Show Ollama's version", answer=OllamaVersion)
-async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
-    return json_response(OllamaVersion())
+@api.get("/api/version", "Show Ollama's version")
+async def show_version() -> OllamaVersion:
+    return OllamaVersion()
 
 
 @api.post(
@@ -82,8 +82,7 @@ async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
     "Answer a chat as Ollama does",
     Scope.USE,
     body=OllamaChat,
-    streams=True,
-    stream_media=NDJSON_TYPE,
+    streams=NDJSON_TYPE,
 )
 async def create_ollama_chat(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -97,8 +96,7 @@ async def create_ollama_chat(
     "Complete a prompt as Ollama does",
     Scope.USE,
     body=OllamaGenerate,
-    streams=True,
-    stream_media=NDJSON_TYPE,
+    streams=NDJSON_TYPE,
 )
 async def create_ollama_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -148,45 +146,28 @@ async def embed_text(
     return json_bytes_response(encode_embed_one(vectors))
 
 
-@api.get("/api/tags", "List the models as Ollama does", Scope.READ, answer=OllamaModels)
-async def list_ollama_models(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/api/tags", "List the models as Ollama does", Scope.READ)
+async def list_ollama_models(gateway: Gateway, caller: ApiCaller) -> OllamaModels:
     listed = model_summaries(gateway.hub.pool, seen_by(caller))
-    return json_response(
-        OllamaModels([listed_model(each, gateway.created_at) for each in listed])
-    )
+    return OllamaModels([listed_model(each, gateway.created_at) for each in listed])
 
 
-@api.get(
-    "/api/ps",
-    "List the models that workers have loaded",
-    Scope.READ,
-    answer=OllamaLoadedModels,
-)
-async def list_loaded_models(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/api/ps", "List the models that workers have loaded", Scope.READ)
+async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoadedModels:
     listed = model_summaries(gateway.hub.pool, seen_by(caller))
-    return json_response(
-        OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
-    )
+    return OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
 
 
 @api.post(
-    "/api/show",
-    "Describe a model as Ollama does",
-    Scope.READ,
-    answer=OllamaModelInfo,
-    body=OllamaModelName,
+    "/api/show", "Describe a model as Ollama does", Scope.READ, body=OllamaModelName
 )
 async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> OllamaModelInfo:
     asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
     name = resolve_model(asked.model, gateway.models)
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
-    return json_response(described_model(shown, gateway.created_at))
+    return described_model(shown, gateway.created_at)
 
 
 @api.post(
@@ -194,8 +175,7 @@ async def show_ollama_model(
     "Check that the pool has a model",
     Scope.READ,
     body=OllamaModelName,
-    streams=True,
-    stream_media=NDJSON_TYPE,
+    streams=NDJSON_TYPE,
 )
 async def pull_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -222,9 +202,7 @@ async def pull_model(
 @api.post("/api/push", REFUSAL, Scope.USE, documented=False)
 @api.add("HEAD", "/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
 @api.post("/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
-async def refuse_management(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+async def refuse_management(request: web.Request) -> web.Response:
     raise CannotDo(
         f"{request.method} {request.path}: models are not managed through this API, "
         "but on the machines that run them: `shoal models --help`, `shoal join --help`",

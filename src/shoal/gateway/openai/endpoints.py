@@ -22,6 +22,7 @@ from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.generation.stored_ends import stored_end
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
+from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
@@ -71,7 +72,7 @@ api = Operations()
     by_calls=True,
     answer=ChatCompletion,
     body=CreateChatCompletion,
-    streams=True,
+    streams=SSE_TYPE,
 )
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -101,7 +102,7 @@ async def show_chat_completion(
     by_calls=True,
     answer=TextCompletion,
     body=CreateCompletion,
-    streams=True,
+    streams=SSE_TYPE,
 )
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller

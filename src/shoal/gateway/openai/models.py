@@ -16,7 +16,6 @@ from shoal.domain.credentials import Scope
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
-from shoal.gateway.http.responses import json_response
 from shoal.gateway.model_summaries import (
     ModelSummary,
     model_summaries,
@@ -52,30 +51,23 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-@api.get("/v1/models", "List the models", Scope.READ, by_calls=True, answer=ModelList)
-async def list_models(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+@api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
+async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
     listed = model_summaries(gateway.hub.pool, seen_by(caller))
     models = [_model_object(gateway, each) for each in listed]
     first, last = (models[0].id, models[-1].id) if models else (None, None)
-    return json_response(ModelList(models, first, last))
+    return ModelList(models, first, last)
 
 
 @api.get(
-    "/v1/models/{model}",
-    "Show a model",
-    Scope.READ,
-    by_calls=True,
-    answer=ModelObject,
-    pattern=ANYTHING,
+    "/v1/models/{model}", "Show a model", Scope.READ, by_calls=True, pattern=ANYTHING
 )
 async def show_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
+) -> ModelObject:
     name = request.match_info["model"]
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
-    return json_response(_model_object(gateway, shown))
+    return _model_object(gateway, shown)
 
 
 def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:

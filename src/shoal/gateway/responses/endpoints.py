@@ -22,7 +22,7 @@ from shoal.gateway.generation.answer_form import AnswerForm
 from shoal.gateway.generation.job_answers import answer_whole, stream_answer
 from shoal.gateway.generation.moderation import check_work
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import encode_json, json_bytes_response
@@ -86,7 +86,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     answer=ResponseObject,
     body=CreateResponse,
     parts=(ResponseInputItem,),
-    streams=True,
+    streams=SSE_TYPE,
 )
 async def create_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -123,14 +123,11 @@ async def create_response(
     Scope.READ,
     by_calls=True,
     answer=ResponseObject,
-    query=ResponseQuery,
-    streams=True,
-    allow_head=False,
+    streams=SSE_TYPE,
 )
 async def show_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: ResponseQuery
 ) -> web.StreamResponse:
-    query = read_query(request, ResponseQuery)
     found = await _requested_response(gateway, request, caller)
     if query.stream:
         after = -1 if query.starting_after is UNSET else query.starting_after
@@ -183,12 +180,10 @@ async def cancel_response(
     Scope.READ,
     lists=True,
     answer=InputItemList,
-    query=InputItemQuery,
 )
 async def list_input_items(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: InputItemQuery
 ) -> web.Response:
-    query = read_query(request, InputItemQuery)
     found = await _requested_response(gateway, request, caller)
     items = found.draft.input_items()
     if query.order == "desc":
