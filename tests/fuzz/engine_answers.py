@@ -17,12 +17,12 @@ from shoal.domain.work import Chat, Completion, Embedding, Rerank, Transcription
 from shoal.engines.input_answers import decode_input_answer
 from shoal.engines.streams.answers import AnswerReader
 from shoal.gateway.anthropic.message_answer import message_form
-from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.job_answers import AnswerForm
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.openai.endpoints import answer_form
+from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.events import ResponseEventEncoder
-from shoal.gateway.responses.response_fields import ResponseFields
 from shoal.gateway.responses.response_object import ResponseDraft
 
 JOB = JobId("job1")

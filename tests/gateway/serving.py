@@ -38,8 +38,8 @@ from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.pages import PagePolicy
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.ledger.prices import PriceList
 from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover

@@ -26,7 +26,7 @@ from shoal.gateway.metrics.labels import (
     ModelLabels,
     WorkerLabels,
 )
-from shoal.gateway.metrics.loop_lag import LoopLag
+from shoal.gateway.monitoring import LoopLag
 from shoal.pool.state import PoolState
 
 JOB, ONE, TWO = JobId("job1"), WorkerId("wire:one"), WorkerId("wire:two")

@@ -62,10 +62,10 @@ from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
+from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.gateway.operations import OLLAMA_API
 from shoal.ledger.keys import Signer
 from shoal.models.library_server import LibraryServer

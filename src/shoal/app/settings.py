@@ -16,8 +16,8 @@ from shoal.domain.money import Micros, parse_dollars
 from shoal.engines.gguf_files import model_folders
 from shoal.gateway.http.pages import PagePolicy, page_policy
 from shoal.gateway.http.proxies import TrustedProxies, trusted_proxies
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.ledger.accounts import BASIS_POINTS
 from shoal.ledger.prices import FREE, PriceList
 from shoal.models.library import Library, open_library

@@ -24,9 +24,9 @@ from shoal.domain.job import Job, Policy, Priority
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
-from shoal.gateway.http.media_types import BYTES_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import BYTES_TYPE
 from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 from shoal.transports.loop_share import LARGE, LoopShare

@@ -15,9 +15,8 @@ from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
-from shoal.gateway.jobs.webhooks import WebhookResults
+from shoal.gateway.jobs.webhooks import EgressPolicy, WebhookResults
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer

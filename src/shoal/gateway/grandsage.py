@@ -48,10 +48,10 @@ from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
-from shoal.gateway.http.media_types import NDJSON_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
+    NDJSON_TYPE,
     ClientGone,
     encode_text,
     forward_pieces,
@@ -59,7 +59,7 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
-from shoal.gateway.ollama.misdirected import (
+from shoal.gateway.ollama.endpoints import (
     OLLAMA_FIELDS,
     OllamaMisdirected,
     is_ollama_client,

@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 
 import shoal
-from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
 from shoal.gateway.http.operation import Operation, Operations
+from shoal.gateway.http.responses import JSON_TYPE, SSE_TYPE
 
 api = Operations()
 

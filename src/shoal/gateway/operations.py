@@ -7,16 +7,17 @@ from shoal.gateway.anthropic import endpoints as anthropic
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
 from shoal.gateway.dashboard import batches as all_batches
-from shoal.gateway.dashboard import events as pool_events
+from shoal.gateway.dashboard import event_log as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
-from shoal.gateway.dashboard import live, sign_in, usage
+from shoal.gateway.dashboard import live_feed as live
 from shoal.gateway.dashboard import models as placed_models
 from shoal.gateway.dashboard import runs as watched_runs
+from shoal.gateway.dashboard import sign_in, usage
 from shoal.gateway.http.operation import Operation, below, opened
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.ollama import endpoints as ollama
-from shoal.gateway.ollama.misdirected import misdirected
+from shoal.gateway.ollama.endpoints import misdirected
 from shoal.gateway.openai import endpoints as openai
 from shoal.gateway.openai import models as openai_models
 from shoal.gateway.responses import endpoints as responses

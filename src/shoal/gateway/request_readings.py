@@ -15,7 +15,7 @@ from shoal.gateway.anthropic.message_request import decode_message_request
 from shoal.gateway.batches.lines import decode_line
 from shoal.gateway.jobs.job_request import decode_commit
 from shoal.gateway.ollama.embeddings import decode_embed, decode_embed_one
-from shoal.gateway.ollama.names import LATEST
+from shoal.gateway.ollama.models import LATEST
 from shoal.gateway.ollama.requests import (
     ModelLoad,
     OllamaRequest,

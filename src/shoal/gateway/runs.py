@@ -26,9 +26,9 @@ from shoal.gateway.hosted_runs import (
     RunConnection,
 )
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.media_types import BYTES_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import BYTES_TYPE
 from shoal.gateway.rank_relay import RankRelay
 from shoal.training.launch.script_files import PIECE_MAX
 from shoal.training.run_events import MESSAGE_MAX

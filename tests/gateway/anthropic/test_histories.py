@@ -7,7 +7,7 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.anthropic.message_request import decode_message_request
-from shoal.gateway.generation.server_steps import WORD_MAX
+from shoal.gateway.generation.messages import WORD_MAX
 
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 ENCRYPTED = "EqgfCioIARgBIiQ3" * 100

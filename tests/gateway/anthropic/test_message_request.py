@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Feature
 from shoal.gateway.anthropic.message_request import (
+    IMAGE_TOKENS,
     CountRequest,
     MessageRequest,
     decode_count_request,
     decode_message_request,
 )
-from shoal.gateway.anthropic.token_count import IMAGE_TOKENS
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TEXT = {"type": "text", "text": "b"}

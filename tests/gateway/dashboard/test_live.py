@@ -11,8 +11,8 @@ from gateway.dashboard.browser import browsing
 from gateway.dashboard.live_client import live
 from gateway.keys import CHAT, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
-from shoal.gateway.dashboard import live as live_endpoint
 from shoal.gateway.dashboard import live_feed
+from shoal.gateway.dashboard import live_feed as live_endpoint
 
 WORKER = "grandsage:n1/m1"
 

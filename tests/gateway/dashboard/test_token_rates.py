@@ -6,7 +6,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer
-from shoal.gateway.dashboard.token_rates import TokenRates
+from shoal.gateway.dashboard.pool_view import TokenRates
 from shoal.pool.worker import Worker
 
 JOB, WORKER, LEASE = JobId("j"), WorkerId("w"), LeaseNumber(1)

@@ -12,12 +12,12 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.anthropic.message_answer import message_form
-from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.job_answers import AnswerForm
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.openai.endpoints import answer_form
+from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.events import ResponseEventEncoder
-from shoal.gateway.responses.response_fields import ResponseFields
 from shoal.gateway.responses.response_object import ResponseDraft
 
 AT: Final = 1_700_000_000

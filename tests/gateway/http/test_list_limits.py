@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from shoal.domain.errors import RateLimited
-from shoal.gateway.http.list_limits import LISTS_WAITING_MAX, ListLimits
+from shoal.gateway.http.quotas import LISTS_WAITING_MAX, ListLimits
 
 
 async def read(limits: ListLimits, name: str, now: float = 0.0) -> None:

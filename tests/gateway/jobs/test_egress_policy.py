@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from shoal.gateway.jobs.egress_policy import SOCKET_FACTORIES, EgressPolicy, is_public
+from shoal.gateway.jobs.webhooks import SOCKET_FACTORIES, EgressPolicy, is_public
 
 PUBLIC = [
     "8.8.8.8",

@@ -16,8 +16,8 @@ from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
 from shoal.domain.job import Privacy, TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import LISTED_MAX, WAIT_MAX
+from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.pool.inputs import WorkerPaired
 from shoal.pool.react import WORKERS_LOST_MAX
 from shoal.protocols.dispatch import Config

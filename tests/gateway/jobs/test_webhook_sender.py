@@ -19,14 +19,13 @@ from shoal.domain.errors import StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Webhook
 from shoal.domain.work import Chat
-from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.webhook_sender import (
     CONCURRENT_MAX,
     CONCURRENT_PER_HOST_MAX,
     WebhookSender,
 )
-from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX
+from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX, EgressPolicy
 from shoal.store.port import StoredJob
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.webhooks import SqliteWebhooks

@@ -10,8 +10,8 @@ from shoal.gateway.ollama.models import (
     described_model,
     listed_model,
     loaded_model,
+    resolve_model,
 )
-from shoal.gateway.ollama.names import resolve_model
 
 MODEL = ModelSummary(
     "qwen3:8b",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Chat, Completion
-from shoal.gateway.generation.request import GenerationRequest
+from shoal.gateway.generation.job_answers import GenerationRequest
 from shoal.gateway.ollama.requests import (
     ModelLoad,
     OllamaRequest,

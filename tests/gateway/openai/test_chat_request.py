@@ -12,9 +12,9 @@ from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Chat, Feature
 from shoal.engines.requests import RESERVED
+from shoal.gateway.generation.job_answers import GenerationRequest
 from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import BEGUN, DECIDED, EXTRA_MAX, STOPS_MAX
-from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
 from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.chat_request import (

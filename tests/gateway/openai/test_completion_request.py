@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Completion, Feature
-from shoal.gateway.generation.request import GenerationRequest
+from shoal.gateway.generation.job_answers import GenerationRequest
 from shoal.gateway.openai.completion_request import (
     PROMPTS_MAX,
     decode_completion_request,

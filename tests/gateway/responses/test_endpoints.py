@@ -15,7 +15,8 @@ from harness.slow_imports import openai as sdk
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import ANONYMOUS_KEY, LOOPBACK_KEY, ApiCaller
-from shoal.gateway.responses import resumed_stream, stored_responses
+from shoal.gateway.responses import endpoints
+from shoal.gateway.responses import stored_responses
 
 pytestmark = pytest.mark.shared_pool
 
@@ -538,7 +539,7 @@ async def test_stream_ends_with_an_event_if_the_store_fails(
         await pool.wait_joined()
         tasks.create_task(node.answer("Hello"))
         answer = await openai.responses.create(model="m1", input="hi")
-    monkeypatch.setattr(resumed_stream, "find_response", fail)
+    monkeypatch.setattr(endpoints, "find_response", fail)
 
     url = f"{pool.url}/v1/responses/{answer.id}?stream=true"
     async with pool.session.get(url, headers=pool.headers()) as response:

@@ -16,8 +16,8 @@ from shoal.domain.errors import Cancelled, JobError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import Chat
+from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.events import NUMBERS_PER_START, ResponseEventEncoder
-from shoal.gateway.responses.response_fields import ResponseFields
 from shoal.gateway.responses.response_object import ResponseDraft
 
 CHAT = Chat("m1", ({"role": "user", "content": "hi"},))

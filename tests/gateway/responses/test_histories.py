@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.domain.errors import InvalidRequest
-from shoal.gateway.generation.server_steps import WORD_MAX
+from shoal.gateway.generation.messages import WORD_MAX
 from shoal.gateway.responses.request import decode_response_request
 
 HI = {"role": "user", "content": "hi"}

@@ -9,9 +9,9 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat
 from shoal.gateway.generation.parts import Part, PartKind
+from shoal.gateway.responses.body import decode_fields
 from shoal.gateway.responses.items import items_of, messages_of
 from shoal.gateway.responses.request import ResponseRequest, decode_response_request
-from shoal.gateway.responses.response_fields import decode_fields
 from shoal.gateway.responses.response_object import ResponseDraft
 
 HI = {"role": "user", "content": "hi"}

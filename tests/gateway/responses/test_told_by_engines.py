@@ -19,7 +19,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Delta, Outcome, Usage
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.http.responses import encode_json
-from shoal.gateway.responses.response_fields import ResponseFields
+from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.response_object import ResponseDraft, ResponseObject
 
 CHAT = Chat("m1", ({"role": "user", "content": "hi"},))

@@ -17,9 +17,9 @@ from shoal.gateway.anthropic.message_request import (
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.job_answers import answer
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import SSE_TYPE
 from shoal.gateway.model_summaries import model_summary, seen_by
 
 api = Operations(ANTHROPIC_ERRORS)

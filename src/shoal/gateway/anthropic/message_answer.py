@@ -14,8 +14,8 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Chat
 from shoal.gateway.anthropic.errors import ANTHROPIC_ERRORS
-from shoal.gateway.anthropic.token_count import estimated_input_tokens
-from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.anthropic.message_request import estimated_input_tokens
+from shoal.gateway.generation.job_answers import AnswerForm
 from shoal.gateway.generation.options import matched_stop
 from shoal.gateway.generation.parts import (
     Part,
@@ -28,8 +28,8 @@ from shoal.gateway.generation.parts import (
     call_arguments,
     parts_of,
 )
-from shoal.gateway.http.answer_ids import MESSAGE_ID_PREFIX
 from shoal.gateway.http.errors import error_body
+from shoal.gateway.http.ids import MESSAGE_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -9,9 +9,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import SAMPLING_OPTIONS
-from shoal.gateway.generation.messages import MESSAGES_MAX
+from shoal.gateway.generation.messages import CALL_ID_MAX, MESSAGES_MAX, FunctionName
 from shoal.gateway.generation.options import STOPS_MAX, body_type
-from shoal.gateway.generation.tools import CALL_ID_MAX, FunctionName
 from shoal.gateway.http.decoding import FreeObject, ModelName, TokenCount
 
 TOOLS_MAX = 1024  # programs that offer the tools of many servers have hundreds

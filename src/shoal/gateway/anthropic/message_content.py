@@ -28,10 +28,11 @@ from shoal.gateway.generation.messages import (
     image_part,
     joined,
     result_with_images,
+    server_step,
     text_part,
     tool_call,
+    unreadable,
 )
-from shoal.gateway.generation.server_steps import server_step, unreadable
 from shoal.gateway.http.decoding import (
     decode_field,
     decode_object,

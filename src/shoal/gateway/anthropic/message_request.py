@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shoal.domain.credentials import estimated_tokens, tokens_to_read
 from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.anthropic.message_body import (
@@ -18,19 +19,18 @@ from shoal.gateway.anthropic.message_body import (
     ToolParam,
 )
 from shoal.gateway.anthropic.message_content import chat_messages
-from shoal.gateway.anthropic.token_count import estimated_input_tokens
-from shoal.gateway.generation.options import (
-    foreign_options,
-    requested_options,
-    stop_strings,
-)
-from shoal.gateway.generation.request import GenerationRequest
-from shoal.gateway.generation.tools import (
+from shoal.gateway.generation.job_answers import GenerationRequest
+from shoal.gateway.generation.messages import (
     RequestedFunction,
     check_chosen,
     chosen_tool,
     function_tools,
     no_tools,
+)
+from shoal.gateway.generation.options import (
+    foreign_options,
+    requested_options,
+    stop_strings,
 )
 from shoal.gateway.http.decoding import (
     decode,
@@ -41,6 +41,7 @@ from shoal.gateway.http.decoding import (
     required,
     unsupported,
 )
+from shoal.gateway.http.responses import encode_json
 from shoal.gateway.jobs.job_options import SESSION_MAX
 
 UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
@@ -223,3 +224,24 @@ def _shows_thinking(body: MessageBody) -> bool:
     """
     asked = body.thinking
     return asked is not None and asked.type != "disabled" and asked.display != "omitted"
+
+
+IMAGE_TOKENS = 1024  # of an image, whose size is unknown; models differ by far
+
+
+def estimated_input_tokens(chat: Chat) -> int:
+    """Return the estimated tokens of the texts, tools, calls and images of a chat.
+
+    Only its worker could count them.  Texts count as they do for the limits of keys.
+    """
+    tools = chat.options.get("tools")
+    described = [] if tools is None else [tools]
+    images = 0
+    for message in chat.messages:
+        if (calls := message.get("tool_calls")) is not None:
+            described.append(calls)
+        content = message.get("content")
+        if isinstance(content, list):
+            images += sum(part.get("type") == "image_url" for part in content)
+    written = sum(estimated_tokens(encode_json(each).decode()) for each in described)
+    return tokens_to_read(chat) + written + images * IMAGE_TOKENS

@@ -21,10 +21,10 @@ from shoal.gateway.http.forms import (
     ReceivedForm,
     receive_form,
 )
-from shoal.gateway.http.media_types import BYTES_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
+    BYTES_TYPE,
     ClientGone,
     well_formed,
     write,

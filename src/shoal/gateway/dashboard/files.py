@@ -15,8 +15,8 @@ from types import MappingProxyType
 from aiohttp import web
 
 from shoal.domain.errors import NotFound
-from shoal.gateway.http.media_types import BYTES_TYPE, HTML_TYPE, TEXT_TYPE
 from shoal.gateway.http.operation import Operations
+from shoal.gateway.http.responses import BYTES_TYPE, HTML_TYPE, TEXT_TYPE
 
 api = Operations()
 

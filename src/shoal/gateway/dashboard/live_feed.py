@@ -2,25 +2,48 @@
 
 Nothing runs without a client.  A client that does not keep up gets a new snapshot
 in place of the changes that it missed: they would only grow, and are soon out of date.
+So does one that reconnects.
+
+Source: HTML, "Server-sent events".
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from shoal.domain.errors import KeyExpired, QueueFull, StoreError, Unauthorized
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import (
+    KeyExpired,
+    QueueFull,
+    ShoalError,
+    StoreError,
+    Unauthorized,
+)
 from shoal.domain.facts import Fact
 from shoal.gateway.admin.workers import stored_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import EventLog
 from shoal.gateway.dashboard.pool_view import PoolView
+from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.responses import encode_json
+from shoal.gateway.http.operation import Operations
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import (
+    KEEPALIVE_EVERY,
+    SSE_KEEPALIVE,
+    SSE_TYPE,
+    ClientGone,
+    encode_json,
+    stream_headers,
+    write,
+)
 from shoal.transports.clock import Timer
+
+api = Operations()
 
 INTERVAL = 1.0  # seconds between two looks
 CLIENTS_MAX = 100  # at a time, each with a connection
@@ -178,3 +201,50 @@ LIVE_FEED = web.AppKey("live_feed", LiveFeed)
 
 def _encode(name: str, value: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
+
+
+RETRY = b"retry: 2000\n\n"  # milliseconds before a browser connects again
+WRITTEN_AT_ONCE = 1 << 16  # bytes: a slow client has the time limit for each
+
+
+@api.get("/admin/live", "Stream the state of the pool", Scope.MONITOR, media=SSE_TYPE)
+async def stream_live(request: web.Request, caller: ApiCaller) -> web.StreamResponse:
+    feed = request.app[LIVE_FEED]
+    async with feed.subscribe(caller) as client:
+        response = web.StreamResponse(headers=stream_headers())
+        await response.prepare(request)
+        try:
+            await write(request, response, RETRY)
+            await _forward(feed, client, request, response)
+            await write(request, response, b"", last=True)
+        except ClientGone:
+            record_of(request).error = "client_gone"
+        except ShoalError as error:
+            record_of(request).error = errors.error_status(error).code
+            with suppress(ClientGone):
+                body = errors.error_body(error, api.errors)
+                text = b"event: error\ndata: " + body + b"\n\n"
+                await write(request, response, text, last=True)
+    return response
+
+
+async def _forward(
+    feed: LiveFeed,
+    client: LiveClient,
+    request: web.Request,
+    response: web.StreamResponse,
+) -> None:
+    """Write the feed to a client until the feed or the client's access ends.
+
+    Raises ClientGone, also if it reads nothing for long, and as ``LiveFeed.read``.
+    """
+    while not feed.closed:
+        text = await feed.read(client)
+        for start in range(0, len(text), WRITTEN_AT_ONCE):
+            part = text[start : start + WRITTEN_AT_ONCE]
+            await write(request, response, part)
+        try:
+            async with asyncio.timeout(KEEPALIVE_EVERY):
+                await client.signal.wait()
+        except TimeoutError:
+            await write(request, response, SSE_KEEPALIVE)

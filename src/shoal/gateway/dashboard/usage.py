@@ -14,9 +14,13 @@ from shoal.domain.credentials import Scope, day_of
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.media_types import CSV_TYPE
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_response, well_formed, without_keys
+from shoal.gateway.http.responses import (
+    CSV_TYPE,
+    json_response,
+    well_formed,
+    without_keys,
+)
 from shoal.store.usage import UsageField, UsageSum
 
 api = Operations()

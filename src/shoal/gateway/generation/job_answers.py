@@ -1,8 +1,10 @@
-"""Runs requests as jobs, and writes answers of text in the client's dialect."""
+"""Runs requests of any dialect as jobs, and writes answers of text in their form."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -15,18 +17,17 @@ from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import Chat, Completion, InputWork
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answer_form import AnswerForm, StreamEncoder
 from shoal.gateway.generation.moderation import (
     answer_moderator,
     check_work,
     shown_outcome,
 )
-from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of, worker_headers
 from shoal.gateway.http.responses import (
     SSE_KEEPALIVE,
+    SSE_TYPE,
     ClientGone,
     forward_pieces,
     json_bytes_response,
@@ -34,6 +35,61 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
+
+
+class StreamEncoder(Protocol):
+    """Writes the stream of one answer.
+
+    Whichever method is called first also writes what begins a stream.
+    """
+
+    def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
+        """Write what came."""
+        ...
+
+    def encode_end(self, outcome: Outcome) -> bytes:
+        """Write what comes after the last piece of a whole answer."""
+        ...
+
+    def encode_error(self, error: ShoalError) -> bytes:
+        """Write how an answer ends that breaks off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The encoders of the answer to one job.
+
+    Both take the job's id and the time in Unix seconds.  A stream is of the type
+    ``media``; ``keepalive`` is written where it has been silent, if it is not empty.
+    If it ``names_workers``, a comment precedes what another worker writes than the one
+    in the headers.
+    """
+
+    encode: Callable[[JobId, Outcome, int], bytes]
+    stream: Callable[[JobId, int], StreamEncoder]
+    media: str = SSE_TYPE
+    keepalive: bytes = SSE_KEEPALIVE
+    names_workers: bool = False
+
+
+W_co = TypeVar("W_co", bound=Chat | Completion, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest(Generic[W_co]):
+    """A request for text, and how to answer it.
+
+    ``include_usage``: a stream of chunks ends with the usage.  ``session`` is the
+    client's name for related requests; ``tier`` is the service tier that it asks for.
+    """
+
+    work: W_co
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    tier: str = ""
+
 
 HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
 

@@ -1,10 +1,23 @@
-"""The moderation of what clients ask for, and of what they are answered."""
+"""The moderation of what clients ask for, and of what they are answered.
 
-from shoal.domain.errors import InvalidRequest
+What a stored job has answered is moderated when it is shown.
+"""
+
+from collections.abc import Mapping
+
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    TimedOut,
+)
 from shoal.domain.moderation import AnswerModerator
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding, Inference, Rerank, Work
 from shoal.gateway.context import Gateway
+from shoal.pool.lifecycle import JobState
+from shoal.store.port import StoredJob
 
 
 def check_work(gateway: Gateway, owner: str, work: Inference, field: str) -> None:
@@ -31,3 +44,18 @@ def shown_outcome(
     if moderation is None or isinstance(work, Embedding | Rerank):
         return outcome  # vectors and scores are no text
     return moderation.filter_outcome(outcome)
+
+
+END_ERRORS: Mapping[JobState, type[ShoalError]] = {
+    JobState.FAILED: JobError,
+    JobState.CANCELLED: Cancelled,
+    JobState.EXPIRED: TimedOut,
+}
+
+
+def stored_end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError:
+    """Return the moderated outcome of a job that has ended, or why it has none."""
+    job, outcome = stored.job, stored.outcome
+    if outcome is None:
+        return END_ERRORS[stored.state](stored.error or stored.state.value)
+    return shown_outcome(gateway, job.owner, job.work, outcome)

@@ -38,7 +38,7 @@ from shoal.gateway.http.authentication import (
 )
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
-from shoal.gateway.http.list_limits import ListLimits
+from shoal.gateway.http.quotas import ListLimits
 from shoal.store.port import KeyStore
 from shoal.transports import http_server
 from shoal.transports.clock import Clock

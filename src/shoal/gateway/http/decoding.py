@@ -19,7 +19,7 @@ from shoal.domain.json_limits import (
     is_too_deep,
 )
 from shoal.domain.work import JSON
-from shoal.gateway.http.answer_ids import job_id_of
+from shoal.gateway.http.ids import job_id_of
 from shoal.gateway.http.responses import well_formed
 
 T = TypeVar("T")

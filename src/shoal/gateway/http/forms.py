@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from shoal.domain.errors import InvalidRequest, TooSlow
 from shoal.gateway.http.decoding import missing
-from shoal.gateway.http.media_types import FORM_TYPE
+from shoal.gateway.http.responses import FORM_TYPE
 
 PIECE = 1 << 18  # bytes that are passed on at a time
 PIECE_TIMEOUT = 60.0  # seconds for a client to send a piece

@@ -17,8 +17,7 @@ from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.errors import OPENAI_ERRORS, ErrorForm
-from shoal.gateway.http.media_types import BYTES_TYPE, JSON_TYPE, SSE_TYPE
-from shoal.gateway.http.responses import json_response
+from shoal.gateway.http.responses import BYTES_TYPE, JSON_TYPE, SSE_TYPE, json_response
 
 GIVEN = ("gateway", "request", "caller", "query")
 SWITCHING_PROTOCOLS = 101

@@ -12,7 +12,16 @@ from aiohttp import web
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.moderation import AnswerModerator
 from shoal.domain.outcome import AnswerPiece
-from shoal.gateway.http.media_types import SSE_TYPE
+
+JSON_TYPE = "application/json"
+TEXT_TYPE = "text/plain"
+HTML_TYPE = "text/html"
+FORM_TYPE = "multipart/form-data"
+SSE_TYPE = "text/event-stream"
+NDJSON_TYPE = "application/x-ndjson"  # a JSON value a line
+BYTES_TYPE = "application/octet-stream"
+CSV_TYPE = "text/csv"
+
 
 KEY_SHOWN = 8  # digits of a public key that are shown in place of all
 

@@ -50,12 +50,12 @@ from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.errors import PLAIN_ERRORS
-from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
     SSE_KEEPALIVE,
+    SSE_TYPE,
     ClientGone,
     encode_json,
     stream_headers,

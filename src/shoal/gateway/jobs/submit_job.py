@@ -23,10 +23,10 @@ from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
-from shoal.gateway.jobs.egress_policy import EgressPolicy, is_denied
 from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.jobs.job_request import CommitJob, decode_commit
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge
+from shoal.gateway.jobs.webhooks import EgressPolicy, is_denied
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.trust import NO_TRUSTED_WORKER, trust_rejection
 from shoal.store.run_to_end import run_to_end

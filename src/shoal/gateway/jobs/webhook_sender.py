@@ -32,8 +32,9 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId
-from shoal.gateway.jobs.egress_policy import SOCKET_FACTORIES, EgressPolicy
 from shoal.gateway.jobs.webhooks import (
+    SOCKET_FACTORIES,
+    EgressPolicy,
     WebhookResults,
     encode_message,
     retry_delay,

@@ -14,7 +14,7 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Chat, Completion
-from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.job_answers import AnswerForm
 from shoal.gateway.generation.parts import (
     Part,
     PartBegun,
@@ -27,8 +27,7 @@ from shoal.gateway.generation.parts import (
     parts_of,
 )
 from shoal.gateway.http import errors
-from shoal.gateway.http.media_types import NDJSON_TYPE
-from shoal.gateway.http.responses import encode_event_text, encode_json
+from shoal.gateway.http.responses import NDJSON_TYPE, encode_event_text, encode_json
 from shoal.ledger.canonical import to_time
 
 CALL_PREFIX = "call_"

@@ -11,14 +11,14 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
 from shoal.gateway.generation.embeddings import DIMENSIONS_MAX
-from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import StopStrings, body_type
-from shoal.gateway.generation.tools import (
+from shoal.gateway.generation.messages import (
     CALL_ID_MAX,
     CALLS_MAX,
+    MESSAGES_MAX,
     TOOLS_MAX,
     FunctionName,
 )
+from shoal.gateway.generation.options import StopStrings, body_type
 from shoal.gateway.http.decoding import FreeObject, Ignored, ModelName, Temperature
 
 IMAGES_MAX = 64

@@ -4,13 +4,14 @@ Source: Ollama's API reference.
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import CannotDo, UnknownModel
+from shoal.domain.errors import CannotDo, NotFound, UnknownModel
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
 from shoal.gateway.context import Gateway
@@ -19,9 +20,8 @@ from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
-from shoal.gateway.http.media_types import NDJSON_TYPE, TEXT_TYPE
-from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.responses import json_bytes_response
+from shoal.gateway.http.operation import Operation, Operations
+from shoal.gateway.http.responses import NDJSON_TYPE, TEXT_TYPE, json_bytes_response
 from shoal.gateway.model_summaries import model_summaries, model_summary, seen_by
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.ollama.bodies import (
@@ -48,8 +48,8 @@ from shoal.gateway.ollama.models import (
     described_model,
     listed_model,
     loaded_model,
+    resolve_model,
 )
-from shoal.gateway.ollama.names import resolve_model
 from shoal.gateway.ollama.requests import (
     ModelLoad,
     OllamaRequest,
@@ -278,3 +278,48 @@ async def _embed(
 
 def _lines(data: bytes) -> web.Response:
     return web.Response(body=data, content_type=NDJSON_TYPE, charset="utf-8")
+
+
+PREFIX_MISSING = "Name the address of Ollama's API"
+OLLAMA_AGENT = "ollama"  # begins the user agent of Ollama's own clients
+
+OLLAMA_FIELDS = frozenset(
+    {"stream", "options", "keep_alive", "format", "think", "tools"}
+)
+"""Fields of Ollama's chats that are in no other body for the same path."""
+
+
+class OllamaMisdirected(NotFound):
+    """A request for Ollama's API lacks its prefix."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Ollama's API is not at the root of this port: add /ollama to the address "
+            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
+        )
+
+
+def is_ollama_client(request: web.Request) -> bool:
+    """Say whether a client of Ollama sends the request, by its own account."""
+    return request.headers.get("User-Agent", "").lower().startswith(OLLAMA_AGENT)
+
+
+def misdirected(
+    operations: Iterable[Operation], others: Iterable[Operation]
+) -> Operations:
+    """Return operations that refuse requests for ``operations`` without the prefix.
+
+    Clients of Ollama are configured with an address without a path.  The error names
+    the right one, in the form that they show.  The paths of ``others`` are left out.
+    """
+
+    async def refuse() -> web.Response:
+        raise OllamaMisdirected
+
+    refused = Operations(PLAIN_ERRORS)
+    taken = {each.path for each in others}
+    for each in operations:
+        if each.documented and each.path not in taken:
+            add = refused.add(each.method, each.path, PREFIX_MISSING, documented=False)
+            add(refuse)
+    return refused

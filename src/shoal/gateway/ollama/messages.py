@@ -11,22 +11,25 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec import Raw, UnsetType
+
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
 from shoal.gateway.generation.messages import (
     Message,
+    RequestedFunction,
     assistant_message,
     content_of,
     data_url,
+    function_tools,
     image_part,
     text_part,
     tool_call,
     tool_result,
 )
-from shoal.gateway.generation.tools import RequestedFunction, function_tools
-from shoal.gateway.http.decoding import unsupported
+from shoal.gateway.http.decoding import decode_object, is_given, unsupported
 from shoal.gateway.ollama.bodies import OllamaMessage, OllamaTool
-from shoal.gateway.ollama.options import decoded_arguments
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -184,3 +187,9 @@ def _image_url(base64: str, path: str) -> str:
     raise InvalidRequest(
         f"{path}: expected PNG, JPEG, GIF, WebP or BMP images in base64", path
     )
+
+
+def decoded_arguments(raw: Raw | UnsetType, path: str) -> str:
+    """Return the arguments of a tool call as JSON text.  Raises InvalidRequest."""
+    arguments = decode_object(raw, path) if is_given(raw) else {}
+    return msgspec.json.encode(arguments).decode()

@@ -1,11 +1,11 @@
-"""Ollama's lists and descriptions of models, with what the pool knows about them.
+"""Ollama's lists, descriptions and names of models, with what the pool knows of them.
 
-Source: Ollama's API reference, "List Local Models", "Show Model Information" and "List
-Running Models".
+Source: Ollama's API reference, "List Local Models", "Show Model Information", "List
+Running Models" and "Model names".
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -142,3 +142,19 @@ def capabilities(model: ModelSummary) -> list[str]:
 
 def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
+
+
+LATEST = ":latest"
+
+
+def resolve_model(name: str, models: Collection[str]) -> str:
+    """Return the model of the pool that a client means.
+
+    It is the name itself, or the one with or without ``:latest``; if none of them is a
+    model, the name.
+    """
+    if name in models:
+        return name
+    bare = name.removesuffix(LATEST)
+    other = f"{name}{LATEST}" if bare == name else bare
+    return other if other in models else name

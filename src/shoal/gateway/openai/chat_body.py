@@ -9,15 +9,15 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
-from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import StopStrings, body_type
-from shoal.gateway.generation.tools import (
+from shoal.gateway.generation.messages import (
     CALL_ID_MAX,
     CALLS_MAX,
     FUNCTION_NAME_MAX,
+    MESSAGES_MAX,
     TOOLS_MAX,
     FunctionName,
 )
+from shoal.gateway.generation.options import StopStrings, body_type
 from shoal.gateway.http.decoding import (
     FreeObject,
     Ignored,

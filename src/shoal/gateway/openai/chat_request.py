@@ -11,18 +11,18 @@ from msgspec import UNSET
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.generation.job_answers import GenerationRequest
+from shoal.gateway.generation.messages import (
+    RequestedFunction,
+    check_chosen,
+    function_tools,
+    no_tools,
+)
 from shoal.gateway.generation.options import (
     Encoder,
     extra_options,
     requested_options,
     stop_strings,
-)
-from shoal.gateway.generation.request import GenerationRequest
-from shoal.gateway.generation.tools import (
-    RequestedFunction,
-    check_chosen,
-    function_tools,
-    no_tools,
 )
 from shoal.gateway.http.decoding import (
     decode,

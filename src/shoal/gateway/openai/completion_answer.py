@@ -15,7 +15,7 @@ from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import Completion
 from shoal.gateway.generation.logprobs import completion_logprobs
 from shoal.gateway.generation.options import matched_stop
-from shoal.gateway.http.answer_ids import COMPLETION_ID_PREFIX
+from shoal.gateway.http.ids import COMPLETION_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,

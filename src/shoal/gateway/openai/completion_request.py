@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
+from shoal.gateway.generation.job_answers import GenerationRequest
 from shoal.gateway.generation.options import (
     StopStrings,
     body_type,
@@ -16,7 +17,6 @@ from shoal.gateway.generation.options import (
     requested_options,
     stop_strings,
 )
-from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import (
     Ignored,
     ModelName,

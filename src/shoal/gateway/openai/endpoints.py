@@ -16,16 +16,14 @@ from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answer_form import AnswerForm
 from shoal.gateway.generation.embeddings import LARGE_ANSWER
-from shoal.gateway.generation.job_answers import answer, answer_inputs
-from shoal.gateway.generation.stored_ends import stored_end
+from shoal.gateway.generation.job_answers import AnswerForm, answer, answer_inputs
+from shoal.gateway.generation.moderation import stored_end
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
-from shoal.gateway.http.media_types import SSE_TYPE
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import json_bytes_response
+from shoal.gateway.http.responses import SSE_TYPE, json_bytes_response
 from shoal.gateway.openai.chat_answer import (
     ChatChunkEncoder,
     ChatCompletion,

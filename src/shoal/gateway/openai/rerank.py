@@ -15,8 +15,8 @@ from shoal.domain.errors import JobError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.work import Rerank
-from shoal.gateway.http.answer_ids import RERANK_ID_PREFIX
 from shoal.gateway.http.decoding import ModelName, decode
+from shoal.gateway.http.ids import RERANK_ID_PREFIX
 
 DOCUMENTS_MAX = 2048
 

@@ -17,8 +17,7 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JSON, Transcription
 from shoal.gateway.http.decoding import ModelName, unsupported, validation_error
 from shoal.gateway.http.forms import ReceivedForm
-from shoal.gateway.http.media_types import JSON_TYPE, TEXT_TYPE
-from shoal.gateway.http.responses import encode_json, well_formed
+from shoal.gateway.http.responses import JSON_TYPE, TEXT_TYPE, encode_json, well_formed
 
 AUDIO_MAX = 12 << 20  # bytes: in base64, as much as the body of another request
 

@@ -3,15 +3,23 @@
 Source: OpenAI's API reference, "Create a model response".
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from shoal.domain.errors import StoreError
 from shoal.domain.options import CHAT_OPTIONS
-from shoal.gateway.generation.messages import MESSAGES_MAX
+from shoal.domain.work import Chat
+from shoal.gateway.generation.messages import (
+    CALL_ID_MAX,
+    FUNCTION_NAME_MAX,
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    Message,
+)
 from shoal.gateway.generation.options import StopStrings, body_type
-from shoal.gateway.generation.tools import CALL_ID_MAX, FUNCTION_NAME_MAX, TOOLS_MAX
 from shoal.gateway.http.decoding import (
     FreeObject,
     Ignored,
@@ -146,3 +154,61 @@ _ELSEWHERE = frozenset(
 RESPONSE_OPTIONS = tuple(each for each in CHAT_OPTIONS if each.name not in _ELSEWHERE)
 
 CreateResponse = body_type("CreateResponse", ResponseBody, RESPONSE_OPTIONS)
+
+
+class ResponseFields(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a stored response returns of its request beside the chat.
+
+    The chat has the tools, the format of the text and the instructions; what it cannot
+    say is kept with the job, as ``JobTerms.api_fields``.
+
+    ``created_at`` is in Unix seconds.
+
+    ``instructed``: the first message of the chat has the ``instructions``.
+    ``allowed_tools`` are the names of the functions that ``tool_choice`` allowed, if it
+    named any: the chat has no others.  ``summary`` is the kind of summary that
+    ``reasoning`` asked for.
+    """
+
+    created_at: int
+    instructed: bool = False
+    background: bool = False
+    previous_response_id: str | None = None
+    allowed_tools: list[str] | None = None
+    summary: str | None = None
+    metadata: Mapping[str, str] = {}
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    def encode(self) -> str:
+        """Return the text that ``decode_fields`` decodes."""
+        return msgspec.json.encode(self).decode()
+
+    def instructions_of(self, chat: Chat) -> str | None:
+        """Return the instructions of a response."""
+        if not self.instructed:
+            return None
+        content = chat.messages[0].get("content")
+        return content if isinstance(content, str) else None
+
+    def input_of(self, chat: Chat) -> Sequence[Message]:
+        """Return the messages of a response without its instructions."""
+        return chat.messages[int(self.instructed) :]
+
+
+_decoder = msgspec.json.Decoder(ResponseFields)
+
+
+def decode_fields(text: str) -> ResponseFields | None:
+    """Decode the fields of a job; None if it is no stored response.
+
+    Raises StoreError if they are damaged.
+    """
+    if not text:
+        return None
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"the fields of a response are damaged: {error}") from error

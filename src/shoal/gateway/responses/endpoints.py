@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: creates, shows, resumes, cancels and deletes responses.
+"""OpenAI's Responses API: creates, shows, streams, cancels and deletes responses.
 
 Source: OpenAI's API reference, "Responses".
 """
@@ -12,30 +12,41 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
+from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import InvalidRequest
+from shoal.domain.errors import InvalidRequest, ShoalError, release_frames
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.moderation import BLOCKED, FILTERED
+from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answer_form import AnswerForm
-from shoal.gateway.generation.job_answers import answer_whole, stream_answer
-from shoal.gateway.generation.moderation import check_work
+from shoal.gateway.generation.job_answers import AnswerForm, answer_whole, stream_answer
+from shoal.gateway.generation.moderation import answer_moderator, check_work
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.media_types import SSE_TYPE
+from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import encode_json, json_bytes_response
+from shoal.gateway.http.responses import (
+    SSE_KEEPALIVE,
+    SSE_TYPE,
+    ClientGone,
+    encode_json,
+    forward_pieces,
+    json_bytes_response,
+    stream_headers,
+    write,
+)
 from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.responses.body import CreateResponse, ResponseInputItem
-from shoal.gateway.responses.events import ResponseEventEncoder
+from shoal.gateway.responses.events import NUMBERS_PER_START, ResponseEventEncoder
 from shoal.gateway.responses.request import ResponseRequest, decode_response_request
 from shoal.gateway.responses.response_object import ResponseDraft, ResponseObject
-from shoal.gateway.responses.resumed_stream import stream_response
 from shoal.gateway.responses.stored_responses import (
     StoredResponse,
     chat_of,
     find_response,
+    starts_of,
     storable,
 )
 from shoal.pool.lifecycle import JobState
@@ -251,3 +262,94 @@ def _draft(asked: ResponseRequest, job: Job, job_id: JobId) -> ResponseDraft:
 
 def _shown(found: StoredResponse) -> web.Response:
     return json_bytes_response(encode_json(found.show()))
+
+
+async def stream_response(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    found: StoredResponse,
+    after: int = -1,
+) -> web.StreamResponse:
+    """Write the events of a response that come ``after`` a number.
+
+    The response goes on when the client leaves.
+
+    Raises InvalidRequest if the number is of an answer that has since begun anew.
+    """
+    job_id = found.draft.job_id
+    starts = await starts_of(gateway, job_id)
+    if after >= 0 and after // NUMBERS_PER_START != starts:
+        raise InvalidRequest(
+            "starting_after: no event of this answer has the number; after a restart "
+            "of the coordinator the answer begins anew: stream it from its beginning",
+            "starting_after",
+        )
+    encoder = ResponseEventEncoder(found.draft, starts=starts, after=after)
+    response = web.StreamResponse(headers=stream_headers())
+    try:
+        with gateway.hub.observe_job(job_id) as reader:
+            await response.prepare(request)
+            # What has begun is shown at once: the client learns the response's id.
+            await write(request, response, encoder.encode(()))
+            if reader is not None:
+                last = await _follow(gateway, request, response, found, reader, encoder)
+            else:
+                last = await _ended(gateway, request, caller, found, encoder)
+        await write(request, response, last, last=True)
+    except ClientGone:
+        record_of(request).error = "client_gone"
+    return response
+
+
+async def _follow(
+    gateway: Gateway,
+    request: web.Request,
+    response: web.StreamResponse,
+    found: StoredResponse,
+    reader: AnswerStream,
+    encoder: ResponseEventEncoder,
+) -> bytes:
+    """Write what a job writes; return the end of the stream."""
+    whole = await forward_pieces(
+        request,
+        response,
+        reader,
+        encoder.encode,
+        keepalive=lambda early: b"" if early else SSE_KEEPALIVE,
+        watch=answer_moderator(gateway, found.owner),
+    )
+    if not whole:
+        gateway.hub.cancel(reader.job_id, BLOCKED)
+        return encoder.encode_end(FILTERED)
+    try:
+        return encoder.encode_end(await reader.outcome())
+    except ShoalError as error:
+        record_of(request).error = error_status(error).code
+        release_frames(error)
+        if reader.job_id in gateway.hub.pool.jobs:
+            return encoder.encode_interruption(error)  # only this stream ends
+        return encoder.encode_error(error)
+
+
+async def _ended(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    found: StoredResponse,
+    encoder: ResponseEventEncoder,
+) -> bytes:
+    """Return the rest of the stream of a response whose job has ended."""
+    try:
+        found = await find_response(gateway, caller, found.draft.id)
+    except ShoalError as error:  # deleted meanwhile, or the store failed
+        record_of(request).error = error_status(error).code
+        release_frames(error)
+        return encoder.encode_interruption(error)
+    match found.end:
+        case Outcome():
+            return encoder.encode_end(found.end)
+        case ShoalError():
+            return encoder.encode_error(found.end)
+        case None:
+            raise AssertionError("a job that is not open has ended")

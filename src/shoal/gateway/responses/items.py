@@ -21,12 +21,13 @@ from shoal.gateway.generation.messages import (
     content_of,
     image_part,
     result_with_images,
+    server_step,
     text_part,
     tool_call,
     tool_result,
+    unreadable,
 )
 from shoal.gateway.generation.parts import Part, PartKind
-from shoal.gateway.generation.server_steps import server_step, unreadable
 from shoal.gateway.http.decoding import (
     decode_field,
     decode_value,

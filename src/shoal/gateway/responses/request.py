@@ -13,6 +13,11 @@ from shoal.domain.work import JSON, Chat
 from shoal.gateway.generation.messages import (
     MESSAGES_MAX,
     Message,
+    RequestedFunction,
+    check_chosen,
+    chosen_tool,
+    function_tools,
+    no_tools,
 )
 from shoal.gateway.generation.options import (
     foreign_options,
@@ -20,13 +25,6 @@ from shoal.gateway.generation.options import (
     stop_strings,
 )
 from shoal.gateway.generation.parts import Part
-from shoal.gateway.generation.tools import (
-    RequestedFunction,
-    check_chosen,
-    chosen_tool,
-    function_tools,
-    no_tools,
-)
 from shoal.gateway.http.decoding import (
     decode,
     decode_object,
@@ -39,6 +37,7 @@ from shoal.gateway.responses.body import (
     RESPONSE_OPTIONS,
     CreateResponse,
     ResponseBody,
+    ResponseFields,
     ResponseFunction,
     ResponseTextFormat,
     ResponseToolChoice,
@@ -49,7 +48,6 @@ from shoal.gateway.responses.items import (
     decode_item,
     messages_of,
 )
-from shoal.gateway.responses.response_fields import ResponseFields
 
 UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
     "conversation": (),

@@ -16,11 +16,11 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.generation.messages import Message
 from shoal.gateway.generation.parts import Part, PartKind, parts_of
-from shoal.gateway.http.answer_ids import RESPONSE_ID_PREFIX
 from shoal.gateway.http.errors import CLIENT, LIMIT, QUOTA, error_report
+from shoal.gateway.http.ids import RESPONSE_ID_PREFIX
+from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.items import items_of
 from shoal.gateway.responses.logprobs import LogprobQueue
-from shoal.gateway.responses.response_fields import ResponseFields
 
 ITEM_ID_PREFIXES: Mapping[PartKind, str] = {
     PartKind.REASONING: "rs_",

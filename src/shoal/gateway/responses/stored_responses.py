@@ -14,14 +14,14 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.messages import Message
+from shoal.gateway.generation.moderation import stored_end
 from shoal.gateway.generation.parts import Part, parts_of
-from shoal.gateway.generation.stored_ends import stored_end
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.answer_ids import RESPONSE_ID_PREFIX, job_id_of
 from shoal.gateway.http.body import BODY_MAX
+from shoal.gateway.http.ids import RESPONSE_ID_PREFIX, job_id_of
+from shoal.gateway.responses.body import decode_fields
 from shoal.gateway.responses.items import ItemReference, messages_of
 from shoal.gateway.responses.request import ResponseRequest
-from shoal.gateway.responses.response_fields import decode_fields
 from shoal.gateway.responses.response_object import (
     ResponseDraft,
     ResponseObject,
