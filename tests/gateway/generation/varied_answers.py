@@ -15,7 +15,7 @@ from shoal.gateway.anthropic.message_answer import message_form
 from shoal.gateway.generation.job_answers import AnswerForm
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
-from shoal.gateway.openai.endpoints import answer_form
+from shoal.gateway.openai.answers import answer_form
 from shoal.gateway.responses.body import ResponseFields
 from shoal.gateway.responses.events import ResponseEventEncoder
 from shoal.gateway.responses.response_object import ResponseDraft

@@ -12,17 +12,17 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import Completion
 from shoal.gateway.http.responses import well_formed
-from shoal.gateway.openai.completion_answer import (
-    CompletionChunkEncoder,
-    encode_text_completion,
+from shoal.gateway.openai.answers import (
+    DONE,
+    ChunkEncoder,
+    encode_answer,
 )
-from shoal.gateway.openai.generation import DONE
 
 WORK = Completion("m", "Once")
 
 
-def chunks(*, include_usage: bool = False) -> CompletionChunkEncoder:
-    return CompletionChunkEncoder(JobId("j1"), WORK, 17, include_usage=include_usage)
+def chunks(*, include_usage: bool = False) -> ChunkEncoder:
+    return ChunkEncoder(JobId("j1"), WORK, 17, include_usage=include_usage)
 
 
 def choices(data: bytes) -> list[dict[str, Any]]:
@@ -66,9 +66,7 @@ def test_empty_answer_ends() -> None:
 
 def test_complete_answer_has_usage() -> None:
     whole = json.loads(
-        encode_text_completion(
-            JobId("j1"), WORK, Outcome(" upon", "stop", Usage(1, 2)), 17
-        )
+        encode_answer(JobId("j1"), WORK, Outcome(" upon", "stop", Usage(1, 2)), 17)
     )
 
     assert whole["id"] == "cmpl-j1"
@@ -91,9 +89,7 @@ def test_chat_logprobs_become_completion_logprobs() -> None:
 
     first, second = choices(chunks().encode(pieces))
     outcome = assemble(pieces, "stop", Usage(1, 2))
-    (whole,) = json.loads(encode_text_completion(JobId("j1"), WORK, outcome, 17))[
-        "choices"
-    ]
+    (whole,) = json.loads(encode_answer(JobId("j1"), WORK, outcome, 17))["choices"]
 
     assert first["logprobs"]["text_offset"] == [0]
     assert second["logprobs"]["text_offset"] == [3]

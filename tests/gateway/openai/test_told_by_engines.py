@@ -10,12 +10,11 @@ from shoal.domain.answer_assembly import assemble
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import JSON, Chat, Completion
-from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
-from shoal.gateway.openai.completion_answer import (
-    CompletionChunkEncoder,
-    encode_text_completion,
+from shoal.gateway.openai.answers import (
+    DONE,
+    ChunkEncoder,
+    encode_answer,
 )
-from shoal.gateway.openai.generation import DONE
 
 JOB = JobId("j1")
 STOP: dict[str, JSON] = {"stop": ["END", "\n\n"]}
@@ -29,19 +28,19 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 def chat_choices(pieces: list[AnswerPiece]) -> list[dict[str, Any]]:
-    encoder = ChatChunkEncoder(JOB, CHAT, 17, include_usage=False)
+    encoder = ChunkEncoder(JOB, CHAT, 17, include_usage=False)
     data = encoder.encode(pieces) + encoder.encode_end(assemble(pieces))
     return [choice for event in events(data) for choice in event["choices"]]
 
 
 def completion_choices(pieces: list[AnswerPiece]) -> list[dict[str, Any]]:
-    encoder = CompletionChunkEncoder(JOB, COMPLETION, 17, include_usage=False)
+    encoder = ChunkEncoder(JOB, COMPLETION, 17, include_usage=False)
     data = encoder.encode(pieces) + encoder.encode_end(assemble(pieces))
     return [choice for event in events(data) for choice in event["choices"]]
 
 
 def whole_chat(outcome: Outcome) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(encode_chat_completion(JOB, CHAT, outcome, 17))
+    answer: dict[str, Any] = json.loads(encode_answer(JOB, CHAT, outcome, 17))
     return answer
 
 
@@ -65,7 +64,7 @@ def test_nothing_cached_is_a_count_and_unknown_is_none() -> None:
 
 
 def test_streamed_usage_has_the_details() -> None:
-    encoder = ChatChunkEncoder(JOB, CHAT, 17, include_usage=True)
+    encoder = ChunkEncoder(JOB, CHAT, 17, include_usage=True)
 
     *_, last = events(encoder.encode_end(Outcome("", usage=Usage(10, 5, 8))))
 
@@ -88,8 +87,8 @@ def test_matched_stop_string_is_beside_the_finish_reason(choices_of: Any) -> Non
 @pytest.mark.parametrize(
     "answer",
     [
-        encode_chat_completion(JOB, CHAT, assemble(ENDED), 17),
-        encode_text_completion(JOB, COMPLETION, assemble(ENDED), 17),
+        encode_answer(JOB, CHAT, assemble(ENDED), 17),
+        encode_answer(JOB, COMPLETION, assemble(ENDED), 17),
     ],
     ids=["chat", "completion"],
 )

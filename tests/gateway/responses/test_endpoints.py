@@ -15,8 +15,8 @@ from harness.slow_imports import openai as sdk
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import ANONYMOUS_KEY, LOOPBACK_KEY, ApiCaller
-from shoal.gateway.responses import endpoints
-from shoal.gateway.responses import stored_responses
+from shoal.gateway.responses import endpoints, stored_responses
+from shoal.gateway.responses.stored_responses import find_response
 
 pytestmark = pytest.mark.shared_pool
 
@@ -532,8 +532,12 @@ async def test_job_that_fails_is_a_failed_response(
 async def test_stream_ends_with_an_event_if_the_store_fails(
     pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: object) -> None:
-        raise StoreError("disk I/O error")
+    reads = [find_response]  # how often the store works
+
+    async def fail(*given: Any) -> Any:
+        if not reads:
+            raise StoreError("disk I/O error")
+        return await reads.pop()(*given)
 
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()

@@ -25,7 +25,10 @@ from shoal.gateway.http.decoding import (
     Temperature,
     TokenCount,
 )
-from shoal.gateway.openai.generation import StreamOptions
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
 
 
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):

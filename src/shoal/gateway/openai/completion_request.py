@@ -24,7 +24,7 @@ from shoal.gateway.http.decoding import (
     TokenCount,
     decode,
 )
-from shoal.gateway.openai.generation import StreamOptions
+from shoal.gateway.openai.chat_body import StreamOptions
 from shoal.gateway.openai.text_or_tokens import (
     BODY_VALUES_MAX,
     RawTextOrTokens,

@@ -17,25 +17,20 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.embeddings import LARGE_ANSWER
-from shoal.gateway.generation.job_answers import AnswerForm, answer, answer_inputs
+from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.generation.moderation import stored_end
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import SSE_TYPE, json_bytes_response
-from shoal.gateway.openai.chat_answer import (
-    ChatChunkEncoder,
+from shoal.gateway.openai.answers import (
     ChatCompletion,
-    encode_chat_completion,
+    TextCompletion,
+    answer_form,
 )
 from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.chat_request import decode_chat_request
-from shoal.gateway.openai.completion_answer import (
-    CompletionChunkEncoder,
-    TextCompletion,
-    encode_text_completion,
-)
 from shoal.gateway.openai.completion_request import (
     CreateCompletion,
     decode_completion_request,
@@ -185,31 +180,6 @@ async def create_transcription(
     )
     encoded = encode_transcription(asked.answer_format, outcome, usage)
     return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
-
-
-def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:
-    """Return the encoders of the answer to ``work``."""
-    match work:
-        case Chat():
-            return AnswerForm(
-                lambda job_id, outcome, created: encode_chat_completion(
-                    job_id, work, outcome, created
-                ),
-                lambda job_id, created: ChatChunkEncoder(
-                    job_id, work, created, include_usage=include_usage
-                ),
-                names_workers=True,
-            )
-        case Completion():
-            return AnswerForm(
-                lambda job_id, outcome, created: encode_text_completion(
-                    job_id, work, outcome, created
-                ),
-                lambda job_id, created: CompletionChunkEncoder(
-                    job_id, work, created, include_usage=include_usage
-                ),
-                names_workers=True,
-            )
 
 
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
