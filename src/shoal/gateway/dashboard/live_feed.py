@@ -9,8 +9,8 @@ Source: HTML, "Server-sent events".
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -19,7 +19,6 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import (
     KeyExpired,
     QueueFull,
-    ShoalError,
     StoreError,
     Unauthorized,
 )
@@ -28,18 +27,14 @@ from shoal.gateway.admin.workers import stored_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import EventLog
 from shoal.gateway.dashboard.pool_view import PoolView
-from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.errors import write_events
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
     SSE_KEEPALIVE,
     SSE_TYPE,
-    ClientGone,
     encode_json,
-    stream_headers,
-    write,
 )
 from shoal.transports.clock import Timer
 
@@ -211,40 +206,21 @@ WRITTEN_AT_ONCE = 1 << 16  # bytes: a slow client has the time limit for each
 async def stream_live(request: web.Request, caller: ApiCaller) -> web.StreamResponse:
     feed = request.app[LIVE_FEED]
     async with feed.subscribe(caller) as client:
-        response = web.StreamResponse(headers=stream_headers())
-        await response.prepare(request)
-        try:
-            await write(request, response, RETRY)
-            await _forward(feed, client, request, response)
-            await write(request, response, b"", last=True)
-        except ClientGone:
-            record_of(request).error = "client_gone"
-        except ShoalError as error:
-            record_of(request).error = errors.error_status(error).code
-            with suppress(ClientGone):
-                body = errors.error_body(error, api.errors)
-                text = b"event: error\ndata: " + body + b"\n\n"
-                await write(request, response, text, last=True)
-    return response
+        return await write_events(request, _texts(feed, client), api.errors)
 
 
-async def _forward(
-    feed: LiveFeed,
-    client: LiveClient,
-    request: web.Request,
-    response: web.StreamResponse,
-) -> None:
-    """Write the feed to a client until the feed or the client's access ends.
+async def _texts(feed: LiveFeed, client: LiveClient) -> AsyncGenerator[bytes, None]:
+    """Yield the feed of a client until the feed or the client's access ends.
 
-    Raises ClientGone, also if it reads nothing for long, and as ``LiveFeed.read``.
+    Raises as ``LiveFeed.read``.
     """
+    yield RETRY
     while not feed.closed:
         text = await feed.read(client)
         for start in range(0, len(text), WRITTEN_AT_ONCE):
-            part = text[start : start + WRITTEN_AT_ONCE]
-            await write(request, response, part)
+            yield text[start : start + WRITTEN_AT_ONCE]
         try:
             async with asyncio.timeout(KEEPALIVE_EVERY):
                 await client.signal.wait()
         except TimeoutError:
-            await write(request, response, SSE_KEEPALIVE)
+            yield SSE_KEEPALIVE

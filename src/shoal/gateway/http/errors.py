@@ -1,6 +1,7 @@
 """Error responses: the only place that maps errors to HTTP statuses."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -8,48 +9,9 @@ import msgspec
 from aiohttp import web
 
 from shoal.coordinator.store_health import RETRY_MAX
-from shoal.domain.errors import (
-    AlreadyEnded,
-    BudgetSpent,
-    Cancelled,
-    CannotDo,
-    ContextExceeded,
-    DaySpent,
-    Forbidden,
-    InsufficientFunds,
-    InvalidRequest,
-    JobError,
-    KeyExpired,
-    KeyReused,
-    KeyRevoked,
-    NoFirstOutput,
-    NotFound,
-    NotReady,
-    NoWorker,
-    OutputStalled,
-    PaymentDue,
-    PaymentsDown,
-    QueueFull,
-    RateLimited,
-    SessionEnded,
-    ShoalError,
-    ShuttingDown,
-    StillRunning,
-    StoreError,
-    TimedOut,
-    TookTooLong,
-    TooLarge,
-    TooManyFailures,
-    TooSlow,
-    Unauthorized,
-    Unavailable,
-    UnknownModel,
-    UnknownTask,
-    Unprocessable,
-    WorkerLost,
-)
+from shoal.domain import errors
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import well_formed
+from shoal.gateway.http.responses import ClientGone, stream_headers, well_formed, write
 
 CLIENT = "invalid_request_error"
 SERVER = "server_error"
@@ -75,48 +37,48 @@ class ErrorStatus:
     reason: str | None = None  # for non-standard statuses
 
 
-ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
-    InvalidRequest: ErrorStatus(400, CLIENT, "invalid_request"),
-    AlreadyEnded: ErrorStatus(409, CLIENT, "already_ended"),
-    Unauthorized: ErrorStatus(401, CLIENT, "invalid_api_key", BEARER),
-    KeyExpired: ErrorStatus(401, CLIENT, "expired_api_key", BEARER),
-    KeyRevoked: ErrorStatus(401, CLIENT, "revoked_api_key", BEARER),
-    SessionEnded: ErrorStatus(401, CLIENT, "session_ended", BEARER),
-    PaymentDue: ErrorStatus(402, CLIENT, "payment_required"),
-    Forbidden: ErrorStatus(403, CLIENT, "insufficient_permissions"),
-    NotFound: ErrorStatus(404, CLIENT, "not_found"),
-    UnknownModel: ErrorStatus(404, CLIENT, "model_not_found"),
-    UnknownTask: ErrorStatus(404, CLIENT, "task_not_found"),
-    CannotDo: ErrorStatus(400, CLIENT, "unsupported_value"),
-    ContextExceeded: ErrorStatus(400, CLIENT, "context_length_exceeded"),
-    Unprocessable: ErrorStatus(422, CLIENT, "unprocessable"),
-    KeyReused: ErrorStatus(422, CLIENT, "idempotency_key_reused"),
-    TooSlow: ErrorStatus(408, CLIENT, "request_timeout"),
-    TooLarge: ErrorStatus(413, CLIENT, "request_too_large"),
-    QueueFull: ErrorStatus(429, LIMIT, "queue_full"),
-    RateLimited: ErrorStatus(429, LIMIT, "rate_limit_exceeded"),
-    TooManyFailures: ErrorStatus(429, LIMIT, "too_many_failures"),
-    DaySpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
-    BudgetSpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
-    InsufficientFunds: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+ERROR_STATUSES: Mapping[type[errors.ShoalError], ErrorStatus] = {
+    errors.InvalidRequest: ErrorStatus(400, CLIENT, "invalid_request"),
+    errors.AlreadyEnded: ErrorStatus(409, CLIENT, "already_ended"),
+    errors.Unauthorized: ErrorStatus(401, CLIENT, "invalid_api_key", BEARER),
+    errors.KeyExpired: ErrorStatus(401, CLIENT, "expired_api_key", BEARER),
+    errors.KeyRevoked: ErrorStatus(401, CLIENT, "revoked_api_key", BEARER),
+    errors.SessionEnded: ErrorStatus(401, CLIENT, "session_ended", BEARER),
+    errors.PaymentDue: ErrorStatus(402, CLIENT, "payment_required"),
+    errors.Forbidden: ErrorStatus(403, CLIENT, "insufficient_permissions"),
+    errors.NotFound: ErrorStatus(404, CLIENT, "not_found"),
+    errors.UnknownModel: ErrorStatus(404, CLIENT, "model_not_found"),
+    errors.UnknownTask: ErrorStatus(404, CLIENT, "task_not_found"),
+    errors.CannotDo: ErrorStatus(400, CLIENT, "unsupported_value"),
+    errors.ContextExceeded: ErrorStatus(400, CLIENT, "context_length_exceeded"),
+    errors.Unprocessable: ErrorStatus(422, CLIENT, "unprocessable"),
+    errors.KeyReused: ErrorStatus(422, CLIENT, "idempotency_key_reused"),
+    errors.TooSlow: ErrorStatus(408, CLIENT, "request_timeout"),
+    errors.TooLarge: ErrorStatus(413, CLIENT, "request_too_large"),
+    errors.QueueFull: ErrorStatus(429, LIMIT, "queue_full"),
+    errors.RateLimited: ErrorStatus(429, LIMIT, "rate_limit_exceeded"),
+    errors.TooManyFailures: ErrorStatus(429, LIMIT, "too_many_failures"),
+    errors.DaySpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+    errors.BudgetSpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+    errors.InsufficientFunds: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
     # nginx's status for the client's own doing; not retried.
-    Cancelled: ErrorStatus(499, CLIENT, "cancelled", {}, "Cancelled"),
+    errors.Cancelled: ErrorStatus(499, CLIENT, "cancelled", {}, "Cancelled"),
     # A retry would fail again.
-    JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
-    WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
-    NoWorker: ErrorStatus(503, SERVER, "no_worker"),
-    NotReady: ErrorStatus(503, SERVER, "not_ready"),
-    PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
-    ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
-    StoreError: ErrorStatus(
+    errors.JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
+    errors.WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
+    errors.NoWorker: ErrorStatus(503, SERVER, "no_worker"),
+    errors.NotReady: ErrorStatus(503, SERVER, "not_ready"),
+    errors.PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
+    errors.ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
+    errors.StoreError: ErrorStatus(
         503, SERVER, "store_failed", {"Retry-After": str(STORE_RETRY)}
     ),
-    StillRunning: ErrorStatus(503, SERVER, "still_running"),
-    TimedOut: ErrorStatus(504, SERVER, "timed_out"),
-    NoFirstOutput: ErrorStatus(504, SERVER, "first_output_timed_out"),
-    OutputStalled: ErrorStatus(504, SERVER, "output_stalled"),
-    TookTooLong: ErrorStatus(504, SERVER, "total_timed_out"),
-    ShoalError: ErrorStatus(500, SERVER, "internal_error"),
+    errors.StillRunning: ErrorStatus(503, SERVER, "still_running"),
+    errors.TimedOut: ErrorStatus(504, SERVER, "timed_out"),
+    errors.NoFirstOutput: ErrorStatus(504, SERVER, "first_output_timed_out"),
+    errors.OutputStalled: ErrorStatus(504, SERVER, "output_stalled"),
+    errors.TookTooLong: ErrorStatus(504, SERVER, "total_timed_out"),
+    errors.ShoalError: ErrorStatus(500, SERVER, "internal_error"),
 }
 
 
@@ -174,32 +136,32 @@ OPENAI_ERRORS = ErrorForm(ErrorBody, _openai_body)
 PLAIN_ERRORS = ErrorForm(PlainError, lambda report: PlainError(report.message))
 
 
-def error_status(error: ShoalError) -> ErrorStatus:
+def error_status(error: errors.ShoalError) -> ErrorStatus:
     """Return the row of the nearest base class."""
     return next(
         ERROR_STATUSES[each] for each in type(error).__mro__ if each in ERROR_STATUSES
     )
 
 
-def error_report(error: ShoalError, request_id: str = "") -> ErrorReport:
+def error_report(error: errors.ShoalError, request_id: str = "") -> ErrorReport:
     """Return what to say about an error."""
     row = error_status(error)
-    param = error.field if isinstance(error, InvalidRequest) else None
+    param = error.field if isinstance(error, errors.InvalidRequest) else None
     return _report(str(error), row.type, param, row.code, row.status, request_id)
 
 
-def error_body(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
+def error_body(error: errors.ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
     """Encode an error as one JSON object, also inside a stream."""
     return msgspec.json.encode(form.make(error_report(error)))
 
 
 def error_response(
-    error: ShoalError, form: ErrorForm = OPENAI_ERRORS, request_id: str = ""
+    error: errors.ShoalError, form: ErrorForm = OPENAI_ERRORS, request_id: str = ""
 ) -> web.Response:
     """Return the response to a request that failed before anything was sent."""
     row = error_status(error)
     headers = dict(row.headers)
-    if isinstance(error, Unavailable):
+    if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(error.retry_after)
     return web.Response(
         status=row.status,
@@ -274,3 +236,28 @@ def _report(
     message = well_formed(message)
     param = None if param is None else well_formed(param)
     return ErrorReport(message, type_, param, code, status, request_id)
+
+
+async def write_events(
+    request: web.Request, events: AsyncGenerator[bytes, None], form: ErrorForm
+) -> web.StreamResponse:
+    """Answer with server-sent events as they come; an error becomes the last of them.
+
+    It has no status then: that is sent already.
+    """
+    response = web.StreamResponse(headers=stream_headers())
+    await response.prepare(request)
+    record = record_of(request)
+    try:
+        async with aclosing(events):
+            async for text in events:
+                await write(request, response, text)
+        await write(request, response, b"", last=True)
+    except ClientGone:
+        record.error = "client_gone"
+    except errors.ShoalError as error:
+        record.error = error_status(error).code
+        last = b"event: error\ndata: " + error_body(error, form) + b"\n\n"
+        with suppress(ClientGone):
+            await write(request, response, last, last=True)
+    return response

@@ -6,60 +6,27 @@ a client that reconnects continues where it was.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
 
+from shoal.domain import facts
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
-from shoal.domain.facts import (
-    JOB_ENDS,
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain.errors import InvalidRequest, QueueFull
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
-from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
-from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.errors import PLAIN_ERRORS, write_events
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
     SSE_KEEPALIVE,
     SSE_TYPE,
-    ClientGone,
     encode_json,
-    stream_headers,
-    write,
 )
 from shoal.gateway.jobs.endpoints import owned_summary
 from shoal.gateway.jobs.job_view import error_code
@@ -102,7 +69,7 @@ class EventSubscriptions:
     _signals: dict[JobId, set[asyncio.Event]] = field(default_factory=dict)
     _count: int = 0
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Wake the subscribers of the fact's job."""
         if not self._signals:
             return
@@ -152,21 +119,9 @@ async def stream_events(
         if ended and seen >= len(history):
             # A browser stops reconnecting at this status.
             return web.Response(status=204)
-        response = web.StreamResponse(headers=stream_headers())
-        await response.prepare(request)
         position = _HistoryPosition(job_id, min(seen, len(history)), ended)
         events = _new_events(gateway, caller, position, signal)
-        try:
-            async with aclosing(events):
-                async for text in events:
-                    await write(request, response, text)
-            await write(request, response, b"", last=True)
-        except ClientGone:
-            record_of(request).error = "client_gone"
-        except ShoalError as error:
-            record_of(request).error = errors.error_status(error).code
-            await _write_error(request, response, error)
-    return response
+        return await write_events(request, events, api.errors)
 
 
 async def _new_events(
@@ -207,16 +162,6 @@ async def _wait_for_signal(signal: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-async def _write_error(
-    request: web.Request, response: web.StreamResponse, error: ShoalError
-) -> None:
-    """Write an error as an event, because the status is sent already."""
-    body = errors.error_body(error, errors.PLAIN_ERRORS)
-    with suppress(ClientGone):
-        text = b"event: error\ndata: " + body + b"\n\n"
-        await write(request, response, text, last=True)
-
-
 def _last_seen(request: web.Request) -> int:
     """Return the id of the last event that the client has received, or 0."""
     given = request.headers.get(LAST_ID, "")
@@ -230,51 +175,51 @@ def _last_seen(request: web.Request) -> int:
 
 
 def _has_ended(history: Sequence[RecordedFact]) -> bool:
-    return any(isinstance(each.fact, JOB_ENDS) for each in history)
+    return any(isinstance(each.fact, facts.JOB_ENDS) for each in history)
 
 
 def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
     """Encode an event; empty for facts that do not concern the job's owner."""
     at = to_time(recorded.at)
     match recorded.fact:
-        case JobSubmitted():
+        case facts.JobSubmitted():
             name, event = "queued", JobEvent(job_id, at)
-        case JobLeased(_, worker, lease) | JobHedged(_, worker, lease):
+        case facts.JobLeased(_, worker, lease) | facts.JobHedged(_, worker, lease):
             name, event = "assigned", JobEvent(job_id, at, lease, worker)
-        case JobStarted(_, lease):
+        case facts.JobStarted(_, lease):
             name, event = "running", JobEvent(job_id, at, lease)
-        case JobRequeued(_, lease, reason):
+        case facts.JobRequeued(_, lease, reason):
             name, event = "requeued", JobEvent(job_id, at, lease, detail=reason)
-        case JobUnhedged(_, lease, reason):
+        case facts.JobUnhedged(_, lease, reason):
             name, event = "unassigned", JobEvent(job_id, at, lease, detail=reason)
-        case JobCompleted(_, lease, _, verdict):
+        case facts.JobCompleted(_, lease, _, verdict):
             event = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
             name = "completed"
-        case JobFailed(error=error) | JobExpired(error=error) as end:
+        case facts.JobFailed(error=error) | facts.JobExpired(error=error) as end:
             code = error_code(end)
             name, event = "failed", JobEvent(job_id, at, error=code, detail=error)
-        case JobCancelled(reason=reason) as end:
+        case facts.JobCancelled(reason=reason) as end:
             code = error_code(end)
             name, event = "cancelled", JobEvent(job_id, at, error=code, detail=reason)
-        case ReceiptPresented(verdict=verdict):
+        case facts.ReceiptPresented(verdict=verdict):
             event = JobEvent(job_id, at, verdict=verdict.name.lower())
             name = "receipt"
         case (
-            LateResult()  # changes nothing
-            | WorkerJoined()
-            | WorkerLoadChanged()
-            | WorkerDraining()
-            | WorkerLeft()
-            | WorkerSuspended()
-            | WorkerResumed()
-            | WorkerApproved()
-            | WorkerDisapproved()
-            | WorkerDismissed()
-            | WorkerMarked()
-            | WorkerTrusted()
-            | WorkerDistrusted()
-            | AccountCredited()
-            | AccountLimited()
+            facts.LateResult()  # changes nothing
+            | facts.WorkerJoined()
+            | facts.WorkerLoadChanged()
+            | facts.WorkerDraining()
+            | facts.WorkerLeft()
+            | facts.WorkerSuspended()
+            | facts.WorkerResumed()
+            | facts.WorkerApproved()
+            | facts.WorkerDisapproved()
+            | facts.WorkerDismissed()
+            | facts.WorkerMarked()
+            | facts.WorkerTrusted()
+            | facts.WorkerDistrusted()
+            | facts.AccountCredited()
+            | facts.AccountLimited()
         ):
             return b""
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (
