@@ -13,30 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
+from shoal.domain import errors
 from shoal.domain.credentials import Scope, usage_of
-from shoal.domain.errors import (
-    BudgetSpent,
-    Cancelled,
-    ClientError,
-    DaySpent,
-    Forbidden,
-    InsufficientFunds,
-    InvalidRequest,
-    JobError,
-    NoWorker,
-    QueueFull,
-    RateLimited,
-    ShoalError,
-    ShuttingDown,
-    StoreError,
-    TooLarge,
-    TooManyFailures,
-    TooSlow,
-    Unauthorized,
-    UnknownModel,
-    WorkerLost,
-    release_frames,
-)
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
@@ -44,10 +22,9 @@ from shoal.gateway import javascript
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.moderation import answer_moderator
-from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
-from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
@@ -84,28 +61,28 @@ MODERATED = (
     b'{"e":" ","err":"moderation","mod":{"eng":0,"suggestion":"stop"},"done":true}\n'
 )
 
-ERRORS: Mapping[type[ShoalError], str] = {
-    Unauthorized: "unauthorized",
-    InvalidRequest: "invalid request",
-    TooLarge: "request too large",
-    TooSlow: "request timeout",
-    UnknownModel: "unknown model",
-    NoWorker: "timeout waiting for node",
+ERRORS: Mapping[type[errors.ShoalError], str] = {
+    errors.Unauthorized: "unauthorized",
+    errors.InvalidRequest: "invalid request",
+    errors.TooLarge: "request too large",
+    errors.TooSlow: "request timeout",
+    errors.UnknownModel: "unknown model",
+    errors.NoWorker: "timeout waiting for node",
     # The original does not have these.
-    QueueFull: "too many requests are waiting",
-    Forbidden: "unauthorized",
-    TooManyFailures: "too many requests",
-    RateLimited: "too many requests",
-    DaySpent: "too many requests",
-    BudgetSpent: "too many requests",
-    InsufficientFunds: "too many requests",
-    ClientError: "invalid request",
-    ShuttingDown: "the server is stopping",
-    StoreError: "the server cannot take requests",
-    WorkerLost: "the node was lost",
-    JobError: "the node failed",
-    Cancelled: "cancelled",
-    ShoalError: "timeout waiting for finish",
+    errors.QueueFull: "too many requests are waiting",
+    errors.Forbidden: "unauthorized",
+    errors.TooManyFailures: "too many requests",
+    errors.RateLimited: "too many requests",
+    errors.DaySpent: "too many requests",
+    errors.BudgetSpent: "too many requests",
+    errors.InsufficientFunds: "too many requests",
+    errors.ClientError: "invalid request",
+    errors.ShuttingDown: "the server is stopping",
+    errors.StoreError: "the server cannot take requests",
+    errors.WorkerLost: "the node was lost",
+    errors.JobError: "the node failed",
+    errors.Cancelled: "cancelled",
+    errors.ShoalError: "timeout waiting for finish",
 }
 
 
@@ -115,8 +92,8 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
         raise OllamaMisdirected
     try:
         caller = await gateway.access.authorize(request, Scope.USE, exact=True)
-    except ShoalError as error:
-        record_of(request).error = errors.error_status(error).code
+    except errors.ShoalError as error:
+        record_of(request).error = error_status(error).code
         return await _finish(
             request,
             web.StreamResponse(headers=UNAUTHORIZED_HEADERS),
@@ -131,9 +108,9 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return response
     except OllamaMisdirected:
         raise  # an error in Ollama's form, not a line
-    except ShoalError as error:
-        record.error = errors.error_status(error).code
-        release_frames(error)
+    except errors.ShoalError as error:
+        record.error = error_status(error).code
+        errors.release_frames(error)
         last = _error_line(error)
     return await _finish(request, response, last)
 
@@ -150,7 +127,7 @@ async def _stream_answer(
     if moderation is not None and moderation.blocks(_moderated_texts(chat)):
         return b'{"err":"moderation"}\n'
     if len(chat.model) > MODEL_MAX:
-        raise UnknownModel("the name is too long")
+        raise errors.UnknownModel("the name is too long")
     job = build_job(gateway, request, chat, caller)
     job = replace(job, limits=replace(job.limits, total=min(TOTAL, job.limits.total)))
     async with gateway.access.submit(job, caller) as reader:
@@ -187,16 +164,16 @@ def decode_chat(data: bytes) -> Chat:
     try:
         body = javascript.parse_json(data)
     except ValueError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
+        raise errors.InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise InvalidRequest("the body: expected an object")
+        raise errors.InvalidRequest("the body: expected an object")
     if not OLLAMA_FIELDS.isdisjoint(body):
         raise OllamaMisdirected
     model = _given(body, "model", MODEL)
     system = _text(_given(body, "system", SYSTEM), "system")
     max_new_tokens = javascript.parse_int(body.get("max_new_tokens"), TOKENS_MAX)
     if max_new_tokens < 0:
-        raise InvalidRequest("max_new_tokens: expected a positive number")
+        raise errors.InvalidRequest("max_new_tokens: expected a positive number")
     return Chat(
         # A name that is not a text matches no model.
         well_formed(model) if isinstance(model, str) else "",
@@ -252,13 +229,13 @@ def _items(given: Any) -> list[Any]:
     if not isinstance(given, list):
         return []
     if len(given) > MESSAGES_MAX:
-        raise InvalidRequest(f"messages: more than {MESSAGES_MAX}")
+        raise errors.InvalidRequest(f"messages: more than {MESSAGES_MAX}")
     return given
 
 
 def _message(given: Any) -> Mapping[str, JSON]:
     if given is None:
-        raise InvalidRequest("messages: expected objects")
+        raise errors.InvalidRequest("messages: expected objects")
     if not isinstance(given, dict):
         return {"role": "user", "content": ""}
     return {
@@ -269,7 +246,7 @@ def _message(given: Any) -> Mapping[str, JSON]:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{field}: expected a text")
+        raise errors.InvalidRequest(f"{field}: expected a text")
     return well_formed(value)
 
 
@@ -283,6 +260,6 @@ def _encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
     return b"".join([b'{"o":' + encode_text(text) + b"}\n" for text in texts])
 
 
-def _error_line(error: ShoalError) -> bytes:
+def _error_line(error: errors.ShoalError) -> bytes:
     line = next(ERRORS[each] for each in type(error).__mro__ if each in ERRORS)
     return b'{"err":' + encode_text(line) + b"}\n"

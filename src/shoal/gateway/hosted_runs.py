@@ -10,22 +10,13 @@ from itertools import count
 from aiohttp import web
 
 from shoal.coordinator.hub import Hub
+from shoal.domain import facts
 from shoal.domain.errors import (
     InvalidRequest,
     NotFound,
     PeerError,
     TooLarge,
     Unavailable,
-)
-from shoal.domain.facts import (
-    Fact,
-    JobCompleted,
-    JobEnd,
-    JobExpired,
-    JobFailed,
-    JobLeased,
-    JobRequeued,
-    JobSubmitted,
 )
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
@@ -271,14 +262,14 @@ class HostedRun:
         self._rounds.lose(self.members[job_id], self._clock.now())
         self._rounds_timer.update()
 
-    def end_member(self, fact: JobEnd) -> None:
+    def end_member(self, fact: facts.JobEnd) -> None:
         """Note that a member has ended."""
         node = self.members.pop(fact.job_id)
         self.ends.add(END_STATES[type(fact)])
-        if isinstance(fact, JobFailed | JobExpired) and self.members:
+        if isinstance(fact, facts.JobFailed | facts.JobExpired) and self.members:
             self._answer(self._rounds.fail(node, self._clock.now()))
         else:
-            self._rounds.end(node, done=isinstance(fact, JobCompleted))
+            self._rounds.end(node, done=isinstance(fact, facts.JobCompleted))
 
     def recover(self, ended: Mapping[int, JobState]) -> None:
         """Count the members that had ended before a restart."""
@@ -377,19 +368,19 @@ class HostedRuns:
         run.members[job.id] = gang.rank
         self._of_jobs[job.id] = gang.id
 
-    def _on_fact(self, fact: Fact) -> None:
-        if isinstance(fact, JobSubmitted):
+    def _on_fact(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.JobSubmitted):
             self._add(fact.job)
-        elif isinstance(fact, JobLeased):
+        elif isinstance(fact, facts.JobLeased):
             if (run_id := self._of_jobs.get(fact.job_id)) is not None:
                 self._runs[run_id].lease(fact.job_id, fact.worker_id)
-        elif isinstance(fact, JobRequeued):
+        elif isinstance(fact, facts.JobRequeued):
             if (run_id := self._of_jobs.get(fact.job_id)) is not None:
                 self._runs[run_id].lose(fact.job_id)
-        elif isinstance(fact, JobEnd):
+        elif isinstance(fact, facts.JobEnd):
             self._on_end(fact)
 
-    def _on_end(self, fact: JobEnd) -> None:
+    def _on_end(self, fact: facts.JobEnd) -> None:
         run_id = self._of_jobs.pop(fact.job_id, None)
         if run_id is None:
             return

@@ -9,20 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from shoal.domain.facts import (
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFact,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-)
+from shoal.domain import facts
 from shoal.domain.gen_ai import SpanAttributes, request_attributes, response_attributes
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
@@ -130,42 +117,42 @@ class JobTraces:
         for opened in pool.jobs.values():
             self._add(opened.job)
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Make the spans of what has ended by a fact."""
-        if isinstance(fact, JobSubmitted):
+        if isinstance(fact, facts.JobSubmitted):
             self._add(fact.job)
             return
-        if not isinstance(fact, JobFact):
+        if not isinstance(fact, facts.JobFact):
             return
         job, now = self._jobs.get(fact.job_id), self._clock.wall()
         if job is None:
             return
         match fact:
-            case JobLeased(_, worker_id, lease):
+            case facts.JobLeased(_, worker_id, lease):
                 self._end_wait(job, now)
                 self._begin_attempt(job, lease, worker_id, now)
-            case JobHedged(_, worker_id, lease):
+            case facts.JobHedged(_, worker_id, lease):
                 self._begin_attempt(job, lease, worker_id, now)
-            case JobUnhedged(_, lease):
+            case facts.JobUnhedged(_, lease):
                 self._end_attempt(job, lease, now, "lost" if fact.lost else "unhedged")
-            case JobStarted(_, lease):
+            case facts.JobStarted(_, lease):
                 if (attempt := job.attempts.get(lease)) is not None:
                     attempt.first_output = now
-            case JobRequeued():
+            case facts.JobRequeued():
                 if fact.handed_over:
                     cause = "handed_over"
                 else:
                     cause = "lost" if fact.refused_by is None else "rejected"
                 self._end_attempts(job, now, cause)
                 job.queued_at = now
-            case JobCompleted(_, lease, outcome):
+            case facts.JobCompleted(_, lease, outcome):
                 self._end_attempt(job, lease, now, outcome=outcome)
                 self._end(job, now, "cancelled")
-            case JobFailed():
+            case facts.JobFailed():
                 self._end(job, now, "lost" if fact.lost else fact.fault.value)
-            case JobCancelled():
+            case facts.JobCancelled():
                 self._end(job, now, "cancelled")
-            case JobExpired():
+            case facts.JobExpired():
                 self._end(job, now, "timeout")
 
     def _add(self, job: Job) -> None:

@@ -3,35 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.pool.explanation import explain_fact
 from shoal.store.port import RecordedFact
@@ -59,55 +31,55 @@ class LeaseHolders:
     def __init__(self) -> None:
         self._workers: dict[JobId, dict[LeaseNumber, WorkerId]] = {}
 
-    def subject_of(self, fact: Fact) -> FactSubject:
+    def subject_of(self, fact: facts.Fact) -> FactSubject:
         """Return what a fact is about.  Call it with the facts in their order."""
         # Of each fact of each job: patterns that capture nothing are twice as fast.
         match fact:
-            case JobLeased() | JobHedged():
+            case facts.JobLeased() | facts.JobHedged():
                 job, lease, worker = fact.job_id, fact.lease, fact.worker_id
                 self._workers.setdefault(job, {})[lease] = worker
                 return FactSubject(job, lease, worker)
-            case JobStarted() | JobUnhedged():
+            case facts.JobStarted() | facts.JobUnhedged():
                 return self._under_lease(fact.job_id, fact.lease)
-            case JobSubmitted():
+            case facts.JobSubmitted():
                 return FactSubject(fact.job_id, None, None)
-            case JobCompleted():
+            case facts.JobCompleted():
                 subject = self._under_lease(fact.job_id, fact.lease)
                 self._workers.pop(fact.job_id, None)
                 return subject
-            case JobFailed() | JobCancelled() | JobExpired():
+            case facts.JobFailed() | facts.JobCancelled() | facts.JobExpired():
                 self._workers.pop(fact.job_id, None)
                 return FactSubject(fact.job_id, None, None)
-            case JobRequeued():
+            case facts.JobRequeued():
                 if fact.refused_by is None:
                     return self._under_lease(fact.job_id, fact.lease)
                 return FactSubject(fact.job_id, fact.lease, fact.refused_by)
-            case LateResult():
+            case facts.LateResult():
                 return FactSubject(fact.job_id, fact.lease, fact.worker_id)
-            case ReceiptPresented():
+            case facts.ReceiptPresented():
                 return FactSubject(fact.job_id, None, fact.worker_id)
-            case WorkerMarked():
+            case facts.WorkerMarked():
                 return FactSubject(fact.about, None, fact.worker_id)
             case (
-                WorkerJoined()
-                | WorkerDraining()
-                | WorkerLeft()
-                | WorkerDismissed()
-                | WorkerLoadChanged()
+                facts.WorkerJoined()
+                | facts.WorkerDraining()
+                | facts.WorkerLeft()
+                | facts.WorkerDismissed()
+                | facts.WorkerLoadChanged()
             ):
                 return FactSubject(None, None, fact.worker_id)
             case (
-                WorkerSuspended()
-                | WorkerResumed()
-                | WorkerApproved()
-                | WorkerDisapproved()
+                facts.WorkerSuspended()
+                | facts.WorkerResumed()
+                | facts.WorkerApproved()
+                | facts.WorkerDisapproved()
             ):
                 return FactSubject(None, None, fact.name)
             case (
-                WorkerTrusted()
-                | WorkerDistrusted()
-                | AccountCredited()
-                | AccountLimited()
+                facts.WorkerTrusted()
+                | facts.WorkerDistrusted()
+                | facts.AccountCredited()
+                | facts.AccountLimited()
             ):
                 return FactSubject(None, None, None)
 
@@ -116,7 +88,7 @@ class LeaseHolders:
         return FactSubject(job, lease, None if held is None else held.get(lease))
 
 
-def line_of(fact: Fact) -> str:
+def line_of(fact: facts.Fact) -> str:
     """Return a fact as a plain line of bounded length."""
     text = explain_fact(fact)
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"

@@ -7,21 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.domain.facts import (
-    FACT_NAMES,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFact,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-)
+from shoal.domain import facts
 from shoal.domain.gen_ai import OPERATION_NAMES
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
@@ -33,10 +19,10 @@ from shoal.pool.state import PoolState
 MICROS = 1_000_000  # micro-dollars in a dollar
 
 END_LABELS = {
-    JobCompleted: "completed",
-    JobFailed: "failed",
-    JobCancelled: "cancelled",
-    JobExpired: "expired",
+    facts.JobCompleted: "completed",
+    facts.JobFailed: "failed",
+    facts.JobCancelled: "cancelled",
+    facts.JobExpired: "expired",
 }
 
 REQUEUE_CAUSES = ("lost", "refused", "failed", "handed_over")
@@ -69,7 +55,7 @@ class JobMetrics(Collector):
         self._now = now
         self._models = models
         self._workers = workers
-        self._facts = dict.fromkeys(FACT_NAMES, 0)
+        self._facts = dict.fromkeys(facts.FACT_NAMES, 0)
         self._calls = {True: 0, False: 0}
         self._requeues = dict.fromkeys(REQUEUE_CAUSES, 0)
         self._takeovers = 0
@@ -91,39 +77,43 @@ class JobMetrics(Collector):
         """Count ended calls: the durable (``kept``) ones, or the others."""
         self._calls[kept] += count
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Count a fact."""
         self._facts[type(fact)] += 1
-        if not isinstance(fact, JobFact):
+        if not isinstance(fact, facts.JobFact):
             return
         match fact:
-            case JobSubmitted(job):
+            case facts.JobSubmitted(job):
                 self._open[job.id] = self._counted(job)
-            case JobLeased(job_id, worker_id, lease):
+            case facts.JobLeased(job_id, worker_id, lease):
                 if (counted := self._open.get(job_id)) is not None:
                     waited = self._now() - counted.queued_at
                     self._waits.of(counted.operation).observe(waited)
                     counted.workers[lease] = worker_id
                     self._takeovers += counted.started
-            case JobHedged(job_id, worker_id, lease):
+            case facts.JobHedged(job_id, worker_id, lease):
                 if (counted := self._open.get(job_id)) is not None:
                     counted.workers[lease] = worker_id
-            case JobStarted(job_id):
+            case facts.JobStarted(job_id):
                 if (counted := self._open.get(job_id)) is not None:
                     counted.started = True
-            case JobRequeued(job_id):
+            case facts.JobRequeued(job_id):
                 self._requeues[_cause(fact)] += 1
                 if (counted := self._open.get(job_id)) is not None:
                     counted.queued_at = self._now()
-            case JobCompleted(job_id):
+            case facts.JobCompleted(job_id):
                 if (counted := self._open.pop(job_id, None)) is not None:
                     self._ends[counted.operation, counted.model, "completed"] += 1
                     self._count_outcome(counted, fact)
-            case JobFailed(job_id) | JobCancelled(job_id) | JobExpired(job_id):
+            case (
+                facts.JobFailed(job_id)
+                | facts.JobCancelled(job_id)
+                | facts.JobExpired(job_id)
+            ):
                 if (counted := self._open.pop(job_id, None)) is not None:
                     end = END_LABELS[type(fact)]
                     self._ends[counted.operation, counted.model, end] += 1
-            case JobUnhedged():
+            case facts.JobUnhedged():
                 pass  # only counted
 
     def forget_worker(self, label: str) -> None:
@@ -135,7 +125,7 @@ class JobMetrics(Collector):
             "shoal_facts",
             "What happened to jobs and workers",
             ("fact",),
-            {(FACT_NAMES[type_],): count for type_, count in self._facts.items()},
+            {(facts.FACT_NAMES[type_],): count for type_, count in self._facts.items()},
         )
         yield counters(
             "shoal_calls",
@@ -184,7 +174,7 @@ class JobMetrics(Collector):
         operation = OPERATION_NAMES[job.kind]
         return _CountedJob(operation, model, job.terms.price, self._now())
 
-    def _count_outcome(self, counted: _CountedJob, fact: JobCompleted) -> None:
+    def _count_outcome(self, counted: _CountedJob, fact: facts.JobCompleted) -> None:
         if counted.price:
             self._prices[counted.model,] += counted.price
         if (usage := fact.outcome.usage) is None:
@@ -197,7 +187,7 @@ class JobMetrics(Collector):
             self._by_worker[label] += usage.completion_tokens
 
 
-def _cause(fact: JobRequeued) -> str:
+def _cause(fact: facts.JobRequeued) -> str:
     if fact.handed_over:
         return "handed_over"
     if fact.failed:
