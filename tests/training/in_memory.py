@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.training.collectives import Operation, ReceiveSegment
-from shoal.training.mixed_collectives import MixedOperation
+from shoal.training.mixed_group import MixedOperation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

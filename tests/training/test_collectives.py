@@ -12,6 +12,7 @@ from shoal.training.collectives import (
     Operation,
     Place,
     ReceiveSegment,
+    ReduceOp,
     SendSegment,
     all_gather,
     all_reduce,
@@ -21,9 +22,9 @@ from shoal.training.collectives import (
     chunk_bounds,
     gather,
     reduce_scatter,
+    reduction,
     scatter,
 )
-from shoal.training.reductions import ReduceOp, reduction
 from training.in_memory import Array, run
 
 sizes = st.integers(1, 6)

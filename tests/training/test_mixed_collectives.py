@@ -9,7 +9,7 @@ from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import PeerError
 from shoal.protocols import discover
 from shoal.training.collectives import Place
-from shoal.training.mixed_collectives import (
+from shoal.training.mixed_group import (
     MixedOperation,
     all_reduce,
     broadcast,

@@ -7,17 +7,24 @@ run the same collectives, in the same order, with the same sizes.
 Arrays are bytes here.  They travel in segments, so that a rank adds one while the next
 is on its way, and passes it on at once.
 
-The ring is that of ``mixed_collectives``, so that a sum has the same bits in either:
+The ring is that of ``mixed_group``, so that a sum has the same bits in either:
 an array has one chunk a rank, and in step s of the first half rank r sends chunk r - s
 to its right, and adds chunk r - s - 1 from its left.  After that, rank r has the sum of
 chunk r + 1; in the second half the sums go around.  (Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations", 2009.)
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from shoal.domain.errors import InvalidRequest
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 SEGMENT_SIZE = 512 << 10  # bytes: its sum is still in a core's cache when it is sent
 
@@ -88,6 +95,62 @@ class Reduction:
     finish: Callable[[memoryview], None] | None = None
 
 
+ReduceOp: TypeAlias = Literal[
+    "sum", "mean", "product", "min", "max", "and", "or", "xor"
+]
+
+_UFUNCS: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def reduction(op: ReduceOp, dtype: np.dtype[Any], size: int) -> Reduction:
+    """Return how arrays of a dtype are combined in a group of so many ranks.
+
+    Raises InvalidRequest if the dtype has no such operation, or the operation is
+    unknown.
+    """
+    ufunc = _UFUNCS.get(op)
+    if ufunc is None:
+        raise InvalidRequest(f"{op!r}: expected one of {', '.join(_UFUNCS)}")
+    if op == "mean" and dtype.kind not in "fc":
+        raise InvalidRequest(
+            f"a mean of {dtype}: it need not be one; use sum, or convert it to float"
+        )
+    kinds = "biu" if op in ("and", "or", "xor") else "biufc"
+    if dtype.kind not in kinds or not dtype.isnative:
+        raise InvalidRequest(f"{dtype} cannot be combined: convert it with astype")
+
+    def combine(own: memoryview, received: memoryview, result: memoryview) -> None:
+        ufunc(
+            np.frombuffer(own, dtype),
+            np.frombuffer(received, dtype),
+            out=np.frombuffer(result, dtype),
+        )
+
+    def divide(result: memoryview) -> None:
+        numbers = np.frombuffer(result, dtype)
+        np.divide(numbers, size, out=numbers)
+
+    return Reduction(dtype.itemsize, combine, divide if op == "mean" else None)
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return an array's memory.  Raises InvalidRequest if it is not in C order."""
+    if not array.flags.c_contiguous:
+        raise InvalidRequest("an array that is not in C order: use ascontiguousarray")
+    if not array.nbytes:
+        return memoryview(bytearray())
+    return array.reshape(-1).view(np.uint8).data
+
+
 def chunk_bounds(units: int, size: int) -> Sequence[tuple[int, int]]:
     """Return begin and end of each rank's chunk of so many numbers.
 
@@ -98,6 +161,15 @@ def chunk_bounds(units: int, size: int) -> Sequence[tuple[int, int]]:
         (min(units, rank * length), min(units, (rank + 1) * length))
         for rank in range(size)
     ]
+
+
+def ring_order(place: Place, first: int) -> Sequence[int]:
+    """Return the chunks that pass a rank on their way around the ring, in order.
+
+    A rank sends the ``first``, and receives each other one while it sends the one
+    before it.
+    """
+    return [(first - step) % place.size for step in range(place.size)]
 
 
 def all_reduce(
@@ -220,22 +292,22 @@ def _ring_reduce(
     That is the chunk after the one it ``starts_at``, by default this rank's own.
     ``passes_on``: it is also sent to the right.
     """
-    rank, size = place
     finish = reduction.finish
-    if size == 1:
+    if place.size == 1:
         if result is not own:
             result[:] = own
         if finish is not None:
             finish(result)
         return
-    first = rank if starts_at is None else starts_at
+    first = place.rank if starts_at is None else starts_at
     length = _segment_size(reduction.unit)
     longest = max(end - begin for begin, end in chunks)
     scratch = memoryview(bytearray(min(length, longest)))
     yield from _send(place.right, own[slice(*chunks[first])], reduction.unit)
-    for step in range(size - 1):
-        begin, end = chunks[(first - step - 1) % size]
-        is_complete = step == size - 2
+    _, *others = ring_order(place, first)
+    for each in others:
+        begin, end = chunks[each]
+        is_complete = each == others[-1]
         for at in range(begin, end, length):
             until = min(end, at + length)
             received, target = scratch[: until - at], result[at:until]
@@ -255,12 +327,11 @@ def _ring_pass(
     unit: int = 1,
 ) -> Operation:
     """Pass whole parts around; the part ``first`` is here, and has been sent."""
-    size = place.size
-    for step in range(size - 1):
-        begin, end = parts[(first - step - 1) % size]
-        for segment in segments(result[begin:end], unit):
+    _, *others = ring_order(place, first)
+    for each in others:
+        for segment in segments(result[slice(*parts[each])], unit):
             yield ReceiveSegment(place.left, segment)
-            if step < size - 2:
+            if each != others[-1]:
                 yield SendSegment(place.right, segment)
 
 

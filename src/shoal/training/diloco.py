@@ -9,16 +9,13 @@ models", 2023.)
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression, ReducingGroup
+from shoal.training.collectives import Array
 from shoal.training.compression.error_feedback import ErrorFeedback
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 log = logging.getLogger("shoal.training")
 
@@ -39,14 +36,12 @@ class OuterOptimizer:
 
     def __init__(
         self,
-        parameters: "Array",
+        parameters: Array,
         *,
         rate: float = OUTER_RATE,
         momentum: float = OUTER_MOMENTUM,
         compression: Compression | None = None,
     ) -> None:
-        import numpy as np
-
         if isinstance(compression, ErrorFeedback) and compression.may_delay:
             raise InvalidRequest(
                 "topk delays most differences, and outer steps amplify what is late: "
@@ -59,7 +54,7 @@ class OuterOptimizer:
         self.momentum = np.zeros_like(self.parameters)
         self.steps = 0
 
-    def step(self, group: ReducingGroup, difference: "Array") -> bool:
+    def step(self, group: ReducingGroup, difference: Array) -> bool:
         """Take an outer step; all ranks then begin again with ``parameters``.
 
         ``difference`` is this rank's parameters before its steps minus those after
@@ -69,8 +64,6 @@ class OuterOptimizer:
         Raises GroupEnded, and InvalidRequest for another size; nothing is changed then,
         and the step may be taken again with another group.
         """
-        import numpy as np
-
         own = np.ascontiguousarray(difference, np.float32).reshape(-1)
         if own.size != self.parameters.size:
             raise InvalidRequest(
@@ -94,8 +87,6 @@ class OuterOptimizer:
 
         Raises GroupEnded; nothing is changed then.
         """
-        import numpy as np
-
         sizes = np.array([self.parameters.size, -self.parameters.size])
         least, most = group.all_reduce(sizes, "min").tolist()
         if least != -most:
@@ -108,7 +99,7 @@ class OuterOptimizer:
         self.parameters, self.momentum = parameters, momentum
         self.steps = int(steps[0])
 
-    def state(self) -> "dict[str, Array | int]":
+    def state(self) -> dict[str, Array | int]:
         """Return the state, to be saved; the arrays are this object's own."""
         return {
             "parameters": self.parameters,
@@ -116,10 +107,8 @@ class OuterOptimizer:
             "steps": self.steps,
         }
 
-    def restore(self, state: "Mapping[str, Array | int]") -> None:
+    def restore(self, state: Mapping[str, Array | int]) -> None:
         """Go on from a saved state.  Raises InvalidRequest if its size is another."""
-        import numpy as np
-
         parameters = np.array(state["parameters"], np.float32)
         momentum = np.array(state["momentum"], np.float32)
         if not parameters.shape == momentum.shape == self.parameters.shape:

@@ -7,11 +7,13 @@ same in all ranks.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TypeVar
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression
-from shoal.training.collectives import Kind, Place
+from shoal.training.collectives import Array, Bytes, Kind, Place, ReduceOp
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import (
@@ -24,13 +26,6 @@ from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.group_values import name_odd_ranks
 from shoal.training.rank_port import GroupEnded, RankPort
-from shoal.training.reductions import ReduceOp
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-    Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 T = TypeVar("T")
 
@@ -108,23 +103,24 @@ class ElasticGroup:
 
     def all_reduce(
         self,
-        array: "Array",
+        array: Array,
         op: ReduceOp = "sum",
-        result: "Array | None" = None,
+        result: Array | None = None,
         *,
         compression: Compression | None = None,
-    ) -> "Array":
+    ) -> Array:
         """Combine the arrays of all ranks, into ``result`` or in place.
 
         All ranks get the same bits, also when a rank is lost meanwhile: so all come to
-        the same verdict about numbers that are not finite (``is_finite``).  A sum is
+        the same verdict about numbers that are not finite: one of any rank makes the
+        result so.  A sum is
         that of the ranks that are left, and so is a mean.
 
         Raises InvalidRequest as ``RankGroup`` does.
         """
         target = array if result is None else result
 
-        def call(group: RankGroup, memory: "Bytes") -> None:
+        def call(group: RankGroup, memory: Bytes) -> None:
             group.all_reduce(
                 array, op, _shaped(memory, target), compression=compression
             )
@@ -136,7 +132,7 @@ class ElasticGroup:
             compression.commit()
         return target
 
-    def reduce_scatter(self, array: "Array", op: ReduceOp = "sum") -> "Array":
+    def reduce_scatter(self, array: Array, op: ReduceOp = "sum") -> Array:
         """Combine the arrays of all ranks, and return part r of the result to rank r.
 
         Raises InvalidRequest as ``RankGroup`` does, also when ranks that are left do
@@ -146,13 +142,13 @@ class ElasticGroup:
             Kind.REDUCE_SCATTER, lambda group: group.reduce_scatter(array, op)
         )
 
-    def all_gather(self, array: "Array") -> "Array":
+    def all_gather(self, array: Array) -> Array:
         """Return the arrays of all ranks that are left, stacked in their order."""
         return self._returned(Kind.ALL_GATHER, lambda group: group.all_gather(array))
 
     def broadcast(
-        self, array: "Array", root: int = 0, *, replicated: bool = False
-    ) -> "Array":
+        self, array: Array, root: int = 0, *, replicated: bool = False
+    ) -> Array:
         """Copy the root's array into that of each rank, and return it.
 
         ``replicated``: each rank has a valid array already; if the root is lost, the
@@ -173,7 +169,7 @@ class ElasticGroup:
         self.sequence.run(Kind.BROADCAST, call)
         return array
 
-    def gather(self, array: "Array", root: int = 0) -> "Array | None":
+    def gather(self, array: Array, root: int = 0) -> Array | None:
         """Return the arrays of all ranks to the root, stacked; None to others."""
         gang_root = self._gang_rank(root)
         return self._returned(
@@ -181,8 +177,8 @@ class ElasticGroup:
         )
 
     def scatter(
-        self, result: "Array", arrays: "Sequence[Array]" = (), root: int = 0
-    ) -> "Array":
+        self, result: Array, arrays: Sequence[Array] = (), root: int = 0
+    ) -> Array:
         """Copy array r of the root into rank r's ``result``, and return it.
 
         The arrays are those of the ranks at the call: those of lost ranks are not sent.
@@ -192,7 +188,7 @@ class ElasticGroup:
             raise InvalidRequest(f"scatter: expected {len(gang_ranks)} arrays")
         by_gang_rank = dict(zip(gang_ranks, arrays, strict=False))
 
-        def call(group: RankGroup) -> "Array":
+        def call(group: RankGroup) -> Array:
             left = [by_gang_rank[each] for each in self.gang_ranks if by_gang_rank]
             return group.scatter(result, left, self._present(gang_root))
 
@@ -208,8 +204,6 @@ class ElasticGroup:
         Raises GroupEnded in all ranks, and ends the run, if not; the error names the
         ranks whose hash differs from that of most.
         """
-        import numpy as np
-
         own = np.frombuffer(digest[:HASH_SIZE], np.uint8)
         found = [row.tobytes() for row in self.all_gather(own)]
         odd = name_odd_ranks(dict(zip(self.gang_ranks, found, strict=True)))
@@ -226,8 +220,6 @@ class ElasticGroup:
         changed, and all ranks, also the new ones, then broadcast the state of training
         from ``newest``.
         """
-        import numpy as np
-
         waiting = np.array([self.waiting])
         if not int(self._reduced(waiting)[0]):
             return False
@@ -250,7 +242,7 @@ class ElasticGroup:
         """Disconnect at once; the other ranks go on without this one."""
         self.sequence.close()
 
-    def _reduced(self, waiting: "Array") -> "Array":
+    def _reduced(self, waiting: Array) -> Array:
         """Return the maximum of all ranks, which all have when one has it."""
         return self._returned(
             Kind.ALL_REDUCE, lambda group: group.all_reduce(waiting.copy(), "max")
@@ -279,6 +271,6 @@ class ElasticGroup:
         return rank
 
 
-def _shaped(memory: "Bytes", like: "Array") -> "Array":
+def _shaped(memory: Bytes, like: Array) -> Array:
     """Return bytes as an array of another one's shape and dtype."""
     return memory.view(like.dtype).reshape(like.shape)

@@ -8,7 +8,9 @@ one fails, and so on around.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.training import collectives
@@ -16,22 +18,24 @@ from shoal.training.all_reduces import (
     ChosenCompression,
     Compression,
     all_reduce_operation,
-    bytes_of,
 )
-from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
+from shoal.training.collectives import (
+    Array,
+    Kind,
+    Operation,
+    Place,
+    ReceiveSegment,
+    ReduceOp,
+    bytes_of,
+    reduction,
+)
 from shoal.training.compression.choice import AutoCompression
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
 from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.point_to_point.transfers import PointToPoint
 from shoal.training.rank_port import GroupLinks
-from shoal.training.reductions import ReduceOp, reduction
 from shoal.transports.rank_socket import Disconnected
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 TIMEOUT = 30.0  # seconds of one operation
 
@@ -77,12 +81,12 @@ class RankGroup:
 
     def all_reduce(
         self,
-        array: "Array",
+        array: Array,
         op: ReduceOp = "sum",
-        result: "Array | None" = None,
+        result: Array | None = None,
         *,
         compression: Compression | None = None,
-    ) -> "Array":
+    ) -> Array:
         """Combine the arrays of all ranks, into ``result`` or in place.
 
         With a ``result``, ``array`` keeps its numbers if the group ends.  All ranks
@@ -117,15 +121,13 @@ class RankGroup:
             feedback.commit()
         return target
 
-    def reduce_scatter(self, array: "Array", op: ReduceOp = "sum") -> "Array":
+    def reduce_scatter(self, array: Array, op: ReduceOp = "sum") -> Array:
         """Combine the arrays of all ranks, and return part r of the result to rank r.
 
         The parts divide the first axis, whose length is a multiple of the ranks.
 
         Raises InvalidRequest as ``all_reduce`` does, and for another length.
         """
-        import numpy as np
-
         size = self.place.size
         if not array.ndim or array.shape[0] % size:
             raise InvalidRequest(
@@ -141,10 +143,8 @@ class RankGroup:
         )
         return result
 
-    def all_gather(self, array: "Array") -> "Array":
+    def all_gather(self, array: Array) -> Array:
         """Return the arrays of all ranks, stacked in the order of ranks."""
-        import numpy as np
-
         rank, size = self.place
         result = np.empty((size, *array.shape), array.dtype)
         result[rank] = array
@@ -154,7 +154,7 @@ class RankGroup:
         )
         return result
 
-    def broadcast(self, array: "Array", root: int = 0) -> "Array":
+    def broadcast(self, array: Array, root: int = 0) -> Array:
         """Copy the root's array into that of each rank, and return it."""
         self._check_rank(root)
         self.run(
@@ -162,10 +162,8 @@ class RankGroup:
         )
         return array
 
-    def gather(self, array: "Array", root: int = 0) -> "Array | None":
+    def gather(self, array: Array, root: int = 0) -> Array | None:
         """Return the arrays of all ranks to the root, stacked; None to others."""
-        import numpy as np
-
         self._check_rank(root)
         own = bytes_of(np.ascontiguousarray(array))
         if self.place.rank != root:
@@ -177,8 +175,8 @@ class RankGroup:
         return result
 
     def scatter(
-        self, result: "Array", arrays: "Sequence[Array]" = (), root: int = 0
-    ) -> "Array":
+        self, result: Array, arrays: Sequence[Array] = (), root: int = 0
+    ) -> Array:
         """Copy array r of the root into rank r's ``result``, and return it.
 
         Raises InvalidRequest at the root if there is not one array a rank, each of the
@@ -199,7 +197,7 @@ class RankGroup:
         )
         return result
 
-    def all_to_all(self, arrays: "Sequence[Array]", results: "Sequence[Array]") -> None:
+    def all_to_all(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         """Copy array s of rank r into result r of rank s, for all ranks.
 
         Raises InvalidRequest if there is not one array and one result a rank.
@@ -220,14 +218,12 @@ class RankGroup:
         """Return when all ranks have called it."""
         self.run(Kind.BARRIER, collectives.barrier(self.place))
 
-    def send(self, array: "Array", to: int, tag: int = 0) -> None:
+    def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send an array to a rank, which receives it by its tag."""
         self._check_rank(to)
         self._transfer(self.point_to_point.send, to, tag, array)
 
-    def receive(
-        self, array: "Array", source: int | None = None, tag: int = 0
-    ) -> "Array":
+    def receive(self, array: Array, source: int | None = None, tag: int = 0) -> Array:
         """Receive an array from a rank, or any, into this one, and return it."""
         if source is not None:
             self._check_rank(source)
@@ -296,7 +292,7 @@ class RankGroup:
         begin: Callable[[ArrayTransfer], None],
         peer: int | None,
         tag: int,
-        array: "Array",
+        array: Array,
     ) -> None:
         """Send or receive an array, and wait for it."""
         # No SimpleQueue: a signal at the limit lets that wait for ever (Python 3.11).

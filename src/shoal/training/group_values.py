@@ -2,17 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression
-from shoal.training.collectives import Place
-from shoal.training.reductions import ReduceOp
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from shoal.training.collectives import Array, Place, ReduceOp
 
 VALUE_MAX = 64 << 20  # bytes of a value as JSON
 SIZE_SIZE = 8  # bytes of the size of a value
@@ -32,16 +28,16 @@ class Collectives(Protocol):
 
     def all_reduce(
         self,
-        array: "Array",
+        array: Array,
         op: ReduceOp = "sum",
-        result: "Array | None" = None,
+        result: Array | None = None,
         *,
         compression: Compression | None = None,
-    ) -> "Array": ...
+    ) -> Array: ...
 
-    def all_gather(self, array: "Array") -> "Array": ...
+    def all_gather(self, array: Array) -> Array: ...
 
-    def broadcast(self, array: "Array", root: int = 0) -> "Array": ...
+    def broadcast(self, array: Array, root: int = 0) -> Array: ...
 
 
 def gather_values(group: Collectives, value: Any) -> Sequence[Any]:
@@ -49,8 +45,6 @@ def gather_values(group: Collectives, value: Any) -> Sequence[Any]:
 
     Raises InvalidRequest if a value is too large.
     """
-    import numpy as np
-
     own = json.dumps(value).encode()
     if len(own) > VALUE_MAX:
         raise InvalidRequest(f"a value of {len(own)} bytes exceeds {VALUE_MAX}")
@@ -72,8 +66,6 @@ def broadcast_value(group: Collectives, value: Any, root: int) -> Any:
 
     Raises InvalidRequest if it is too large.
     """
-    import numpy as np
-
     own = json.dumps(value).encode() if group.place.rank == root else b""
     if len(own) > VALUE_MAX:
         raise InvalidRequest(f"a value of {len(own)} bytes exceeds {VALUE_MAX}")

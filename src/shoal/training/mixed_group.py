@@ -1,8 +1,14 @@
-"""A group with ranks of other programs: their connections, and data-parallel training.
+"""A group with ranks of other programs: collectives, and data-parallel training.
 
 The other programs have no generations and no agreement: after an error such a rank goes
 on with its own gradients, without a word.  So this rank ends the group at its first
 failure, and cannot know whether the others have: see ``docs/training.md``.
+
+Nothing on the wire names a rank, an operation or a step: a rank that misses one array
+takes the next for it.  So the schedule is exactly that of the other programs, and each
+received array must have the shape and dtype that is due.  A collective is a generator
+of one rank, without I/O.  It yields ``Exchange`` and gets the received array; its
+return value is the result.  Source: recorded exchanges of the other programs.
 """
 
 import os
@@ -10,13 +16,14 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError
 from shoal.protocols.seam.ranks import ArrayWire, RankIdentity, RankRefused
-from shoal.training import mixed_collectives
-from shoal.training.collectives import Place
-from shoal.training.mixed_collectives import MixedOp, MixedOperation
+from shoal.training.collectives import Array, Place, ring_order
 from shoal.training.rank_connections import RankAcceptor, connect_to
 from shoal.training.rank_port import GroupEnded
 from shoal.transports.rank_socket import (
@@ -27,13 +34,20 @@ from shoal.transports.rank_socket import (
     exchange,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
 TIMEOUT = 120.0  # seconds for one array, as in the other programs
 VECTOR_HEAD = 15  # bytes before the numbers of a float32 vector
+
+MixedOp: TypeAlias = Literal["sum", "mean"]
+
+
+class Exchange(NamedTuple):
+    """Send arrays to some ranks, and at the same time receive one from a rank."""
+
+    sends: Sequence[tuple[int, Array]] = ()
+    source: int | None = None
+
+
+MixedOperation: TypeAlias = Generator[Exchange, Array, Array]
 
 
 class MixedGroup:
@@ -113,22 +127,22 @@ class MixedGroup:
             )
             raise self.end(f"ranks {missing} did not connect within {within:g} s")
 
-    def all_reduce(self, array: "Array", op: MixedOp = "mean") -> "Array":
+    def all_reduce(self, array: Array, op: MixedOp = "mean") -> Array:
         """Return the sum or mean of the arrays of all ranks."""
-        return self._run(mixed_collectives.all_reduce(self.place, array, op))
+        return self._run(all_reduce(self.place, array, op))
 
-    def broadcast(self, array: "Array", root: int = 0) -> "Array":
+    def broadcast(self, array: Array, root: int = 0) -> Array:
         """Return the root's array; others pass one of the same shape and dtype."""
-        return self._run(mixed_collectives.broadcast(self.place, array, root))
+        return self._run(broadcast(self.place, array, root))
 
-    def gather(self, array: "Array", root: int = 0) -> "Array | None":
+    def gather(self, array: Array, root: int = 0) -> Array | None:
         """Return the arrays of all ranks to the root, stacked; None to others."""
-        result = self._run(mixed_collectives.gather(self.place, array, root))
+        result = self._run(gather(self.place, array, root))
         return result if self.place.rank == root else None
 
-    def scatter(self, array: "Array", root: int = 0) -> "Array":
+    def scatter(self, array: Array, root: int = 0) -> Array:
         """Return this rank's part of the root's array, along the first axis."""
-        return self._run(mixed_collectives.scatter(self.place, array, root))
+        return self._run(scatter(self.place, array, root))
 
     def close(self) -> None:
         """Close the connections, and the port."""
@@ -136,7 +150,7 @@ class MixedGroup:
         for connection in self._connections.values():
             connection.close()
 
-    def _run(self, operation: MixedOperation) -> "Array":
+    def _run(self, operation: MixedOperation) -> Array:
         if self._reason:
             raise GroupEnded(self._reason)
         try:
@@ -151,7 +165,7 @@ class MixedGroup:
         except (Disconnected, PeerError) as error:
             raise self.end(str(error)) from error
 
-    def _exchange(self, action: mixed_collectives.Exchange, deadline: float) -> "Array":
+    def _exchange(self, action: Exchange, deadline: float) -> Array:
         outgoing = []
         for to, array in action.sends:
             head, numbers = self._wire.encode_array(array)
@@ -216,14 +230,12 @@ class MixedDataParallel:
         self._group = group
         self._count = -1
 
-    def start(self, parameters: "Array") -> "Array":
+    def start(self, parameters: Array) -> Array:
         """Return the parameters of rank 0, with which all ranks begin.
 
         Raises InvalidRequest if the ranks do not have the same number of parameters, or
         more than one array may have.
         """
-        import numpy as np
-
         group = self._group
         limit = group.numbers_max
         if parameters.size > limit:
@@ -243,7 +255,7 @@ class MixedDataParallel:
         self._count = flat.size
         return group.broadcast(flat)
 
-    def mean_gradient(self, gradient: "Array") -> "Array":
+    def mean_gradient(self, gradient: Array) -> Array:
         """Return the mean of the gradients of all ranks.
 
         A gradient with a number that is not finite counts as zeros.
@@ -251,8 +263,6 @@ class MixedDataParallel:
         Raises GroupEnded if the mean is not finite or exceeds ``GRADIENT_MAX``: the
         other programs then go on with their own gradients, and the replicas differ.
         """
-        import numpy as np
-
         flat = np.ascontiguousarray(gradient, PARAMETERS_TYPE).reshape(-1)
         if flat.size != self._count:
             raise InvalidRequest(
@@ -267,3 +277,95 @@ class MixedDataParallel:
                 "programs discard it, each for itself, so the replicas differ now"
             )
         return mean
+
+
+def all_reduce(place: Place, array: Array, op: MixedOp) -> MixedOperation:
+    """Return the sum or mean of the arrays of all ranks.
+
+    Two ranks exchange their arrays; the mean of integers is float64.  More ranks form a
+    ring; there, the mean of integers is truncated.
+    """
+    if op not in ("sum", "mean"):
+        raise InvalidRequest(f"{op!r}: expected sum or mean")
+    if place.size == 1:
+        return array
+    if place.size == 2:
+        return (yield from _exchange_whole(place, array, op))
+    return (yield from _ring(place, array, op))
+
+
+def broadcast(place: Place, array: Array, root: int) -> MixedOperation:
+    """Return the root's array; those of other ranks say what shape is due."""
+    if place.rank != root:
+        received = yield Exchange((), root)
+        return _checked(received, array, root)
+    yield Exchange([(rank, array) for rank in range(place.size) if rank != root])
+    return array
+
+
+def gather(place: Place, array: Array, root: int) -> MixedOperation:
+    """Return all arrays, stacked, to the root, and to others their own."""
+    if place.rank != root:
+        yield Exchange([(root, array)])
+        return array
+    parts = []
+    for rank in range(place.size):
+        if rank == root:
+            parts.append(array)
+        else:
+            received = yield Exchange((), rank)
+            parts.append(_checked(received, array, rank))
+    return np.stack(parts)
+
+
+def scatter(place: Place, array: Array, root: int) -> MixedOperation:
+    """Return this rank's part of the root's array, divided along the first axis.
+
+    The first parts have one element more if the length is no multiple of the size.
+    Arrays of other ranks say what shape and dtype is due.
+    """
+    if not array.ndim:
+        raise InvalidRequest("scatter: an array without an axis cannot be divided")
+    parts = np.array_split(array, place.size)
+    if place.rank != root:
+        received = yield Exchange((), root)
+        return _checked(received, parts[place.rank], root)
+    yield Exchange([(rank, parts[rank]) for rank in range(place.size) if rank != root])
+    return parts[root]
+
+
+def _exchange_whole(place: Place, array: Array, op: MixedOp) -> MixedOperation:
+    other = 1 - place.rank
+    received = yield Exchange([(other, array)], other)
+    total = array + _checked(received, array, other)
+    return total / 2.0 if op == "mean" else total
+
+
+def _ring(place: Place, array: Array, op: MixedOp) -> MixedOperation:
+    rank, size = place
+    length = -(-array.size // size)
+    padded = np.zeros(length * size, array.dtype)
+    padded[: array.size] = array.reshape(-1)
+    chunks = list(padded.reshape(size, length))
+    for sent, at in pairwise(ring_order(place, rank)):
+        received = yield Exchange([(place.right, chunks[sent])], place.left)
+        chunks[at] = chunks[at] + _checked(received, chunks[at], place.left)
+    if op == "mean":
+        chunks = [chunk / size for chunk in chunks]
+    for sent, at in pairwise(ring_order(place, rank + 1)):
+        received = yield Exchange([(place.right, chunks[sent])], place.left)
+        chunks[at] = _checked(received, chunks[at], place.left)
+    whole = np.concatenate(chunks)[: array.size]
+    return whole.reshape(array.shape).astype(array.dtype, copy=False)
+
+
+def _checked(received: Array, due: Array, source: int) -> Array:
+    """Return a received array.  Raises PeerError if it is not the one that is due."""
+    # What has been added has a machine's own order of bytes, as NumPy gives it.
+    same = received.dtype.newbyteorder("=") == due.dtype.newbyteorder("=")
+    if received.shape != due.shape or not same:
+        raise PeerError(
+            f"rank {source} sent {received.dtype} of shape {received.shape}, expected "
+            f"{due.dtype} of shape {due.shape}: its program is at another operation"
+        )
+    return received

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression, ReducingGroup
-from shoal.training.collectives import Place
+from shoal.training.collectives import Array, Place, ReduceOp
 from shoal.training.diloco import OUTER_MOMENTUM, OUTER_RATE, OuterOptimizer
-from shoal.training.pytorch.process_group import Array, ShoalProcessGroup
+from shoal.training.pytorch.process_group import ShoalProcessGroup
 from shoal.training.pytorch.tensors import TORCH_OPS
-from shoal.training.reductions import ReduceOp
 
 
 def reducing_group(group: ReducingGroup | dist.ProcessGroup | None) -> ReducingGroup:

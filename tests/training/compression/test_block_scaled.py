@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shoal.training.compression.block_scaled import (
+from shoal.training.compression.codings import (
     BLOCK,
-    BLOCK_SCALED,
-    BlockScaled,
+    CODINGS,
+    CodingName,
     e4m3_numbers,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-NAMES: tuple[BlockScaled, ...] = ("fp8", "int8")
+NAMES: tuple[CodingName, ...] = ("fp8", "int8")
 finite = arrays(
     np.float32,
     st.integers(0, 2 * BLOCK + 9),
@@ -23,8 +23,8 @@ finite = arrays(
 )
 
 
-def there_and_back(name: BlockScaled, numbers: Array) -> Array:
-    coding = BLOCK_SCALED[name]
+def there_and_back(name: CodingName, numbers: Array) -> Array:
+    coding = CODINGS[name]
     data = memoryview(bytearray(coding.encoded_size(numbers.nbytes)))
     result = np.full_like(numbers, 7)
     if numbers.size:
@@ -60,7 +60,7 @@ def test_fp8_is_off_by_a_part_of_each_number(numbers: Array) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("problem", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_spoils_its_block_only(
-    name: BlockScaled, problem: float
+    name: CodingName, problem: float
 ) -> None:
     numbers = np.ones(3 * BLOCK, np.float32)
     numbers[BLOCK + 5] = problem
@@ -74,14 +74,14 @@ def test_a_number_that_is_not_finite_spoils_its_block_only(
 
 @pytest.mark.parametrize(("name", "error"), [("fp8", 0.027), ("int8", 0.0075)])
 def test_a_byte_is_enough_for_normally_distributed_numbers(
-    name: BlockScaled, error: float
+    name: CodingName, error: float
 ) -> None:
     numbers = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
 
     wrong = there_and_back(name, numbers) - numbers
 
     assert np.sqrt(np.mean(wrong**2)) <= error
-    size = BLOCK_SCALED[name].encoded_size(numbers.nbytes)
+    size = CODINGS[name].encoded_size(numbers.nbytes)
     assert size == 10_000 + 4 * 40, "a scale for each block"
 
 

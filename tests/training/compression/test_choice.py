@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.training.all_reduces import ChosenCompression, Compression
-from shoal.training.collectives import Place
+from shoal.training.collectives import Place, ReduceOp
 from shoal.training.compression.choice import (
     BY_ERROR,
     INTERVAL,
@@ -18,7 +18,6 @@ from shoal.training.compression.choice import (
     expected_seconds,
     measure,
 )
-from shoal.training.reductions import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.compression.codings import coding_of
-from shoal.training.compression.half_floats import HalfFloat
+from shoal.training.compression.codings import CodingName, coding_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOAT32 = np.dtype(np.float32)
-NAMES: tuple[HalfFloat, ...] = ("fp16", "bf16")
+NAMES: tuple[CodingName, ...] = ("fp16", "bf16")
 
 
-def there_and_back(name: HalfFloat, numbers: Array) -> Array:
+def there_and_back(name: CodingName, numbers: Array) -> Array:
     coding = coding_of(name, FLOAT32)
     data = memoryview(bytearray(coding.encoded_size(numbers.nbytes)))
     coding.encode(numbers.view(np.uint8).data, data)
@@ -23,7 +22,9 @@ def there_and_back(name: HalfFloat, numbers: Array) -> Array:
 
 
 @pytest.mark.parametrize(("name", "unit"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
-def test_numbers_of_any_size_keep_their_precision(name: HalfFloat, unit: float) -> None:
+def test_numbers_of_any_size_keep_their_precision(
+    name: CodingName, unit: float
+) -> None:
     random = np.random.default_rng(0)
     for size in (1e-30, 1e-7, 1.0, 1e10, 1e38):
         numbers = (random.uniform(-1, 1, 5000) * size).astype(np.float32)
@@ -34,14 +35,14 @@ def test_numbers_of_any_size_keep_their_precision(name: HalfFloat, unit: float) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_that_fit_come_back_unchanged(name: HalfFloat) -> None:
+def test_numbers_that_fit_come_back_unchanged(name: CodingName) -> None:
     numbers = np.array([0, -0.0, 1, -2, 0.375, 96, -1.5], np.float32)
 
     assert there_and_back(name, numbers).tobytes() == numbers.tobytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_that_are_not_finite_stay_so(name: HalfFloat) -> None:
+def test_numbers_that_are_not_finite_stay_so(name: CodingName) -> None:
     # All bits set: adding half a unit would carry into the sign.
     nan = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
     numbers = np.concatenate([nan, np.array([np.inf, -np.inf, 1], np.float32)])

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from shoal.training.meeting import join_run
-from shoal.training.reductions import is_finite
 
 NUMBERS = 20_000
 RATE = 0.3
@@ -36,7 +35,7 @@ def main() -> None:
             gradient[1:] = state[1:].astype(np.float32) - target + noise
             gradient[0] = (folder / "stop").exists()
             group.all_reduce(gradient, "mean")
-            assert is_finite(gradient)
+            assert np.isfinite(gradient).all()
             state[1:] -= RATE * gradient[1:]
             state[0] += 1
             digest = hashlib.sha256(state.tobytes()).digest()

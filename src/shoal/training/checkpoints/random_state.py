@@ -4,14 +4,13 @@ import base64
 import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def random_state() -> dict[str, Any]:
     """Return the state as JSON; that of GPUs too, if this process uses some."""
-    import numpy as np
-
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -25,8 +24,6 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Continue with the random numbers after those of a state."""
-    import numpy as np
-
     kind, keys, position, has_gauss, cached = state["numpy"]
     version, numbers, gauss = state["python"]
     torch.set_rng_state(_decoded(state["torch"]))
@@ -38,8 +35,6 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def draw_anew(*numbers: int) -> None:
     """Begin with random numbers that follow from some numbers, of 0 or more."""
-    import numpy as np
-
     seeds = [int(each) for each in np.random.SeedSequence(numbers).generate_state(3)]
     torch.manual_seed(seeds[0])
     np.random.seed(seeds[1])

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shoal.training.all_reduces import ChosenCompression, ReducingGroup
+from shoal.training.collectives import Array
 from shoal.training.compression import sparse_spans
 from shoal.training.compression.codings import CODINGS
-
-if TYPE_CHECKING:
-    from shoal.training.all_reduces import Array
 
 log = logging.getLogger("shoal.training")
 
@@ -72,9 +71,8 @@ def measure(
     group: ReducingGroup, clock: Callable[[], float] = time.perf_counter
 ) -> LinkFigures:
     """Return the figures of a group's links; all ranks call it, and get the same."""
-    import numpy as np
 
-    def agreed(figures: Sequence[float]) -> "Array":
+    def agreed(figures: Sequence[float]) -> Array:
         return group.all_reduce(np.array(figures), "max")
 
     def fastest(call: Callable[[], object]) -> float:
@@ -111,7 +109,7 @@ class AutoCompression:
         self._logged: dict[tuple[int, float], ChosenCompression] = {}
 
     def choose(
-        self, group: ReducingGroup, array: "Array", ratio: float = 0.0
+        self, group: ReducingGroup, array: Array, ratio: float = 0.0
     ) -> ChosenCompression:
         """Return the compression of an all-reduce of such an array.
 
@@ -149,8 +147,6 @@ TRIAL = 256 << 10  # bytes of numbers
 
 def _trial(chosen: ChosenCompression) -> Callable[[], None]:
     """Return what a rank computes for ``TRIAL`` bytes: each is decoded twice."""
-    import numpy as np
-
     numbers = np.sin(np.arange(TRIAL // 4, dtype=np.float32))
     decoded = np.empty_like(numbers)
 

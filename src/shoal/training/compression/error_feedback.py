@@ -5,15 +5,13 @@ Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.)  The owner of a chunk
 the same with the rounding of the sum.  (Tang and others, "DoubleSqueeze", 2019.)
 """
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
+from shoal.training.collectives import Array
 from shoal.training.compression.codings import CODINGS, CodingName
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 FeedbackCompression: TypeAlias = CodingName | Literal["topk", "auto"]
 
@@ -50,7 +48,7 @@ class ErrorFeedback:
         """Whether most numbers may wait for later steps, instead of being rounded."""
         return self.compression in ("topk", "auto")
 
-    def correct(self, array: "Array", weight: int) -> "Array":
+    def correct(self, array: Array, weight: int) -> Array:
         """Return an array with the residual added, flat, to be sent instead of it.
 
         ``weight`` is what a result has to be multiplied by to be a sum.  If the
@@ -58,8 +56,6 @@ class ErrorFeedback:
 
         Raises InvalidRequest if the size is not that of the last step.
         """
-        import numpy as np
-
         corrected = array.reshape(-1).copy()
         if self.residual is not None:
             if self.residual.size != corrected.size:
@@ -85,8 +81,6 @@ class ErrorFeedback:
     def _add(
         self, part: slice, numbers: memoryview, decoded: memoryview, weight: int
     ) -> None:
-        import numpy as np
-
         assert self._left_out is not None
         before, after = (np.frombuffer(each, np.float32) for each in (numbers, decoded))
         # All ranks see a result that is not finite, and drop the step; a residual that

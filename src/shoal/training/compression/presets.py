@@ -8,14 +8,12 @@ bit for bit; source: recorded compressions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import NamedTuple
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from shoal.training.collectives import Array
 
 NUMBERS_MIN = 1024  # smaller arrays are not worth compressing
 HALF_MAX = 65504.0  # the largest float16
@@ -43,7 +41,7 @@ PRESETS: Mapping[str, Compression] = {
 class Quantized(NamedTuple):
     """Numbers of a small dtype; ``scale`` says what they stand for."""
 
-    numbers: "Array"
+    numbers: Array
     scale: float
 
 
@@ -55,9 +53,9 @@ class CompressedGradient:
     ``values`` are multiplied by ``scale``.
     """
 
-    values: "Array"
+    values: Array
     scale: float
-    indices: "Array | None"
+    indices: Array | None
     shape: tuple[int, ...]
 
     @property
@@ -66,10 +64,8 @@ class CompressedGradient:
         indices = 0 if self.indices is None else self.indices.nbytes
         return self.values.nbytes + indices
 
-    def dense(self) -> "Array":
+    def dense(self) -> Array:
         """Return the gradient that it stands for, in float32."""
-        import numpy as np
-
         values = decode_half(Quantized(self.values, self.scale))
         if self.indices is None:
             return values.reshape(self.shape)
@@ -96,14 +92,12 @@ class GradientCompressor:
         self.residual: Array | None = None
         """What has been left out so far; the caller may save and restore it."""
 
-    def compress(self, gradient: "Array") -> CompressedGradient | None:
+    def compress(self, gradient: Array) -> CompressedGradient | None:
         """Return a compressed gradient; None: send it as it is.
 
         Raises InvalidRequest if the shape is not that of the last step, and for numbers
         that are not finite: they would remain in all later steps.
         """
-        import numpy as np
-
         ratio, halves = self._compression.ratio, self._compression.halves
         if gradient.size < self._numbers_min or (ratio == 1 and not halves):
             return None
@@ -128,64 +122,52 @@ class GradientCompressor:
         return compressed
 
 
-def largest(numbers: "Array", ratio: float) -> "Array":
+def largest(numbers: Array, ratio: float) -> Array:
     """Return the int32 indices of the numbers of the largest magnitude, in that order.
 
     They are this ratio of a flat array, rounded down, but at least one.  Which of equal
     numbers are taken, and in which order, is NumPy's choice.
     """
-    import numpy as np
-
     count = max(1, int(numbers.size * ratio))
     sizes = np.abs(numbers)
     found = np.argpartition(sizes, -count)[-count:]
     return found[np.argsort(sizes[found])[::-1]].astype(np.int32)
 
 
-def encode_half(numbers: "Array") -> Quantized:
+def encode_half(numbers: Array) -> Quantized:
     """Return numbers as float16, divided by a scale so that all fit.
 
     The relative error is at most 2^-11, for numbers of more than 2^-30 of the largest.
     """
-    import numpy as np
-
     top = np.abs(numbers).max(initial=np.float32(0))
     # A scale of subnormal numbers may be 0.
     scale = float(top / np.float32(HALF_MAX) * np.float32(HALF_MARGIN)) or 1.0
     return Quantized((numbers / np.float32(scale)).astype(np.float16), scale)
 
 
-def decode_half(encoded: Quantized) -> "Array":
+def decode_half(encoded: Quantized) -> Array:
     """Return the float32 numbers that ``encode_half`` has encoded."""
-    import numpy as np
-
     return encoded.numbers.astype(np.float32) * np.float32(encoded.scale)
 
 
-def quantize_half(numbers: "Array") -> Quantized:
+def quantize_half(numbers: Array) -> Quantized:
     """Return numbers as float16, multiplied by a scale only if they do not fit."""
-    import numpy as np
-
     top = float(np.abs(numbers).max(initial=0))
     scale = QUANTIZED_HALF_MAX / top if top > QUANTIZED_HALF_MAX else 1.0
     return Quantized((numbers * scale).astype(np.float16), scale)
 
 
-def quantize_int8(numbers: "Array") -> Quantized:
+def quantize_int8(numbers: Array) -> Quantized:
     """Return numbers as int8, multiplied by a scale so that the largest is 127.
 
     The error is at most 1/254 of the largest number.
     """
-    import numpy as np
-
     top = float(np.abs(numbers).max(initial=0))
     scale = INT8_MAX / top if top else 1.0
     rounded = np.rint(numbers * scale).clip(-INT8_MAX, INT8_MAX)
     return Quantized(rounded.astype(np.int8), scale)
 
 
-def dequantize(quantized: Quantized) -> "Array":
+def dequantize(quantized: Quantized) -> Array:
     """Return the float32 numbers that were quantized."""
-    import numpy as np
-
     return quantized.numbers.astype(np.float32) / np.float32(quantized.scale)

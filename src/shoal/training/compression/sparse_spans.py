@@ -4,21 +4,77 @@ An array is divided into spans, whose places fit into 16 bits.  Of each span the
 share is kept, so that its size is known beforehand, and the work stays in a core's
 cache; layers of small numbers are not starved by those of large ones.  Numbers are
 float16 with a scale.  A span travels dense where that is smaller.
+
+How many numbers a sum has depends on where those of the ranks are: a head with their
+count goes before each span of it.
 """
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import struct
+from dataclasses import dataclass
+
+import numpy as np
 
 from shoal.domain.errors import PeerError
-from shoal.training.compression.half_floats import HALF_FLOATS
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from shoal.training.collectives import Array, bytes_of
+from shoal.training.compression.codings import CODINGS
 
 SPAN = 1 << 16  # numbers
-_HALF = HALF_FLOATS["fp16"]
+_HALF = CODINGS["fp16"]
 _NUMBER, _PLACE = 4, 2  # bytes
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class TopCoding:
+    """An ``all_reduces.PartCoding``: each rank sends ``ratio`` of its numbers.
+
+    Arrays are float32.  The owner of a chunk adds the numbers of all to its own
+    largest, and sends those sums that are not zero.
+    """
+
+    ratio: float
+
+    is_selective = True
+    head_size = _COUNT.size
+
+    @property
+    def part_size(self) -> int:
+        return _NUMBER * SPAN
+
+    def encoded_size(self, size: int) -> int:
+        length = size // _NUMBER
+        return encoded_size(length, kept(length, self.ratio))
+
+    def encoded(self, numbers: memoryview) -> memoryview:
+        values = np.frombuffer(numbers, np.float32)
+        return encode_span(values, largest(values, kept(values.size, self.ratio)))
+
+    def decode(self, data: memoryview, numbers: memoryview) -> None:
+        values = np.frombuffer(numbers, np.float32)
+        decode_span(data, kept(values.size, self.ratio), values)
+
+    def begin_sum(self, own: memoryview, sums: memoryview) -> None:
+        values, kept_values = (np.frombuffer(each, np.float32) for each in (own, sums))
+        places = largest(values, kept(values.size, self.ratio))
+        kept_values[:] = 0
+        kept_values[places] = values[places]
+
+    def encode_sum(self, sums: memoryview) -> tuple[memoryview, memoryview]:
+        values = np.frombuffer(sums, np.float32)
+        places = np.flatnonzero(values)
+        return memoryview(_COUNT.pack(places.size)), encode_span(values, places)
+
+    def sum_size(self, head: memoryview, size: int) -> int:
+        (count,) = _COUNT.unpack(head)
+        if count > size // _NUMBER:
+            raise PeerError(f"{count} numbers in a span of {size // _NUMBER}")
+        return encoded_size(size // _NUMBER, count)
+
+    def decode_sum(
+        self, head: memoryview, data: memoryview, numbers: memoryview
+    ) -> None:
+        (count,) = _COUNT.unpack(head)
+        decode_span(data, count, np.frombuffer(numbers, np.float32))
 
 
 def kept(length: int, ratio: float) -> int:
@@ -37,13 +93,11 @@ def encoded_size(length: int, count: int) -> int:
     return min(dense, _PLACE * count + _HALF.encoded_size(_NUMBER * count))
 
 
-def largest(numbers: "Array", count: int) -> "Array":
+def largest(numbers: Array, count: int) -> Array:
     """Return the places of so many numbers of the largest magnitude, in order.
 
     Of equal numbers those that come first are taken.  NaN counts as the largest.
     """
-    import numpy as np
-
     # The bits of floats that are not negative are in the order of the floats.
     sizes = numbers.view(np.int32) & 0x7FFFFFFF
     least = np.partition(sizes, sizes.size - count)[sizes.size - count]
@@ -56,29 +110,25 @@ def largest(numbers: "Array", count: int) -> "Array":
     return places
 
 
-def encode_span(numbers: "Array", places: "Array") -> memoryview:
+def encode_span(numbers: Array, places: Array) -> memoryview:
     """Encode the numbers at these places, or all of them."""
-    import numpy as np
-
     data = memoryview(bytearray(encoded_size(numbers.size, places.size)))
     if is_dense(numbers.size, places.size):
-        _HALF.encode(_bytes_of(numbers), data)
+        _HALF.encode(bytes_of(numbers), data)
         return data
     head = _PLACE * places.size
     np.copyto(np.frombuffer(data[:head], np.uint16), places, casting="unsafe")
-    _HALF.encode(_bytes_of(numbers[places]), data[head:])
+    _HALF.encode(bytes_of(numbers[places]), data[head:])
     return data
 
 
-def decode_span(data: memoryview, count: int, numbers: "Array") -> None:
+def decode_span(data: memoryview, count: int, numbers: Array) -> None:
     """Fill a span with ``count`` encoded numbers, and zeros elsewhere.
 
     Raises PeerError for places that it does not have.
     """
-    import numpy as np
-
     if is_dense(numbers.size, count):
-        _HALF.decode(data, _bytes_of(numbers))
+        _HALF.decode(data, bytes_of(numbers))
         return
     head = _PLACE * count
     places = np.frombuffer(data[:head], np.uint16)
@@ -88,12 +138,6 @@ def decode_span(data: memoryview, count: int, numbers: "Array") -> None:
             "agree on the size of the array"
         )
     values = np.empty(count, np.float32)
-    _HALF.decode(data[head:], _bytes_of(values))
+    _HALF.decode(data[head:], bytes_of(values))
     numbers[:] = 0
     numbers[places] = values
-
-
-def _bytes_of(numbers: "Array") -> memoryview:
-    import numpy as np
-
-    return numbers.view(np.uint8).data

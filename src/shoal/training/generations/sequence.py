@@ -16,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from shoal.domain.errors import PeerError, ShoalError, Unavailable
 from shoal.training import collectives
-from shoal.training.collectives import Kind
+from shoal.training.collectives import Bytes, Kind
 from shoal.training.generations.member import GenerationMember
 from shoal.training.generations.messages import (
     EndCause,
@@ -37,11 +39,6 @@ from shoal.training.rank_port import (
     RankAddress,
     RankPort,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 FORMATION_TIMEOUT = 1800.0  # seconds; ranks start late, and coordinators restart
 DIAL_TIMEOUT = 5.0  # seconds; ranks of a formation listen already
@@ -83,7 +80,7 @@ class _Pending:
 
     key: Hashable
     attempt: Callable[[RankGroup], None]
-    memory: "Bytes | None" = None
+    memory: Bytes | None = None
     arrived: bool = False
 
 
@@ -182,15 +179,13 @@ class OperationSequence:
         self._last = None
 
     def run_shared(
-        self, kind: Kind, size: int, call: Callable[[RankGroup, "Bytes"], None]
-    ) -> "Bytes":
+        self, kind: Kind, size: int, call: Callable[[RankGroup, Bytes], None]
+    ) -> Bytes:
         """Complete an operation that gives all ranks the same bytes, and return them.
 
         ``call`` puts its result into the array of bytes, and may be repeated.  The
         returned array is overwritten by the operation after the next one.
         """
-        import numpy as np
-
         store = self._stores[0]
         if store is None or store.nbytes < size:
             store = self._stores[0] = np.empty(size, np.uint8)
@@ -307,13 +302,11 @@ class OperationSequence:
         self._settled = formation.generation
         return misses
 
-    def _pass_on(self, group: RankGroup, result: "Bytes", root: int) -> None:
+    def _pass_on(self, group: RankGroup, result: Bytes, root: int) -> None:
         """Copy the root's result to all ranks.
 
         Raises GroupEnded, and ends the run if a rank has completed it with other bits.
         """
-        import numpy as np
-
         checks = result is self._last and group.place.rank != root
         received = result.copy() if checks else result
         operation = collectives.broadcast(group.place, received.data, root)

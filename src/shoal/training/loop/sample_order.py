@@ -6,14 +6,13 @@ share, the step has the next samples of the order; only a step that counted move
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from shoal.domain.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class SampleOrder:
@@ -85,9 +84,7 @@ class SampleOrder:
 
 
 @lru_cache(maxsize=2)
-def _permutation(length: int, seed: int, epoch: int) -> "Indices":
-    import numpy as np
-
+def _permutation(length: int, seed: int, epoch: int) -> Indices:
     # The newer Generator may shuffle differently in another version (NEP 19).
     source = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
     return np.random.RandomState(source).permutation(length)

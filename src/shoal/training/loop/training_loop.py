@@ -14,6 +14,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +62,6 @@ def compare_replicas(
 
     Raises ReplicasDiffer on all ranks, which names those that differ from most.
     """
-    import numpy as np
-
     own = np.frombuffer(digest, np.uint8)
     found = [row.tobytes() for row in group.all_gather(own)]
     if len(found) != len(members):
@@ -379,8 +378,6 @@ def members_of(group: Collectives) -> Sequence[int]:
 
 
 def _gather_rows(group: Collectives, row: _Row) -> list[_Row]:
-    import numpy as np
-
     found = group.all_gather(np.array(row, np.float64))
     return [_Row(*(float(each) for each in some)) for some in found]
 

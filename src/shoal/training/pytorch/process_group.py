@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,15 +21,12 @@ from torch import Tensor
 from shoal.domain.errors import InvalidRequest
 from shoal.training import collectives
 from shoal.training.all_reduces import Compression
-from shoal.training.collectives import Kind
+from shoal.training.collectives import Array, Kind, ReduceOp
 from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.pytorch.runners import OperationRunner
 from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
 from shoal.training.pytorch.work import CallbackThreads, CollectiveWork
 from shoal.training.rank_port import GroupEnded
-from shoal.training.reductions import ReduceOp
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "shoal"
 DATA_PARALLEL = "torch.nn.parallel.distributed"

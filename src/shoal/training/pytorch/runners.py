@@ -7,22 +7,19 @@ script gets is still what it expects.
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
 
 from shoal.training import collectives
 from shoal.training.all_reduces import ReducingGroup
-from shoal.training.collectives import Kind, Operation, Place
+from shoal.training.collectives import Bytes, Kind, Operation, Place, ReduceOp
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import RankGroup
 from shoal.training.point_to_point.matcher import ArrayTransfer
 from shoal.training.pytorch.tensors import tensor_reduction
-from shoal.training.reductions import ReduceOp
 
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Make: TypeAlias = Callable[[Place], Operation]
 """Returns an operation for a rank in a group of some size; it may be called again."""
 

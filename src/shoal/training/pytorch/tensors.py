@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.collectives import Reduction
-from shoal.training.reductions import ReduceOp, reduction
+from shoal.training.collectives import ReduceOp, Reduction, reduction
 
 TORCH_OPS: Mapping[ReduceOp, Any] = {
     "sum": dist.ReduceOp.SUM,

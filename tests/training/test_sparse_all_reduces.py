@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
-from shoal.training.collectives import Place, ReceiveSegment
+from shoal.training.all_reduces import encoded_all_reduce
+from shoal.training.collectives import Place, ReceiveSegment, ReduceOp, reduction
 from shoal.training.compression import sparse_spans
 from shoal.training.compression.error_feedback import ErrorFeedback
-from shoal.training.compression.sparse_collectives import sparse_all_reduce
-from shoal.training.reductions import ReduceOp, reduction
+from shoal.training.compression.sparse_spans import TopCoding
 from training.in_memory import Array, run
 from training.test_collectives import chooser, lengths, numbers, orders, raw, sizes
 
@@ -40,12 +40,12 @@ def reduce_all(
     for rank, (array, feedback) in enumerate(zip(arrays, feedbacks, strict=True)):
         corrected = feedback.correct(array, size if op == "mean" else 1)
         operations.append(
-            sparse_all_reduce(
+            encoded_all_reduce(
                 Place(rank, size),
                 raw(corrected),
                 raw(results[rank]),
                 reduction(op, FLOAT32, size),
-                feedback.ratio,
+                TopCoding(feedback.ratio),
                 feedback,
             )
         )
@@ -109,12 +109,12 @@ def test_a_count_that_no_span_can_have_is_refused() -> None:
     array = np.ones(16, np.float32)
     feedback = ErrorFeedback("topk", 0.5)
     corrected = feedback.correct(array, 1)
-    operation = sparse_all_reduce(
+    operation = encoded_all_reduce(
         Place(0, 2),
         raw(corrected),
         raw(array),
         reduction("sum", FLOAT32, 2),
-        0.5,
+        TopCoding(0.5),
         feedback,
     )
     received = 0

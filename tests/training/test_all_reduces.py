@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.training import collectives
-from shoal.training.collectives import Place
+from shoal.training.all_reduces import encoded_all_reduce
+from shoal.training.collectives import Place, ReduceOp, reduction
 from shoal.training.compression.codings import CodingName, coding_of
-from shoal.training.compression.compressed_collectives import compressed_all_reduce
-from shoal.training.reductions import ReduceOp, reduction
 from training.in_memory import run
 from training.test_collectives import chooser, lengths, numbers, orders, raw, sizes
 
@@ -41,7 +40,7 @@ def test_all_ranks_get_the_same_bits_of_nearly_the_right_result(
 
     sent = run(
         [
-            compressed_all_reduce(
+            encoded_all_reduce(
                 Place(r, size), raw(arrays[r]), raw(results[r]), combined, coding
             )
             for r in range(size)
@@ -76,7 +75,7 @@ def test_the_result_may_replace_the_own_array(
     for rank in range(size):
         own = raw(arrays[rank])
         operations.append(
-            compressed_all_reduce(Place(rank, size), own, own, combined, coding)
+            encoded_all_reduce(Place(rank, size), own, own, combined, coding)
         )
     run(operations, chooser(order))
 
@@ -94,7 +93,7 @@ def test_the_size_of_a_group_does_not_add_to_the_error(name: CodingName) -> None
 
         run(
             [
-                compressed_all_reduce(
+                encoded_all_reduce(
                     Place(r, size), raw(arrays[r]), raw(results[r]), combined, coding
                 )
                 for r in range(size)
@@ -111,7 +110,7 @@ def test_sums_beyond_float16_do_not_overflow(name: CodingName) -> None:
     combined, coding = reduction("sum", FLOAT32, 4), coding_of(name, FLOAT32)
 
     operations = [
-        compressed_all_reduce(Place(r, 4), raw(each), raw(each), combined, coding)
+        encoded_all_reduce(Place(r, 4), raw(each), raw(each), combined, coding)
         for r, each in enumerate(arrays)
     ]
     run(operations)
