@@ -8,8 +8,7 @@ import pytest
 import shoal
 from shoal.client.training_run import RunFailed, TrainingRun
 from shoal.domain.errors import InvalidRequest
-from shoal.training.launch.member import LeftOut
-from shoal.training.launch.rank_process import ScriptFailed
+from shoal.training.launch.member import LeftOut, ScriptFailed
 
 LEFT = LeftOut("the run goes on without this machine")
 FAILED = ScriptFailed("rank 1 was ended by SIGKILL")

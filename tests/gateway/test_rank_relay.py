@@ -25,8 +25,7 @@ from shoal.training.rank_port import (
     RankAddress,
     RankPort,
 )
-from shoal.training.relayed_sockets import NOT_LISTENING, RelayedSockets
-from shoal.training.run_link import REPLACED, RUN_ENDED
+from shoal.training.run_link import NOT_LISTENING, REPLACED, RUN_ENDED, RelayedSockets
 from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
 
 pytestmark = pytest.mark.shared_pool

@@ -18,9 +18,8 @@ from shoal.domain.work import Call
 from shoal.gateway import hosted_runs
 from shoal.gateway.hosted_runs import new_sentences
 from shoal.training.generations.messages import RankState
-from shoal.training.run_events import MESSAGE_MAX, Message
+from shoal.training.run_events import MESSAGE_MAX, Message, member_key, run_id_of
 from shoal.training.run_link import CONNECTED, EVENTS, REPLACED, RunLink, RunOver
-from shoal.training.run_token import member_key, run_id_of
 
 pytestmark = pytest.mark.shared_pool
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from shoal.training.rendezvous import Rendezvous
-from shoal.training.run_token import run_id_of
+from shoal.training.run_events import run_id_of
 
 TOKEN = "5c" * 32
 POLL = 0.02  # seconds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.training.elastic_group import ElasticGroup
-from shoal.training.generations.settlement import RankMissing
+from shoal.training.generations.messages import RankMissing
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import GroupEnded
 from training.elastic_runs import LIMIT, RunHost, each_rank, hosting, open_group

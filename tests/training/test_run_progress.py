@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.training.run_progress import (
+from shoal.training.run_events import (
     POINTS_MAX,
     POINTS_OF_ENDED,
     RANKS_KEPT,

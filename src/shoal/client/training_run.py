@@ -23,14 +23,19 @@ from shoal.training.launch.member import (
     LeftOut,
     MemberPlan,
     MemberResult,
+    headline,
     run_member,
 )
-from shoal.training.launch.rank_process import headline
-from shoal.training.launch.script_environment import SHOAL
-from shoal.training.launch.script_files import pack_script, write_output
-from shoal.training.run_events import REMARK, WATCH, Message
+from shoal.training.launch.script import SHOAL, pack_script, write_output
+from shoal.training.run_events import (
+    REMARK,
+    TOKEN_SIZE,
+    WATCH,
+    Message,
+    member_key,
+    run_id_of,
+)
 from shoal.training.run_link import EVENTS, RunLink, RunOver
-from shoal.training.run_token import TOKEN_SIZE, member_key, run_id_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

@@ -24,10 +24,9 @@ from shoal.gateway.rank_relay import BytePace, RankRelay
 from shoal.pool.lifecycle import END_STATES, JobState
 from shoal.store.blobs import SIZE_MAX
 from shoal.training.rendezvous import Rendezvous
-from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
+from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents, run_id_of
 from shoal.training.run_link import REPLACED, RUN_ENDED
 from shoal.training.run_rounds import MEMBER, Answers, Round, RunRounds, machines
-from shoal.training.run_token import run_id_of
 from shoal.transports.clock import Clock, DeadlineTimer
 
 CONNECTIONS_MAX = 1024  # of one run; of each member there are two

@@ -13,8 +13,7 @@ from typing import Final
 from aiohttp import WSMsgType, web
 
 from shoal.gateway.http.ids import new_id
-from shoal.training.relayed_sockets import NOT_LISTENING
-from shoal.training.run_link import REPLACED, RUN_ENDED
+from shoal.training.run_link import NOT_LISTENING, REPLACED, RUN_ENDED
 from shoal.transports.clock import Clock
 
 BYTES_PER_SECOND = 64 << 20  # of all relayed connections of a coordinator

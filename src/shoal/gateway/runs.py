@@ -30,7 +30,7 @@ from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import BYTES_TYPE
 from shoal.gateway.rank_relay import RankRelay
-from shoal.training.launch.script_files import PIECE_MAX
+from shoal.training.launch.script import PIECE_MAX
 from shoal.training.run_events import MESSAGE_MAX
 from shoal.transports import http_server
 

@@ -15,14 +15,13 @@ from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Array, Bytes, Kind, Place, ReduceOp
 from shoal.training.compression.error_feedback import ErrorFeedback
-from shoal.training.generations.messages import RankState
+from shoal.training.generations.messages import RankMissing, RankState
 from shoal.training.generations.sequence import (
     FORMATION_TIMEOUT,
     Greeting,
     OperationSequence,
     RendezvousLink,
 )
-from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.group_values import name_odd_ranks
 from shoal.training.rank_port import GroupEnded, RankPort

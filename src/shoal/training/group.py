@@ -32,8 +32,7 @@ from shoal.training.collectives import (
 from shoal.training.compression.choice import AutoCompression
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
-from shoal.training.point_to_point.matcher import ArrayTransfer
-from shoal.training.point_to_point.transfers import PointToPoint
+from shoal.training.point_to_point import ArrayTransfer, PointToPoint
 from shoal.training.rank_port import GroupLinks
 from shoal.transports.rank_socket import Disconnected
 

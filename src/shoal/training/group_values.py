@@ -7,37 +7,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.all_reduces import Compression
-from shoal.training.collectives import Array, Place, ReduceOp
+from shoal.training.all_reduces import ReducingGroup
+from shoal.training.collectives import Array
 
 VALUE_MAX = 64 << 20  # bytes of a value as JSON
 SIZE_SIZE = 8  # bytes of the size of a value
 BROADCAST_MAX = 64 << 20  # bytes of a state in one operation: within its time limit
 
 
-class Collectives(Protocol):
+class Collectives(ReducingGroup, Protocol):
     """What training needs of a group of ranks; ``RankGroup`` is one."""
-
-    @property
-    def place(self) -> Place: ...
 
     @property
     def generation(self) -> int: ...
 
     def set_step(self, step: int) -> None: ...
 
-    def all_reduce(
-        self,
-        array: Array,
-        op: ReduceOp = "sum",
-        result: Array | None = None,
-        *,
-        compression: Compression | None = None,
-    ) -> Array: ...
-
     def all_gather(self, array: Array) -> Array: ...
-
-    def broadcast(self, array: Array, root: int = 0) -> Array: ...
 
 
 def gather_values(group: Collectives, value: Any) -> Sequence[Any]:

@@ -1,15 +1,21 @@
-"""How the ranks of a run meet: at its coordinator, as the environment says.
+"""How ranks meet: at the coordinator of their run, or at PyTorch's store.
 
-``shoal train`` sets the variables, those of torchrun and the run's own.
+``shoal train`` sets the variables, those of torchrun and the run's own.  A group of the
+coordinator goes on without lost ranks; one of PyTorch's store does not change.
 """
 
+import json
 import os
-import socket
+import secrets
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
+from shoal.protocols.seam.ranks import SegmentWire
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import (
@@ -17,16 +23,24 @@ from shoal.training.generations.sequence import (
     Greeting,
     RendezvousLink,
 )
-from shoal.training.group import TIMEOUT
-from shoal.training.launch.script_environment import Coordinator, own_host
-from shoal.training.rank_port import RankPort
-from shoal.training.relayed_sockets import RelayedSockets
-from shoal.transports.rank_socket import RankListener
+from shoal.training.group import TIMEOUT, RankGroup
+from shoal.training.launch.script import (
+    RUN,
+    RUN_FINGERPRINT,
+    RUN_OUTPUT,
+    RUN_TOKEN,
+    RUN_URL,
+    Coordinator,
+)
+from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
+from shoal.training.run_link import RelayedSockets, RunLink
+from shoal.transports.rank_socket import RankListener, address_towards
 from shoal.transports.tls import self_signed_tls
 
-RUN_URL = "SHOAL_RUN_URL"
-RUN_OUTPUT = "SHOAL_RUN_OUTPUT"
-"""Set if files are wanted, which scripts leave as rank 0 or as the writer."""
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+SECRET_SIZE = 32  # random bytes of a group that meets at PyTorch's store
 DEFAULT_MASTER = ("127.0.0.1", "29500")
 
 _groups: list[ElasticGroup] = []  # the one of this process, if it has one
@@ -60,8 +74,6 @@ def join_run(
     )
 
     def connect(greeting: Greeting) -> RendezvousLink:
-        from shoal.training.run_link import RunLink
-
         return RunLink(
             *_coordinator(environment),
             size=int(environment["WORLD_SIZE"]),
@@ -69,7 +81,7 @@ def join_run(
             greeting=greeting,
         )
 
-    run = environment["SHOAL_RUN"]
+    run = environment[RUN]
     group = ElasticGroup(
         *(connect, port, run, state, timeout),
         lambda hosts: reachable_hosts(hosts, host, environment),
@@ -115,40 +127,70 @@ def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
     plain, all others are encrypted.  Ranks that do not reach it dial it over the
     coordinator.
     """
-    wire = next(each.ranks for each in discover().values() if each.ranks)
     listens_on = host
     if is_loopback(host):
         listens_on = "::" if ":" in host else "0.0.0.0"
     tls = self_signed_tls("rank")
     listener = RankListener(listens_on, 0, tls, plain_loopback=True)
     relay = RelayedSockets(*_coordinator(environment))
-    return RankPort(wire(), listener, encrypts=None, local=True, relay=relay)
+    return RankPort(_wire(), listener, encrypts=None, local=True, relay=relay)
 
 
 def _coordinator(environment: Mapping[str, str]) -> tuple[str, str, str]:
     """Return the run's coordinator, its token, and the coordinator's fingerprint."""
-    fingerprint = environment.get("SHOAL_RUN_FINGERPRINT", "")
-    return environment[RUN_URL], environment["SHOAL_RUN_TOKEN"], fingerprint
+    fingerprint = environment.get(RUN_FINGERPRINT, "")
+    return environment[RUN_URL], environment[RUN_TOKEN], fingerprint
 
 
 def open_port(host: str, *, encrypts: bool) -> RankPort:
     """Return a port for other ranks at an address of this machine."""
     if RUN_URL in os.environ:
         return _open_run_port(host, os.environ)
-    wire = next(each.ranks for each in discover().values() if each.ranks)
     tls = self_signed_tls("rank") if encrypts else None
     listener = RankListener(host, 0, tls)
-    return RankPort(wire(), listener, encrypts=encrypts, local=True)
+    return RankPort(_wire(), listener, encrypts=encrypts, local=True)
 
 
 def own_address(environment: Mapping[str, str] = os.environ) -> str:
     """Return the address of this machine on the way to the coordinator, or rank 0."""
     host = environment.get("MASTER_ADDR", DEFAULT_MASTER[0])
     if is_loopback(host) and RUN_URL in environment:  # the store may be elsewhere
-        return own_host(Coordinator(environment[RUN_URL], ""))
+        coordinator = Coordinator(environment[RUN_URL], "")
+        return address_towards(coordinator.host, coordinator.port)
     port = environment.get("MASTER_PORT", DEFAULT_MASTER[1])
-    family, _, _, _, address = socket.getaddrinfo(host, int(port))[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        own: str = probe.getsockname()[0]
-        return own
+    return address_towards(host, int(port))
+
+
+def meet(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> RankGroup:
+    """Exchange addresses over PyTorch's store, and return this rank's group.
+
+    Rank 0 draws the group's name and secret: whoever can use the store is in the group.
+    Connections are encrypted unless the ranks meet on loopback; in a run of
+    ``shoal train``, all but those within a machine are.
+    """
+    seconds = timeout.total_seconds()
+    host = own_address()
+    if rank == 0:
+        drawn = {
+            "group": secrets.token_hex(8),
+            "secret": secrets.token_hex(SECRET_SIZE),
+            "encrypts": not ip_address(host).is_loopback,
+        }
+        store.set("shoal/group", json.dumps(drawn))
+    terms = json.loads(store.get("shoal/group"))
+    port = open_port(host, encrypts=terms["encrypts"])
+    membership = GroupMembership(terms["group"], 0, rank, size, terms["secret"])
+    links = port.open_group(membership, seconds)
+    store.set(f"shoal/{rank}", json.dumps([[host], port.port, port.id]))
+    keys = {other: f"shoal/{other}" for other in range(size)}
+    store.wait(list(keys.values()), timeout)
+    addresses = {}
+    for other, key in keys.items():
+        hosts, *rest = json.loads(store.get(key))
+        addresses[other] = RankAddress(reachable_hosts(hosts, host), *rest)
+    links.set_addresses(addresses)
+    return RankGroup(links, seconds, on_close=port.close)
+
+
+def _wire() -> SegmentWire:
+    return next(each.ranks() for each in discover().values() if each.ranks)

@@ -24,7 +24,7 @@ import numpy as np
 from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError
 from shoal.protocols.seam.ranks import ArrayWire, RankIdentity, RankRefused
 from shoal.training.collectives import Array, Place, ring_order
-from shoal.training.rank_connections import RankAcceptor, connect_to
+from shoal.training.links import RankAcceptor, connect_to
 from shoal.training.rank_port import GroupEnded
 from shoal.transports.rank_socket import (
     Disconnected,

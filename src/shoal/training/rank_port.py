@@ -20,9 +20,14 @@ from typing import NamedTuple
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.protocols.seam.ranks import RankIdentity, RankRefused, SegmentWire
-from shoal.training.links import IncomingLink, OutgoingLink
-from shoal.training.rank_connections import RankAcceptor, Way, connect_to
-from shoal.training.relayed_sockets import RelayedSockets
+from shoal.training.links import (
+    IncomingLink,
+    OutgoingLink,
+    RankAcceptor,
+    Way,
+    connect_to,
+)
+from shoal.training.run_link import RelayedSockets
 from shoal.transports.rank_socket import (
     HAS_LOCAL_SOCKETS,
     AcceptedSocket,

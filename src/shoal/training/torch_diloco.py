@@ -11,8 +11,8 @@ from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression, ReducingGroup
 from shoal.training.collectives import Array, Place, ReduceOp
 from shoal.training.diloco import OUTER_MOMENTUM, OUTER_RATE, OuterOptimizer
-from shoal.training.pytorch.process_group import ShoalProcessGroup
-from shoal.training.pytorch.tensors import TORCH_OPS
+from shoal.training.torch_process_group import ShoalProcessGroup
+from shoal.training.torch_tensors import TORCH_OPS
 
 
 def reducing_group(group: ReducingGroup | dist.ProcessGroup | None) -> ReducingGroup:

@@ -14,7 +14,7 @@ from shoal.training.compression.error_feedback import (
     ErrorFeedback,
     FeedbackCompression,
 )
-from shoal.training.pytorch.process_group import ShoalProcessGroup
+from shoal.training.torch_process_group import ShoalProcessGroup
 
 
 class CompressionState:

@@ -28,6 +28,18 @@ HAS_LOCAL_SOCKETS = sys.platform == "linux"  # only there they have names withou
 LOCAL = "local socket"  # the address of connections by it
 
 
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this machine on the way to another one.
+
+    Raises OSError if there is none.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own: str = probe.getsockname()[0]
+        return own
+
+
 class Disconnected(Unavailable):
     """The other end closed the connection, or it broke."""
 

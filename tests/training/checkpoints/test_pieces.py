@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.training.checkpoints.pieces import SizedTensor, TensorPart, plan_pieces
+from shoal.training.checkpoints.folder import SizedTensor, TensorPart, plan_pieces
 
 SIZES = st.lists(
     st.builds(

@@ -17,8 +17,7 @@ import numpy as np
 from shoal.training import collectives
 from shoal.training.collectives import Operation, Place, ReceiveSegment, reduction
 from shoal.training.generations.member import GenerationMember
-from shoal.training.generations.messages import EndReport, Formation, RankState
-from shoal.training.generations.settlement import settle
+from shoal.training.generations.messages import EndReport, Formation, RankState, settle
 from shoal.training.rendezvous import Rendezvous
 
 NUMBERS = 6

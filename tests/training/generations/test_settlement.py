@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.training.generations.messages import Formation, FormedRank
-from shoal.training.generations.settlement import RankMissing, Settlement, settle
+from shoal.training.generations.messages import (
+    Formation,
+    FormedRank,
+    RankMissing,
+    Settlement,
+    settle,
+)
 
 
 def formation(operations: Sequence[int], newest: int | None = None) -> Formation:

@@ -11,18 +11,20 @@ import pytest
 from gateway.serving import WAIT_MAX, Pool, serving
 from gateway.test_runs import RUN, TOKEN, beside, link, next_of, open_run
 from shoal.domain.errors import ConfigError
-from shoal.training.launch import member_reports, script_files
+from shoal.training.launch import member_reports
+from shoal.training.launch import script as script_files
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
+    ScriptFailed,
+    headline,
     run_member,
 )
-from shoal.training.launch.rank_process import ScriptFailed, headline
-from shoal.training.launch.script_environment import (
+from shoal.training.launch.script import (
     COORDINATOR_FINGERPRINT,
     COORDINATOR_URL,
+    pack_script,
 )
-from shoal.training.launch.script_files import pack_script
 from shoal.training.run_events import Message
 from shoal.training.run_link import EVENTS, RunLink
 

@@ -4,17 +4,17 @@ import socket
 
 import pytest
 
-from shoal.training.launch.script_environment import (
+from shoal.training.launch.script import (
     Coordinator,
     Placement,
     free_port,
-    own_host,
     reachable_host,
     run_variables,
     torchrun_variables,
     worker_variables,
 )
-from shoal.training.run_token import run_id_of
+from shoal.training.run_events import run_id_of
+from shoal.transports.rank_socket import address_towards
 
 COORDINATOR = Coordinator("http://192.0.2.1:4010", "")
 
@@ -78,8 +78,9 @@ def test_machine_of_the_coordinator_is_reached_where_that_is(
 
 
 def test_own_address_is_that_on_the_way_to_the_coordinator() -> None:
-    assert own_host(Coordinator("http://127.0.0.1:4010", "")) == "127.0.0.1"
-    assert own_host(Coordinator("https://localhost", "")) in ("127.0.0.1", "::1")
+    assert address_towards("127.0.0.1", 4010) == "127.0.0.1"
+    local = Coordinator("https://localhost", "")
+    assert address_towards(local.host, local.port) in ("127.0.0.1", "::1")
 
 
 def test_chosen_port_is_free_and_given_to_nobody_who_asks_for_any() -> None:

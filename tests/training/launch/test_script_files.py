@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.errors import ConfigError, InvalidRequest
-from shoal.training.launch import script_files
-from shoal.training.launch.script_files import (
+from shoal.training.launch import script as script_files
+from shoal.training.launch.script import (
     collect_output,
     pack_script,
     unpack_script,

@@ -11,7 +11,7 @@ import pytest
 
 from harness.slow_imports import checkpoint_folder, nn, torch
 from shoal.training.elastic_group import ElasticGroup
-from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.plan import TrainingReport
 from training.elastic_runs import LIMIT, each_rank, hosting, open_group
 from training.loop.test_train import model_of, parameters_of, run, squares
 

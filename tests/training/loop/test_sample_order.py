@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.loop.sample_order import SampleOrder
-from shoal.training.loop.shares import divide
+from shoal.training.loop.samples import SampleOrder, divide
 
 
 @given(

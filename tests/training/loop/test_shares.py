@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.loop.shares import RankMeasurement, Shares, check_sizes, divide
+from shoal.training.loop.samples import RankMeasurement, Shares, check_sizes, divide
 
 SPEEDS = st.lists(
     st.floats(0, 1e6, allow_nan=False, allow_subnormal=False), min_size=1, max_size=9

@@ -16,7 +16,7 @@ from harness.slow_imports import checkpoint_folder, nn, torch
 from shoal.domain.errors import InvalidRequest
 from shoal.training.group import RankGroup
 from shoal.training.launch.script_lines import hash_in, values_in
-from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.plan import TrainingReport
 from shoal.training.rank_port import GroupEnded
 from training.checkpoints.test_folder import file_size_max
 from training.test_group import groups, together

@@ -16,7 +16,7 @@ import torch
 import shoal
 from shoal.protocols import discover
 from shoal.training.checkpoints.state_tree import memory_of
-from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.plan import TrainingReport
 
 RANKS = 3
 

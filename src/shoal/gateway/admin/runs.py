@@ -13,7 +13,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
-from shoal.training.run_token import ID_SIZE, member_key
+from shoal.training.run_events import ID_SIZE, member_key
 
 LINES_MAX = 2000  # of a run's course: the newest
 

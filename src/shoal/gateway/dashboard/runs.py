@@ -9,7 +9,7 @@ from shoal.gateway.hosted_runs import RUNNING, RUNS, HostedRun
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
-from shoal.training.run_progress import RANKS_KEPT, RankProgress
+from shoal.training.run_events import RANKS_KEPT, RankProgress
 
 api = Operations()
 

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder ``step-N`` of files in the format of safetensors, none larger
 than a frame, and ``manifest.json``, which has everything else and the size and SHA-256
-of each file.  It is written under a hidden name, synced, and renamed.
+of each file.  It is written under a hidden name, synced, and renamed.  The tensors of
+a state are cut into *pieces*, which say which numbers are in which file.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,14 +26,11 @@ from torch import Tensor
 
 from shoal.config.private_files import sync_folder
 from shoal.domain.errors import ShoalError
-from shoal.training.checkpoints.pieces import (
-    PIECE_MAX,
-    Piece,
-    SizedTensor,
-    TensorPart,
-    plan_pieces,
-)
 from shoal.training.checkpoints.state_tree import flatten, memory_of, restore
+
+PIECE_MAX = 256 << 20  # bytes of a file: that of a frame, so that one can be sent
+HEADER_MAX = 1 << 20  # of these, for names and shapes
+PARTS_MAX = 4096  # of one piece, so that the header fits
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -64,6 +62,31 @@ class TrainingCheckpoint:
     state: dict[str, Any]
     ranks: Sequence[Any]
     digest: str
+
+
+class SizedTensor(NamedTuple):
+    """A tensor of ``length`` numbers of ``unit`` bytes each."""
+
+    section: str
+    name: str
+    length: int
+    unit: int
+
+
+class TensorPart(NamedTuple):
+    """Numbers ``begin`` to ``end`` of a tensor, in C order."""
+
+    section: str
+    name: str
+    begin: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """A file and what it holds; all parts are of one section."""
+
+    file: str
+    parts: Sequence[TensorPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +260,42 @@ class CheckpointFolder:
 
     def _at(self, step: int) -> Path:
         return self.path / f"step-{step:08}"
+
+
+def plan_pieces(
+    tensors: Iterable[SizedTensor], piece_max: int = PIECE_MAX
+) -> list[Piece]:
+    """Return the pieces of a state, each of at most ``piece_max`` bytes as a file.
+
+    A tensor is cut only if it is larger than a piece.  The same tensors make the same
+    pieces, so that ranks need not agree on more.
+    """
+    room = piece_max - min(HEADER_MAX, piece_max // 2)
+    pieces: list[Piece] = []
+    parts: list[TensorPart] = []
+    numbers: dict[str, int] = {}
+    free = 0
+
+    def close() -> None:
+        if parts:
+            section = parts[0].section
+            numbers[section] = number = numbers.get(section, 0) + 1
+            pieces.append(Piece(f"{section}-{number:05}.safetensors", tuple(parts)))
+            parts.clear()
+
+    for section, name, length, unit in tensors:
+        most = room // unit
+        for begin in range(0, max(length, 1), most):
+            end = min(length, begin + most)
+            size = (end - begin) * unit
+            other = bool(parts) and parts[0].section != section
+            if other or size > free or len(parts) == PARTS_MAX:
+                close()
+                free = room
+            parts.append(TensorPart(section, name, begin, end))
+            free -= size
+    close()
+    return pieces
 
 
 def write_pieces(

@@ -16,14 +16,15 @@ from typing import Any
 from shoal.training.checkpoints.folder import (
     INCOMING,
     MARK,
+    PIECE_MAX,
     CheckpointFolder,
+    Piece,
     PlannedState,
     State,
     TrainingCheckpoint,
     write_pieces,
 )
-from shoal.training.checkpoints.pieces import PIECE_MAX, Piece
-from shoal.training.generations.settlement import RankMissing
+from shoal.training.generations.messages import RankMissing
 from shoal.training.group_values import (
     Collectives,
     broadcast_state,

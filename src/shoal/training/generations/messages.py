@@ -31,14 +31,17 @@ to a rank                      meaning
 ``waiting``: count             so many new ranks wait to be admitted
 ``out``: reason                it takes no part any more; final
 =============================  =====================================================
+
+What a new generation does first, so that no rank misses a result, follows from its
+formation (``settle``).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from shoal.domain.errors import PeerError
+from shoal.domain.errors import PeerError, Unavailable
 from shoal.domain.work import JSON
 
 RunMessage: TypeAlias = Mapping[str, JSON]
@@ -66,50 +69,33 @@ class FormedRank:
     hosts: Sequence[str]
     port: int
     port_id: str
-    operation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """What a rank says of itself."""
-
-    gang_rank: int
-    hosts: Sequence[str]
-    port: int
-    port_id: str
     operation: int = NO_OPERATION
     step: int = 0
-    admits: bool = False
-    saves: bool = True
 
     def message(self) -> dict[str, JSON]:
         """Return the fields of a message."""
-        return {**_fields_of(self), "hosts": list(self.hosts)}
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**own, "hosts": list(self.hosts)}
+
+
+@dataclass(frozen=True, slots=True)
+class RankState(FormedRank):
+    """What a rank says of itself."""
+
+    admits: bool = False
+    saves: bool = True
 
     def formed(self) -> FormedRank:
         """Return what other ranks of a generation are told."""
-        return FormedRank(
-            self.gang_rank,
-            self.hosts,
-            self.port,
-            self.port_id,
-            self.operation,
-            self.step,
-        )
+        return FormedRank(*(getattr(self, each.name) for each in fields(FormedRank)))
 
     @classmethod
     def of(cls, message: RunMessage) -> "RankState":
         """Return the state in a message.  Raises PeerError."""
         return cls(
-            number(message, "gang_rank", 0),
-            texts(message, "hosts"),
-            number(message, "port", 1),
-            text(message, "port_id"),
-            number(message, "operation", NO_OPERATION),
-            number(message, "step", 0),
-            message.get("admits") is True,
-            message.get("saves") is not False,
+            *_rank_in(message),
+            admits=message.get("admits") is True,
+            saves=message.get("saves") is not False,
         )
 
 
@@ -163,9 +149,7 @@ class Formation:
             "formation": self.generation,
             "rank": self.rank,
             "secret": self.secret,
-            "ranks": [
-                {**_fields_of(each), "hosts": list(each.hosts)} for each in self.ranks
-            ],
+            "ranks": [each.message() for each in self.ranks],
             "newest": self.newest,
             "story": list(self.story),
             "admitted": self.admitted,
@@ -181,16 +165,7 @@ class Formation:
         for each in ranks:
             if not isinstance(each, dict):
                 raise PeerError("formation: expected objects for its ranks")
-            formed.append(
-                FormedRank(
-                    number(each, "gang_rank", 0),
-                    texts(each, "hosts"),
-                    number(each, "port", 1),
-                    text(each, "port_id"),
-                    number(each, "operation", NO_OPERATION),
-                    number(each, "step", 0),
-                )
-            )
+            formed.append(FormedRank(*_rank_in(each)))
         rank = number(message, "rank", 0)
         if rank >= len(formed):
             raise PeerError(f"formation: rank {rank} of {len(formed)}")
@@ -205,8 +180,16 @@ class Formation:
         )
 
 
-def _fields_of(value: "RankState | FormedRank") -> dict[str, JSON]:
-    return {name: getattr(value, name) for name in value.__slots__}
+def _rank_in(message: RunMessage) -> tuple[int, Sequence[str], int, str, int, int]:
+    """Return the fields of a ``FormedRank`` in a message.  Raises PeerError."""
+    return (
+        number(message, "gang_rank", 0),
+        texts(message, "hosts"),
+        number(message, "port", 1),
+        text(message, "port_id"),
+        number(message, "operation", NO_OPERATION),
+        number(message, "step", 0),
+    )
 
 
 def cause_of(message: RunMessage) -> EndCause:
@@ -241,3 +224,40 @@ def texts(message: RunMessage, name: str) -> Sequence[str]:
     if not all(isinstance(each, str) for each in value):
         raise PeerError(f"{name}: expected texts")
     return tuple(str(each)[:TEXT_MAX] for each in value)
+
+
+class RankMissing(Unavailable):
+    """The operation needs a rank that is lost."""
+
+
+class Settlement(NamedTuple):
+    """Whether this rank misses a result, and the rank that sends it to all, if any."""
+
+    misses: bool = False
+    root: int | None = None
+
+
+def settle(
+    formation: Formation, mine: int, *, shared: bool, arrived: bool
+) -> Settlement:
+    """Return what follows from the operations that ranks have completed.
+
+    ``mine`` is the last one of this rank.  ``shared`` says whether the newest one gives
+    all ranks the same: this rank has completed it, or it is under way here.
+    ``arrived``: it is under way, and has its result; all others have theirs too, as
+    one of them has passed the barrier.
+
+    Raises RankMissing if no rank that is left has the result.
+    """
+    newest = formation.newest
+    operations = [each.operation for each in formation.ranks]
+    if formation.admitted or min(operations) == newest:
+        return Settlement()
+    misses = mine < newest
+    if shared:
+        if newest not in operations:
+            raise RankMissing(f"the ranks with the result of operation {newest} left")
+        return Settlement(misses, operations.index(newest))
+    if misses and not arrived:
+        raise RankMissing(f"nothing of operation {newest} has arrived here")
+    return Settlement(misses)

@@ -30,8 +30,8 @@ from shoal.training.generations.messages import (
     Formation,
     RankState,
     RunMessage,
+    settle,
 )
-from shoal.training.generations.settlement import settle
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import (
     GroupEnded,

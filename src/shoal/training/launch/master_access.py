@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from shoal.training.relayed_sockets import RelayedSockets
-from shoal.training.run_token import run_id_of
+from shoal.training.run_events import run_id_of
+from shoal.training.run_link import RelayedSockets
 from shoal.transports.rank_socket import Disconnected
 
 PROBE_TIMEOUT = 3.0  # seconds for the machine of rank 0 to say which run it is of

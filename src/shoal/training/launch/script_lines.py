@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+from shoal.training.launch.script import RUN
 from shoal.training.run_events import LINE_MAX, VALUES_MAX
 
 REPORT = "\x1eshoal-report "
@@ -33,7 +34,7 @@ def report(**values: float) -> None:
 
         shoal.report(step=step, loss=loss.item(), samples_per_s=speed)
     """
-    if "SHOAL_RUN" in os.environ:
+    if RUN in os.environ:
         numbers = {name: float(value) for name, value in values.items()}
         sys.stdout.write(f"{REPORT}{json.dumps(numbers)}\n")
         sys.stdout.flush()
@@ -41,7 +42,7 @@ def report(**values: float) -> None:
 
 def report_hash(step: int, digest: bytes) -> None:
     """Report the SHA-256 of this rank's parameters after a step, as ``report`` does."""
-    if "SHOAL_RUN" in os.environ:
+    if RUN in os.environ:
         sys.stdout.write(f"{HASH}{step} {digest.hex()}\n")
         sys.stdout.flush()
 

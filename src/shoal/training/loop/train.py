@@ -22,6 +22,7 @@ from shoal.training.compression.error_feedback import FeedbackCompression
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.group import RankGroup
 from shoal.training.group_values import Collectives
+from shoal.training.launch.script import RUN_URL
 from shoal.training.launch.script_lines import report as report_values
 from shoal.training.launch.script_lines import report_hash
 from shoal.training.loop.gradient_buckets import GradientBuckets
@@ -30,11 +31,11 @@ from shoal.training.loop.plan import (
     Samples,
     Trained,
     TrainingPlan,
+    TrainingReport,
     TrainingResult,
 )
-from shoal.training.loop.reports import TrainingReport
 from shoal.training.loop.training_loop import TrainingLoop
-from shoal.training.meeting import RUN_URL, join_run, open_port
+from shoal.training.meeting import join_run, open_port
 from shoal.training.rank_port import GroupMembership
 
 READ_INTERVAL = 10.0  # seconds between readings of the sensors
@@ -62,7 +63,7 @@ def group_of_environment(
         return
     from torch import distributed as dist
 
-    from shoal.training.pytorch.meeting_store import meet
+    from shoal.training.meeting import meet
 
     with ExitStack() as stack:
         store, rank, size = next(dist.rendezvous("env://"))

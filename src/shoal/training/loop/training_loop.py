@@ -20,13 +20,13 @@ from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
-from shoal.training.checkpoints.random_state import (
+from shoal.training.checkpoints.state_tree import (
     draw_anew,
+    memory_of,
     random_state,
     set_random_state,
 )
-from shoal.training.checkpoints.state_tree import memory_of
-from shoal.training.generations.settlement import RankMissing
+from shoal.training.generations.messages import RankMissing
 from shoal.training.group_values import (
     Collectives,
     broadcast_state,
@@ -34,10 +34,19 @@ from shoal.training.group_values import (
     name_odd_ranks,
 )
 from shoal.training.loop.gradient_buckets import GradientBuckets
-from shoal.training.loop.plan import Samples, Trained, TrainingPlan, TrainingResult
-from shoal.training.loop.reports import TrainingReport
-from shoal.training.loop.sample_order import SampleOrder
-from shoal.training.loop.shares import RankMeasurement, Shares, check_sizes
+from shoal.training.loop.plan import (
+    Samples,
+    Trained,
+    TrainingPlan,
+    TrainingReport,
+    TrainingResult,
+)
+from shoal.training.loop.samples import (
+    RankMeasurement,
+    SampleOrder,
+    Shares,
+    check_sizes,
+)
 from shoal.training.rank_port import GroupEnded
 
 log = logging.getLogger("shoal.training")

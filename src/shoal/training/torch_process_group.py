@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,13 @@ from shoal.domain.errors import InvalidRequest
 from shoal.training import collectives
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Array, Kind, ReduceOp
-from shoal.training.point_to_point.matcher import ArrayTransfer
-from shoal.training.pytorch.runners import OperationRunner
-from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
-from shoal.training.pytorch.work import CallbackThreads, CollectiveWork
+from shoal.training.point_to_point import ArrayTransfer
 from shoal.training.rank_port import GroupEnded
+from shoal.training.torch_tensors import Memories, Memory, op_of, tensor_reduction
+from shoal.training.torch_work import CallbackThreads, CollectiveWork
+
+if TYPE_CHECKING:
+    from shoal.training.torch_backend import OperationRunner
 
 NAME = "shoal"
 DATA_PARALLEL = "torch.nn.parallel.distributed"
@@ -41,7 +43,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     """
 
     def __init__(
-        self, runner: OperationRunner, rank: int, size: int, limit: float
+        self, runner: "OperationRunner", rank: int, size: int, limit: float
     ) -> None:
         super().__init__(rank, size)
         self._runner = runner
@@ -93,7 +95,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return self._submit(
             "all_reduce",
             [],
-            lambda: self._runner.arrays.all_reduce(
+            lambda: self._runner.group.all_reduce(
                 array, op, target, compression=compression
             ),
         )
@@ -251,7 +253,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return self._transfer(self._runner.receive, tensors, None, tag)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit("barrier", [], self._runner.barrier)
+        return self._submit("barrier", [], self._runner.group.barrier)
 
     # The names of PyTorch before 2.13.
     _allgather_base = all_gather_single
@@ -275,7 +277,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             self._queue.put(None)
             self._thread.join()
             if sys.exc_info()[0] is None:
-                self._runner.close()
+                self._runner.group.close()
             else:
                 self._runner.abort()
             self._callbacks.close()

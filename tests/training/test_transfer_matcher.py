@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
-from shoal.training.point_to_point import matcher
-from shoal.training.point_to_point.matcher import (
+from shoal.training import point_to_point
+from shoal.training.point_to_point import (
     ArrayTransfer,
     Envelope,
     Note,
@@ -73,7 +73,7 @@ class Ranks:
 @pytest.fixture(autouse=True, scope="module")
 def small_buffer() -> object:
     patch = pytest.MonkeyPatch()
-    patch.setattr(matcher, "BUFFER_MAX", 10)
+    patch.setattr(point_to_point, "BUFFER_MAX", 10)
     yield
     patch.undo()
 

@@ -1,1 +1,0 @@
-"""Arrays from one rank to another, by tag, beside the collectives."""

@@ -1,1 +1,0 @@
-"""The backend ``shoal`` of ``torch.distributed``, in parts."""
