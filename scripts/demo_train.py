@@ -17,9 +17,9 @@ from pathlib import Path
 
 from shoal import launch
 from shoal.cli.child_programs import Program, run_program
-from shoal.cli.coordinator_api import CoordinatorApi
 from shoal.cli.local.demo import DemoError, say, step
 from shoal.cli.use.train.run_display import event_lines
+from shoal.client.coordinator import CoordinatorApi
 from shoal.training.run_events import Message
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_language_model.py"
@@ -59,7 +59,6 @@ def main() -> int:
         out = args.output
         shutil.rmtree(out / MODEL, ignore_errors=True)  # of an earlier demonstration
         api = CoordinatorApi(url, key, data)
-        stack.callback(api.close)
         train(api, workers, out, args.steps, args.kill_at)
         model = out / MODEL / f"{MODEL}.gguf"
         shoal("models", "add", MODEL, str(out), "--bytes", "--to", str(out))

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from shoal.cli.coordinator_api import CoordinatorApi
 from shoal.cli.main import main
+from shoal.client.coordinator import CoordinatorApi
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,6 @@ import pytest
 
 from cli.coordinators import Sites
 from gateway.serving import KEY, serving
-from shoal.cli.coordinator_api import CoordinatorApi
 from shoal.cli.local.doctor.findings import Check, Examined, Severity
 from shoal.cli.local.doctor.machine_checks import (
     check_clock,
@@ -22,6 +21,7 @@ from shoal.cli.local.doctor.machine_checks import (
     check_port,
 )
 from shoal.cli.main import main
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.config.secret_files import KEY_FILE
 

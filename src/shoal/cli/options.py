@@ -1,9 +1,12 @@
-"""Parts of the commands: options of settings, durations, and what many share.
+"""Parts of the commands: options of settings, of a coordinator, and what many share.
 
 Each setting is declared once, in a configuration, and its option derived from that.
 """
 
+import functools
 import re
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -13,6 +16,7 @@ import click
 
 from shoal.config import USER_DATA, data_folder
 from shoal.config.loader import USER_FILE, flag, variable
+from shoal.config.runtime_file import DEFAULT_ADDRESS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +48,71 @@ yes_option = click.option(
     is_flag=True,
     help="No confirmation; without a terminal there is none in any case.",
 )
+
+
+def pass_api(function: F) -> F:
+    """Add the options of a coordinator; the command's first argument is its API."""
+
+    @functools.wraps(function)
+    def call(
+        *args: Any,
+        url: str | None,
+        api_key: str | None,
+        data_dir: Path,
+        cacert: Path | None,
+        **kwargs: Any,
+    ) -> Any:
+        from shoal.client.coordinator import CoordinatorApi  # others start without
+
+        api = CoordinatorApi(url, api_key, data_dir, cacert)
+        _interrupt_at_end()
+        return function(api, *args, **kwargs)
+
+    for option in (
+        click.option(
+            "--cacert",
+            type=click.Path(path_type=Path),
+            envvar="SHOAL_CACERT",
+            show_envvar=True,
+            metavar="FILE",
+            help="PEM file with trusted authorities.  Default: the system's; for the "
+            "coordinator on this machine, its own certificate.",
+        ),
+        data_dir_option,
+        click.option(
+            "--api-key",
+            envvar="SHOAL_API_KEY",
+            show_envvar=True,
+            metavar="KEY",
+            help="API key.  Default: that of the coordinator on this machine.",
+        ),
+        click.option(
+            "--url",
+            envvar="SHOAL_URL",
+            show_envvar=True,
+            metavar="URL",
+            help="URL of the coordinator.  Default: that of the one on this machine, "
+            f"from --data-dir, else {DEFAULT_ADDRESS}.",
+        ),
+    ):
+        call = option(call)
+    return call  # type: ignore[return-value]
+
+
+def _interrupt_at_end() -> None:
+    """Have a closed terminal and SIGTERM interrupt the command, as Ctrl-C does.
+
+    What it asked for is cancelled then.  ``nohup`` ignores a closed terminal.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
 
 
 class Duration(click.ParamType[int]):

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from aiohttp import ClientSession
 
 from shoal.client.call_channel import CallChannel
-from shoal.client.coordinator import CoordinatorAddress, open_session
+from shoal.client.connection import JsonRequest, open_session
+from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.encoding import ReadResult
-from shoal.client.json_request import JsonRequest
 from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 from aiohttp import ClientSession
 
+from shoal.client.connection import JsonRequest
 from shoal.client.coordinator import CoordinatorAddress
-from shoal.client.json_request import JsonRequest
 from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import ShoalError
 

@@ -7,46 +7,20 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
-import msgspec
-from aiohttp import ClientError, ClientResponse, ClientSession
+from aiohttp import ClientError, ClientSession
 
+from shoal.client.connection import raise_for_status
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.errors import ConnectionLost
-from shoal.domain.errors import (
-    Forbidden,
-    InvalidRequest,
-    PeerError,
-    ShoalError,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
+from shoal.domain.errors import PeerError, ShoalError, Unavailable
 from shoal.tasks.limits import BLOB_MAX
 from shoal.transports.http_client import describe_http_error, read_body
 
 PIECE_SIZE = 1 << 20  # bytes of a write
 TRIES_MAX = 5  # attempts of a transfer
 RETRY_DELAY = 0.5  # seconds until the second attempt; doubled for each further one
-REASON_MAX = 1 << 12  # bytes of an error that are read
 
 T = TypeVar("T")
-SERVER_ERRORS = 500  # the first HTTP status of server errors
-_TEMPORARY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
-_ERRORS: dict[int, type[ShoalError]] = {
-    HTTPStatus.UNAUTHORIZED: Unauthorized,
-    HTTPStatus.FORBIDDEN: Forbidden,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: TooLarge,
-}
-
-
-class _Message(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    """An error in OpenAI's form, or as a text, as the API of jobs sends it."""
-
-    error: _Message | str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,19 +88,6 @@ class BlobClient:
         return f"{self._address.url}/v1/blobs/{digest}"
 
 
-async def raise_for_status(response: ClientResponse) -> None:
-    """Raise the ShoalError of an HTTP status other than success."""
-    if response.status < HTTPStatus.MULTIPLE_CHOICES:
-        return
-    message = _message(await response.content.read(REASON_MAX))
-    text = message or f"HTTP {response.status} for a large value"
-    if response.status in _ERRORS:
-        raise _ERRORS[response.status](text)
-    if response.status in _TEMPORARY or response.status >= SERVER_ERRORS:
-        raise Unavailable(text)
-    raise InvalidRequest(text)
-
-
 async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
     """Retry an attempt that fails without a connection."""
     delay = RETRY_DELAY
@@ -144,14 +105,6 @@ async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ShoalError) else describe_http_error(error)
-
-
-def _message(body: bytes) -> str:
-    try:
-        error = msgspec.json.decode(body, type=_Refusal).error
-        return error if isinstance(error, str) else error.message
-    except ValueError:
-        return ""
 
 
 async def _stream(blob: Blob) -> AsyncIterator[memoryview]:

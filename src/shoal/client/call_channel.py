@@ -17,7 +17,8 @@ from shoal.client import messages
 from shoal.client.availability import CALLS_EXAMINED_MAX, StalledCallMonitor
 from shoal.client.blobs import Blob, BlobClient
 from shoal.client.call_errors import FailedCall, call_error
-from shoal.client.coordinator import CallDialer, CoordinatorAddress
+from shoal.client.connection import CallDialer
+from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.errors import ConnectionLost
 from shoal.client.options import report_progress
 from shoal.client.pending_calls import ClientCall

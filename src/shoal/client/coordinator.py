@@ -1,26 +1,34 @@
-"""A client's coordinator: its address, API key, and connections."""
+"""A coordinator's HTTP API: its address and key, its refusals, and requests that block.
 
-import asyncio
+Commands start often, and importing ``aiohttp`` costs more than all the rest of a start:
+they ask over the standard library, a connection for each request.  ``connection`` asks
+from event loops, by the same address and with the same errors.
+"""
+
+import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import cached_property
 from http import HTTPStatus
-from itertools import chain, repeat
-from pathlib import Path
-
-from aiohttp import (
-    ClientConnectorCertificateError,
-    ClientError,
-    ClientSession,
-    ClientTimeout,
-    ClientWebSocketResponse,
-    TCPConnector,
-    WSServerHandshakeError,
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPMessage,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
 )
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from shoal.client import messages
+from shoal import __version__
 from shoal.client.errors import ConnectionLost
 from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
@@ -29,18 +37,45 @@ from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import (
     ConfigError,
     Forbidden,
+    InvalidRequest,
+    JobError,
+    NotFound,
+    PeerError,
     ShoalError,
+    TooLarge,
     Unauthorized,
     Unavailable,
 )
+from shoal.engines.streams.sse import EventReader
 from shoal.tasks.call_access import call_access
-from shoal.transports.http_client import describe_http_error
 from shoal.transports.tls import (
+    WrongServerKey,
     check_url,
     context_of_folder,
+    context_of_system,
     context_pinning,
     context_trusting,
 )
+
+CONNECT_TIMEOUT = 10.0  # seconds to connect
+READ_TIMEOUT = 600.0  # seconds without a byte of an answer that a program waits for
+READ_SIZE = 1 << 16  # bytes of a stream that are read at once
+EVENT_MAX = 16 << 20  # bytes
+SERVER_ERRORS = 500  # the first HTTP status of server errors
+OTHER_CERTIFICATE = (
+    "it is not the coordinator of %s, whose key is sent to no other; give the "
+    "--api-key of this one"
+)
+OTHER_COORDINATOR_HINT = " To use another coordinator, give --url or SHOAL_URL."
+TLS_HINT = "; if it serves TLS, its URL begins with https://"
+
+_TEMPORARY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
+_REFUSALS: Mapping[int, type[ShoalError]] = {
+    HTTPStatus.UNAUTHORIZED: Unauthorized,
+    HTTPStatus.FORBIDDEN: Forbidden,
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: TooLarge,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +98,14 @@ def find_coordinator(
     *,
     data_dir: str | Path | None = None,
     cacert: str | Path | None = None,
+    in_shell: bool = False,
 ) -> CoordinatorAddress:
     """Return the coordinator to call.
 
     Defaults come from the running call of a task, then from SHOAL_URL, SHOAL_API_KEY
     and SHOAL_CACERT, and then from the data folder of the coordinator of this machine.
 
-    Raises ConfigError naming what is missing or invalid.
+    Raises ConfigError naming what is missing or invalid; ``in_shell`` as an option.
     """
     if not (url or api_key or data_dir) and (access := call_access()) is not None:
         url, api_key = access
@@ -77,9 +113,13 @@ def find_coordinator(
     chosen_url = url or os.environ.get("SHOAL_URL")
     chosen_key = api_key or os.environ.get("SHOAL_API_KEY")
     authorities = cacert or os.environ.get("SHOAL_CACERT")
-    key, fingerprint = without_fingerprint(chosen_key or _stored_key(folder))
+    key, fingerprint = without_fingerprint(chosen_key or _stored_key(folder, in_shell))
     scheme = "http" if fingerprint is None else "https"
-    base = _base_url(chosen_url or local_url(folder), scheme)
+    given = chosen_url or local_url(folder)
+    base = _base_url(given, scheme)
+    if base is None:
+        named = f"--url {given}" if in_shell else f"url {given!r}"
+        raise ConfigError(f"{named}: expected http://HOST:PORT, or https://")
     check_url(base, fingerprint)
     tls = None
     if fingerprint is not None:
@@ -89,22 +129,27 @@ def find_coordinator(
     return CoordinatorAddress(base, key, tls, bool(chosen_url))
 
 
-def _base_url(url: str, scheme: str) -> str:
+def _base_url(url: str, scheme: str) -> str | None:
+    """Return the URL of a coordinator's API, without ``/v1``; None if it is invalid."""
     base = url if "://" in url else f"{scheme}://{url}"
     # Accept the base URL for OpenAI clients as well.
     base = base.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise ConfigError(f"url {url!r}: expected http://HOST:PORT, or https://")
-    return base
+    try:
+        parts = urlsplit(base)
+        usable = parts.scheme in ("http", "https") and parts.hostname
+        return base if usable and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
-def _stored_key(folder: Path) -> str:
+def _stored_key(folder: Path, in_shell: bool) -> str:
     try:
         return (folder / KEY_FILE).read_text().strip()
     except OSError as error:
+        option = "--api-key" if in_shell else "api_key=…"
         raise ConfigError(
             "no API key: `shoal serve` creates one for its own machine; elsewhere give "
-            f"api_key=… or SHOAL_API_KEY ({folder / KEY_FILE}: {error.strerror})"
+            f"{option} or SHOAL_API_KEY ({folder / KEY_FILE}: {error.strerror})"
         ) from error
 
 
@@ -117,100 +162,275 @@ def _tls_context(
     return None if api_key else context_of_folder(folder)
 
 
-HEARTBEAT = 20.0  # seconds between pings; a missing pong ends the connection
-CONNECT_TIMEOUT = 10.0  # seconds to connect
-READ_TIMEOUT = 60.0  # seconds without a byte of an HTTP response
-TLS_CLOSE_DELAY = 0.25  # seconds for TLS to close
-RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
-# Seconds between attempts; the last one repeats.
-RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
-TEMPORARY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+def refusal(status: int, body: bytes, url: str) -> ShoalError:
+    """Return the error of an answer with an HTTP status other than success.
 
-
-@asynccontextmanager
-async def open_session(address: CoordinatorAddress) -> AsyncIterator[ClientSession]:
-    """Open an HTTP session with the API key and the TLS settings."""
+    ``body`` is read in OpenAI's form, and in that of the API of jobs.
+    """
     try:
-        async with ClientSession(
-            connector=TCPConnector(ssl=True if address.tls is None else address.tls),
-            headers={"Authorization": f"Bearer {address.api_key}"},
-            timeout=ClientTimeout(
-                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=READ_TIMEOUT
-            ),
-        ) as session:
-            yield session
-    finally:
-        if address.url.startswith("https:"):
-            # aiohttp does not wait for TLS to close; closing the loop earlier raises
-            # ResourceWarning ("Graceful Shutdown" in its documentation).
-            await asyncio.sleep(TLS_CLOSE_DELAY)
+        reason = json.loads(body)["error"]
+        text = reason if isinstance(reason, str) else str(reason["message"])
+    except (ValueError, LookupError, TypeError):
+        text = f"HTTP {status} from {url}"
+    if status in _TEMPORARY or status >= SERVER_ERRORS:
+        return Unavailable(text)
+    return _REFUSALS.get(status, InvalidRequest)(text)
 
 
-def unreachable_error(address: CoordinatorAddress, error: Exception) -> ConnectionLost:
-    """Return the error for an unreachable coordinator, with advice."""
-    reason = f"cannot reach {address.url}: {describe_http_error(error)}"
-    if not isinstance(error, ClientConnectorCertificateError):
-        reason += "; is `shoal serve` running there?"
-    if not address.explicit:
-        reason += " To use another coordinator, give url=… (--url) or SHOAL_URL."
-    return ConnectionLost(reason)
+class CoordinatorApi:
+    """A coordinator's HTTP API for commands, which block until it answers.
 
+    Empty options stand for the coordinator of this machine: its URL, its key and its
+    certificate are in its ``data_dir``.
+    """
 
-class CallDialer:
-    """Opens the WebSocket of calls, with retries."""
+    def __init__(
+        self,
+        url: str | None,
+        api_key: str | None,
+        data_dir: Path,
+        cacert: Path | None = None,
+    ) -> None:
+        self.url = url
+        self.api_key = api_key
+        self.data_dir = data_dir
+        self.cacert = cacert
 
-    def __init__(self, session: ClientSession, address: CoordinatorAddress) -> None:
-        self._session = session
-        self._address = address
-        self._connected_before = False
+    @property
+    def base_url(self) -> str:
+        """The URL of the coordinator, as people know it."""
+        return self.url or local_url(self.data_dir)
 
-    async def dial(self, is_needed: Callable[[], bool]) -> ClientWebSocketResponse:
-        """Return a connection.
+    @property
+    def http_url(self) -> str:
+        """The base URL of its API, with a scheme and without ``/v1``.
 
-        Once connected before, retries while ``is_needed``: the coordinator may restart.
-
-        Raises ShoalError saying why there is no connection.
+        Raises ConfigError.
         """
-        deadline = asyncio.get_running_loop().time() + RECONNECT_TIMEOUT
-        for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
-            try:
-                socket = await self._connect()
-            except Unavailable:
-                expired = asyncio.get_running_loop().time() > deadline
-                if expired or not self._connected_before or not is_needed():
-                    raise
-            else:
-                self._connected_before = True
-                return socket
-            await asyncio.sleep(delay)
-        raise AssertionError("the delays repeat for ever")
+        return self._address.url
 
-    async def _connect(self) -> ClientWebSocketResponse:
+    def request(
+        self,
+        path: str,
+        body: object = None,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return the JSON answer to a request; with a body it is a POST.
+
+        Raises the error of a refusal; ConnectionLost if the coordinator does not
+        answer, and PeerError if what answers is none.
+        """
+        _, answer = self._read(path, body, method, headers)
         try:
-            return await self._session.ws_connect(
-                self._address.url + messages.PATH,
-                heartbeat=HEARTBEAT,
-                max_msg_size=messages.MESSAGE_MAX,
-            )
-        except WSServerHandshakeError as error:
-            raise self._refusal(error.status) from None
-        except (ClientError, OSError) as error:
-            # Not from the error: its long traceback hides the reason.
-            raise unreachable_error(self._address, error) from None
+            return json.loads(answer)
+        except ValueError as error:
+            raise PeerError(
+                f"{self.base_url} is not a Shoal coordinator: {error}"
+            ) from error
 
-    def _refusal(self, status: int) -> ShoalError:
-        url = self._address.url
-        if status == HTTPStatus.UNAUTHORIZED:
-            return Unauthorized(
-                f"{url} rejects the API key: give api_key=… or SHOAL_API_KEY; "
-                "`shoal keys create` creates one"
-            )
-        if status == HTTPStatus.FORBIDDEN:
-            return Forbidden(
-                f"the API key has no permission to call functions at {url}"
-            )
-        if status in TEMPORARY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return ConnectionLost(f"{url} accepts no calls now: HTTP {status}")
-        return ConfigError(
-            f"{url}{messages.PATH}: HTTP {status}: not a coordinator that accepts calls"
+    def request_all(self, path: str) -> Any:
+        """Return the JSON answer of a list with the entries of all its pages.
+
+        Raises as ``request`` does.
+        """
+        answer = self.request(path)
+        while answer["next"] is not None:
+            page = self.request(f"{path}?{urlencode({'after': answer['next']})}")
+            answer = {**page, "data": answer["data"] + page["data"]}
+        return answer
+
+    def fetch(self, path: str) -> bytes:
+        """Return the bytes of the answer to a request; raises as ``request`` does."""
+        return self._read(path)[1]
+
+    def server_time(self) -> float | None:
+        """Return the coordinator's Unix time, in whole seconds; None: it tells none.
+
+        Raises as ``request`` does.
+        """
+        headers, _ = self._read("/healthz")
+        try:
+            return parsedate_to_datetime(headers.get("Date", "")).timestamp()
+        except ValueError:
+            return None
+
+    @contextmanager
+    def stream_events(
+        self, path: str, body: object, headers: Mapping[str, str] | None = None
+    ) -> Iterator["EventStream"]:
+        """Open the server-sent events of a request; leaving the block ends it.
+
+        Raises as ``request`` does, also in the block.
+        """
+        with self._answer(path, body, "POST", headers) as answer:
+            yield EventStream(answer, self._fail)
+
+    def _read(
+        self,
+        path: str,
+        body: object = None,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[HTTPMessage, bytes]:
+        """Return the headers and the body of an answer."""
+        with self._answer(path, body, method, headers) as answer:
+            try:
+                return answer.headers, answer.read()
+            except (OSError, HTTPException) as error:
+                self._fail(error)
+
+    @contextmanager
+    def _answer(
+        self,
+        path: str,
+        body: object,
+        method: str | None,
+        headers: Mapping[str, str] | None,
+    ) -> Iterator[HTTPResponse]:
+        """Send a request, and yield the answer, which is no refusal, without its body.
+
+        A coordinator that restarts is not waited for.
+        """
+        address = self._address
+        sent = {
+            "Authorization": f"Bearer {address.api_key}",
+            "User-Agent": f"Shoal/{__version__}",
+            **(headers or {}),
+        }
+        data = None
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        method = method or ("GET" if body is None else "POST")
+        url = address.url + path
+        connection, target = _connection(url, address.tls, sent)
+        try:
+            try:
+                connection.connect()
+            except (OSError, HTTPException) as error:
+                raise self._unreachable(error) from error
+            try:
+                connection.sock.settimeout(READ_TIMEOUT)
+                connection.request(method, target, data, sent)
+                answer = connection.getresponse()
+                if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+                    raise refusal(answer.status, answer.read(), url)
+            except (OSError, HTTPException) as error:
+                self._fail(error)
+            yield answer
+        finally:
+            connection.close()
+
+    @cached_property
+    def _address(self) -> CoordinatorAddress:
+        return find_coordinator(
+            self.url,
+            self.api_key,
+            data_dir=self.data_dir,
+            cacert=self.cacert,
+            in_shell=True,
         )
+
+    def _unreachable(self, error: Exception) -> ShoalError:
+        """Return why there is no connection, and what to do."""
+        url = self.base_url
+        if isinstance(error, WrongServerKey):
+            why = error if self.api_key else OTHER_CERTIFICATE % self.data_dir
+            return Unavailable(f"the certificate of {url} is not trusted: {why}")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return Unavailable(
+                f"the certificate of {url} is not trusted: {error.verify_message}; "
+                "give an API key with a fingerprint, as `shoal serve` prints it, or "
+                "its authority with --cacert FILE, and in --url a host name that it is "
+                "valid for"
+            )
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {CONNECT_TIMEOUT:g} s"
+        return ConnectionLost(
+            f"cannot reach {url}: {reason}; is `shoal serve` running there?"
+            + ("" if self.url else OTHER_COORDINATOR_HINT)
+        )
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Raise ConnectionLost: the connection ended before the answer."""
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, IncompleteRead):
+            reason = "the answer is incomplete"
+        hint = TLS_HINT if self.http_url.startswith("http:") else ""
+        raise ConnectionLost(
+            f"{self.base_url} ended the connection: {reason}{hint}"
+        ) from error
+
+
+class EventStream:
+    """The JSON of each server-sent event of an answer, up to ``[DONE]``.
+
+    Iterating raises JobError for an error event, and ConnectionLost if the end is
+    missing.  ``fail`` raises the error of a connection that breaks.
+    """
+
+    def __init__(
+        self, answer: HTTPResponse, fail: Callable[[Exception], NoReturn]
+    ) -> None:
+        self.headers = answer.headers
+        self._answer = answer
+        self._fail = fail
+
+    def __iter__(self) -> Iterator[Any]:
+        reader = EventReader(EVENT_MAX)
+        while data := self._more():
+            for event in reader.feed(data):
+                if event == b"[DONE]":
+                    return
+                content: Any = json.loads(event)
+                if "error" in content:
+                    raise JobError(content["error"]["message"])
+                yield content
+        raise ConnectionLost("the answer is incomplete: the connection ended")
+
+    def _more(self) -> bytes:
+        """Return what has arrived, after waiting for some; empty at the end."""
+        try:
+            return self._answer.read1(READ_SIZE)
+        except (OSError, HTTPException) as error:
+            self._fail(error)
+
+
+def _connection(
+    url: str, tls: ssl.SSLContext | None, headers: dict[str, str]
+) -> tuple[HTTPConnection, str]:
+    """Return a connection that is not open yet, and the target of the request.
+
+    A proxy is that of the variables that other programs read, such as ``https_proxy``;
+    what it is told is added to the ``headers``.
+    """
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(host):
+        return _to(host, port, secure, tls), target
+    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    told = {}
+    if via.username is not None:
+        name = f"{unquote(via.username)}:{unquote(via.password or '')}"
+        told["Proxy-Authorization"] = f"Basic {b64encode(name.encode()).decode()}"
+    connection = _to(via.hostname or "", via.port or 80, secure, tls)
+    if secure:
+        connection.set_tunnel(host, port, told)
+        return connection, target
+    headers |= told
+    return connection, url
+
+
+def _to(
+    host: str, port: int, secure: bool, tls: ssl.SSLContext | None
+) -> HTTPConnection:
+    if not secure:
+        return HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
+    context = tls or context_of_system()
+    return HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=context)

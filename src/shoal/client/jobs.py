@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from shoal.client.json_request import AsyncSendRequest, JsonRequest, SendRequest
+from shoal.client.connection import AsyncSendRequest, JsonRequest, SendRequest
 
 JobType: TypeAlias = Literal["LLM_INFER", "TASK"]
 JobPolicy: TypeAlias = Literal["FAST", "CHEAP", "AUTO"]

@@ -20,10 +20,10 @@ from aiohttp import ClientSession
 from shoal.client.availability import TaskList, fetch_tasks
 from shoal.client.blobs import Blob
 from shoal.client.call_channel import CallChannel
-from shoal.client.coordinator import CoordinatorAddress, open_session
+from shoal.client.connection import JsonRequest, ResultRequest, open_session
+from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost
-from shoal.client.json_request import JsonRequest, ResultRequest
 from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,

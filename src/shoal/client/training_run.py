@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from shoal.client.connection import JsonRequest, ResultRequest
 from shoal.client.coordinator import CoordinatorAddress, find_coordinator
 from shoal.client.encoding import encode_arguments, remote_function
-from shoal.client.json_request import JsonRequest, ResultRequest
 from shoal.client.options import Options
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls

@@ -49,7 +49,14 @@ def server_locations(
 
 
 async def find_servers(locations: Sequence[ServerLocation]) -> list[str]:
-    """Return the base URLs of the servers that have models, in the order of places.
+    """Return the base URLs of the servers that have models, in the order of places."""
+    return [*await served_models(locations)]
+
+
+async def served_models(
+    locations: Sequence[ServerLocation],
+) -> dict[str, tuple[str, ...]]:
+    """Return the models of the servers that have some, by the servers' base URLs.
 
     Queries only this machine, all ports at once.  A server must list models as OpenAI
     does, which excludes other web servers; coordinators are excluded as well.
@@ -60,8 +67,8 @@ async def find_servers(locations: Sequence[ServerLocation]) -> list[str]:
             f"http://{LOOPBACK}:{location.port}{location.path}"
             for location in locations
         ]
-        found = await asyncio.gather(*(_has_models(session, url) for url in urls))
-    return [url for url, has_models in zip(urls, found, strict=True) if has_models]
+        found = await asyncio.gather(*(_models(session, url) for url in urls))
+    return {url: models for url, models in zip(urls, found, strict=True) if models}
 
 
 def ollama_port(host: str) -> int:
@@ -79,13 +86,15 @@ def ollama_port(host: str) -> int:
     return port
 
 
-async def _has_models(session: aiohttp.ClientSession, url: str) -> bool:
+async def _models(session: aiohttp.ClientSession, url: str) -> tuple[str, ...]:
     try:
         async with session.get(f"{url}/models", allow_redirects=False) as response:
             if response.status != 200:
-                return False
+                return ()
             body = await read_prefix(response, LIST_MAX)
         models = msgspec.json.decode(body, type=ServerModelList).data or ()
     except (aiohttp.ClientError, TimeoutError, *DECODE_ERRORS):
-        return False
-    return any(model.owned_by != SHOAL for model in models)
+        return ()
+    if all(model.owned_by == SHOAL for model in models):
+        return ()
+    return tuple(model.id for model in models)

@@ -7,8 +7,10 @@ certificate is renewed.  Tokens and API keys carry it (``domain/credentials.py``
 
 import datetime
 import hashlib
+import os
 import re
 import ssl
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,6 +194,18 @@ def context_pinning(fingerprint: bytes) -> ssl.SSLContext:
     context.sslsocket_class = _PinningSocket
     context.sslobject_class = _PinningObject
     return context
+
+
+def context_of_system() -> ssl.SSLContext:
+    """Return a client's side that trusts the authorities that the system trusts."""
+    named = {"SSL_CERT_FILE", "SSL_CERT_DIR"} & os.environ.keys()
+    if sys.platform in ("darwin", "win32") and not named:
+        # Python knows the files of OpenSSL alone on macOS, and on Windows only the
+        # authorities that some program has used before.
+        import truststore
+
+        return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return ssl.create_default_context()
 
 
 def context_of_any() -> ssl.SSLContext:

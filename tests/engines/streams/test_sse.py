@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded
-from shoal.engines.streams import sse
 from shoal.engines.streams.sse import ErrorEvent, EventReader
 
 
@@ -92,12 +91,10 @@ def test_events_survive_any_split(
 @pytest.mark.parametrize(
     "read", [b"data: " + b"x" * 65536 + b"\n", b"data:\n" * 65536, b"x" * 65536]
 )
-def test_oversized_event_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, read: bytes
-) -> None:
-    monkeypatch.setattr(sse, "EVENT_MAX", 100_000)
-    reader = EventReader()
-    reads = sse.EVENT_MAX // 65536 + 2
+def test_oversized_event_is_rejected(read: bytes) -> None:
+    event_max = 100_000
+    reader = EventReader(event_max)
+    reads = event_max // 65536 + 2
 
     with pytest.raises(LimitExceeded):
         deque((reader.feed(read) for _ in range(reads)), maxlen=0)

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import format_day, format_peer, print_table, printable
+from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"

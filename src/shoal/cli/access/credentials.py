@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option, yes_option
+from shoal.cli.options import json_option, pass_api, yes_option
 from shoal.cli.terminal import format_day, print_table
+from shoal.client.coordinator import CoordinatorApi
 
 Credential: TypeAlias = dict[str, Any]
 """A key or a token, as the admin API describes it."""

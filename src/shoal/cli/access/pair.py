@@ -7,9 +7,10 @@ from urllib.parse import quote, urlencode
 import click
 
 from shoal.cli.access.credentials import confirm_revocation
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
-from shoal.cli.options import json_option, yes_option
+from shoal.cli.options import json_option, pass_api, yes_option
 from shoal.cli.terminal import print_table, printable
+from shoal.client.coordinator import CoordinatorApi
+from shoal.domain.errors import ClientError, InvalidRequest
 
 PATH = "/v1/trust"
 HEAD = ("WORKER", "PAIRED")
@@ -58,8 +59,8 @@ def claim(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> Non
     body = {"pairing_code": code.upper(), "provider_pubkey": public_key}
     try:
         claimed = api.request(f"{PATH}/claim", body)
-    except ApiError as error:
-        raise ApiError(REFUSALS.get(str(error), str(error))) from error
+    except ClientError as error:
+        raise InvalidRequest(REFUSALS.get(str(error), str(error))) from error
     if as_json:
         click.echo(json.dumps(claimed))
     else:

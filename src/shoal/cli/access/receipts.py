@@ -9,9 +9,9 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import data_dir_option, json_option
+from shoal.cli.options import data_dir_option, json_option, pass_api
 from shoal.cli.terminal import format_day, print_table
+from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
 from shoal.domain.money import dollars
 

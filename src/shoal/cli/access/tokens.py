@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from shoal.cli.access.credentials import format_expiry, listing, revocation
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import DURATION, json_option
+from shoal.cli.options import DURATION, json_option, pass_api
+from shoal.client.coordinator import CoordinatorApi
 
 PATH = "/admin/tokens"
 HEAD = ("NAME", "ID", "EXPIRES", "USES", "CONNECTED", "MODELS")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import click
 import psutil
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import printable
+from shoal.client.coordinator import CoordinatorApi
 
 PATH = "/dashboard/links"
 FRAGMENT = "#signin="

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import click
 import segno
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import printable
+from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.addresses import is_own_host
 
 PATH = "/admin/join"

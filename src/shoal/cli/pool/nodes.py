@@ -9,10 +9,11 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
-from shoal.cli.options import DURATION, json_option
+from shoal.cli.options import DURATION, json_option, pass_api
 from shoal.cli.pool.machines import Machine, machines
 from shoal.cli.terminal import format_day, format_peer, print_table, printable
+from shoal.client.coordinator import CoordinatorApi
+from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.pool.roster import suggest_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,7 +168,7 @@ def _give_orders(
 ) -> Sequence[Order]:
     """Order something of a node: for each of its names, if it is that of a machine.
 
-    Raises ApiError.
+    Raises ShoalError.
     """
     query = "" if within is None else f"?{urlencode({'within': within})}"
     names = [name] if ":" in name else _names_of(api, action, name)
@@ -179,7 +180,7 @@ def _give_orders(
 def _names_of(api: CoordinatorApi, action: str, name: str) -> Sequence[str]:
     """Return the names, with their wires, of a machine that an action is about.
 
-    Raises ApiError if there is none, or several.
+    Raises NotFound if there is none, InvalidRequest if there are several.
     """
     known = machines(api.request("/admin/status"))
     found = [each for each in known if each.is_called(name)]
@@ -188,11 +189,11 @@ def _names_of(api: CoordinatorApi, action: str, name: str) -> Sequence[str]:
         return [order for each in found for order in each.orders]
     if len(found) > 1:
         names = ", ".join(sorted(name for each in found for name in each.names))
-        raise ApiError(f"several nodes are called {name}: give one of {names}")
+        raise InvalidRequest(f"several nodes are called {name}: give one of {names}")
     if not found:
         names_known = {each for machine in known for each in machine.ids}
         suggestion = suggest_names(name, names_known, "`shoal nodes ls` lists all")
-        raise ApiError(f"no node is called {name}; {suggestion or NO_NODES}")
+        raise NotFound(f"no node is called {name}; {suggestion or NO_NODES}")
     if action == "resume" and found[0].orders:
         return found[0].orders
     return found[0].names
@@ -201,13 +202,13 @@ def _names_of(api: CoordinatorApi, action: str, name: str) -> Sequence[str]:
 def _drained(api: CoordinatorApi, order: Order) -> Order:
     """Wait until the jobs of a node have ended; return the order as it is then.
 
-    Raises ApiError if another operator ends the drain.
+    Raises Unavailable if another operator ends the drain.
     """
     while order["running"]:
         time.sleep(POLL_INTERVAL)
         order = api.request(_path(order["name"]))
         if order["state"] not in ENDING_STATES:
-            raise ApiError(
+            raise Unavailable(
                 f"{order['name']} is {order['state']} now: its drain was ended before "
                 "its jobs"
             )

@@ -5,10 +5,11 @@ import time
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, Unreachable, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.pool.status_view import status_lines
 from shoal.cli.terminal import console, printable
+from shoal.client.coordinator import CoordinatorApi
+from shoal.client.errors import ConnectionLost
 
 PATH = "/admin/status"
 WATCH_INTERVAL = 2.0  # seconds
@@ -55,7 +56,7 @@ def _watch(api: CoordinatorApi) -> None:
             try:
                 status = api.request(PATH)
                 lines = [*status_lines(status, api.base_url, time.time())]
-            except Unreachable as error:
+            except ConnectionLost as error:
                 lines = [printable(str(error)), "", "trying again …"]
             live.update(Text.from_ansi("\n".join(lines)), refresh=True)
             time.sleep(WATCH_INTERVAL)

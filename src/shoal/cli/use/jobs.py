@@ -10,12 +10,12 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import format_day, print_table, printable
 from shoal.cli.use.quote import price_options
 from shoal.cli.use.quote import quote as price_quote
-from shoal.domain.errors import ConfigError
+from shoal.client.coordinator import CoordinatorApi
+from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
 from shoal.domain.job import Privacy
 from shoal.pool.explanation import last_line
 from shoal.pool.trust import NO_TRUSTED_WORKER
@@ -262,15 +262,15 @@ def _login_name() -> str:
 
 
 def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
-    """Submit a job; raises ApiError, with advice if the user has no paired worker."""
+    """Submit a job.  Raises InvalidRequest, with advice if no worker is paired."""
     try:
         return api.request(f"/v1/jobs/commit/{policy.lower()}", body)
-    except ApiError as error:
+    except InvalidRequest as error:
         if not str(error).startswith(NO_TRUSTED_WORKER):
             raise
         user = shlex.quote(body["user_id"])
         advice = f"`shoal pair create {user}` makes a code that pairs one"
-        raise ApiError(f"{error}; {advice}") from error
+        raise InvalidRequest(f"{error}; {advice}") from error
 
 
 def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
@@ -280,14 +280,14 @@ def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
         while (job := api.request(path))["status"] in OPEN_STATUSES:
             pass
     except KeyboardInterrupt:
-        with suppress(ApiError):  # it has just ended
+        with suppress(ShoalError):  # it has just ended
             api.request(f"/v1/jobs/{quote(id_, safe='')}", method="DELETE")
         raise
     failed = job["status"] != "completed"
     if as_json:
         click.echo(json.dumps(job))
     elif failed:
-        raise ApiError(f"job {job['id']} failed: {job['detail']}")
+        raise JobError(f"job {job['id']} failed: {job['detail']}")
     else:
         click.echo(printable(_format_result(job["result"])))
     return int(failed)

@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
+from shoal.client.coordinator import CoordinatorApi
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +56,7 @@ def command(api: CoordinatorApi, job_type: str, policy: str, as_json: bool) -> N
 def quote(api: CoordinatorApi, job_type: str, policy: str) -> Any:
     """Return the coordinator's quote for a type of job.
 
-    Raises ApiError.
+    Raises ShoalError.
     """
     query = urlencode({"job_type": job_type, "policy": policy})
     return api.request(f"/v1/quote?{query}")

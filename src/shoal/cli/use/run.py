@@ -12,20 +12,17 @@ import click
 from rich.status import Status
 
 from shoal.cli.child_programs import run_program
-from shoal.cli.coordinator_api import (
-    ApiError,
-    CoordinatorApi,
-    UnknownKey,
-    Unreachable,
-    pass_api,
-)
+from shoal.cli.options import pass_api
 from shoal.cli.terminal import console, printable
 from shoal.cli.use.chat import chat
 from shoal.cli.use.chat.answer import chat_models
 from shoal.cli.use.chat.conversation import Conversation
 from shoal.cli.worker.model_files import resolve_model
+from shoal.client.coordinator import CoordinatorApi
+from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
+from shoal.domain.errors import NotFound, Unauthorized
 from shoal.engines.gguf_files import DEMO_MODEL, has_demo_model
 
 MODELS = "/v1/models"
@@ -69,13 +66,13 @@ def command(
 def _is_running(api: CoordinatorApi) -> bool:
     """Return whether the coordinator answers.
 
-    Raises ApiError if it refuses, or does not answer at the URL that was given.
+    Raises ShoalError if it refuses, or does not answer at the URL that was given.
     """
     if not (api.url or (api.data_dir.expanduser() / KEY_FILE).exists()):
         return False
     try:
         api.request(MODELS)
-    except (Unreachable, UnknownKey):
+    except (ConnectionLost, Unauthorized):
         # Where that of this data folder was, another one may have begun since.
         if api.url:
             raise
@@ -91,9 +88,7 @@ def _start_coordinator(
     with _status("starting a coordinator …"):
         program = stack.enter_context(run_program("serve", arguments, logs))
     report = program.report
-    started = CoordinatorApi(report["url"], report["api_key"], api.data_dir)
-    stack.callback(started.close)
-    return started
+    return CoordinatorApi(report["url"], report["api_key"], api.data_dir)
 
 
 def _start_worker(
@@ -101,13 +96,13 @@ def _start_worker(
 ) -> str:
     """Start a worker with a model until the end of ``stack``; return its name.
 
-    Raises ApiError if the coordinator is not of this machine.
+    Raises NotFound if the coordinator is not of this machine.
     """
     before = chat_models(api)
     host = urlsplit(api.base_url).hostname or ""
     if not is_own_host(host):
         known = ", ".join(before) or "none"
-        raise ApiError(
+        raise NotFound(
             f"the pool at {api.base_url} has no model {model!r}; its models: {known}; "
             "`shoal join` on a machine that has it adds it"
         )
@@ -137,7 +132,7 @@ def _new_model(api: CoordinatorApi, name: str, before: Mapping[str, int]) -> str
         if new := [each for each in models if each not in before]:
             return new[0]
         time.sleep(LOOK_EVERY)
-    raise ApiError(f"{name} does not chat; `shoal status` shows what it can do")
+    raise NotFound(f"{name} does not chat; `shoal status` shows what it can do")
 
 
 def _progress(event: Mapping[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import print_table, printable
+from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import remote_traceback
 from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError

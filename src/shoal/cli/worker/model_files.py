@@ -2,19 +2,15 @@
 
 import asyncio
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import click
-import httpx2
 
 from shoal.cli.use.models.pull import choose, describe, largest_model, pull, short_name
 from shoal.domain.errors import ConfigError
 from shoal.engines import gguf_files, local_servers
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
 from shoal.models.names import HubFile, choose_model, gguf_models
-
-LIST_TIMEOUT = 2.0  # seconds for a server to list its models
 
 
 def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
@@ -38,13 +34,8 @@ def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
 
 def served_models() -> set[str]:
     """Return the names of the models that servers on this machine have."""
-    found = local_servers.find_servers(local_servers.server_locations())
-    names: set[str] = set()
-    for url in asyncio.run(found):
-        with suppress(httpx2.TransportError, ValueError, KeyError, TypeError):
-            listed = httpx2.get(f"{url}/models", timeout=LIST_TIMEOUT).json()
-            names |= {str(each["id"]) for each in listed["data"]}
-    return names
+    found = asyncio.run(local_servers.served_models(local_servers.server_locations()))
+    return {name for names in found.values() for name in names}
 
 
 def find_pulled(name: HubName, folder: Path) -> Path | None:

@@ -29,7 +29,8 @@ class EventReader:
     The fast path handles reads of complete one-line events, which most are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, event_max: int = EVENT_MAX) -> None:
+        self._event_max = event_max
         self._unfinished = bytearray()
         self._data: list[bytes] = []
         self._buffered = 0  # bytes of the incomplete event
@@ -41,7 +42,7 @@ class EventReader:
         at_boundary = not (
             self._buffered or self._unfinished or self._at_start or self._is_error
         )
-        if at_boundary and (plain := _plain_events(data)) is not None:
+        if at_boundary and (plain := _plain_events(data, self._event_max)) is not None:
             return plain
         if self._is_within_line(data):
             self._unfinished += data
@@ -52,8 +53,8 @@ class EventReader:
         events = [
             event for line in lines if (event := self._parse_line(line)) is not None
         ]
-        if (buffered := self._buffered + len(self._unfinished)) > EVENT_MAX:
-            raise LimitExceeded("event", buffered, EVENT_MAX)
+        if (buffered := self._buffered + len(self._unfinished)) > self._event_max:
+            raise LimitExceeded("event", buffered, self._event_max)
         return events
 
     def flush(self) -> list[bytes]:
@@ -92,8 +93,8 @@ class EventReader:
             value = value.removeprefix(b" ")
             self._data.append(value)
             self._buffered += len(value) + 1  # empty lines are joined as well
-            if self._buffered > EVENT_MAX:
-                raise LimitExceeded("event", self._buffered, EVENT_MAX)
+            if self._buffered > self._event_max:
+                raise LimitExceeded("event", self._buffered, self._event_max)
         elif name == b"event":
             self._is_error = value.strip() == b"error"
         elif name == b"error":
@@ -103,9 +104,9 @@ class EventReader:
         return None
 
 
-def _plain_events(data: bytes) -> list[bytes] | None:
+def _plain_events(data: bytes, size_max: int) -> list[bytes] | None:
     """Return the data of complete one-line events; None if any is different."""
-    if not data.endswith(b"\n\n") or b"\r" in data or len(data) > EVENT_MAX:
+    if not data.endswith(b"\n\n") or b"\r" in data or len(data) > size_max:
         return None
     blocks = data[:-2].split(b"\n\n")
     for block in blocks:

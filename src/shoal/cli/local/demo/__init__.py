@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.child_programs import Program, run_program
-from shoal.cli.coordinator_api import CoordinatorApi
 from shoal.cli.terminal import console, printable
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.money import dollars
@@ -105,7 +105,6 @@ def command(question: str, model: str) -> None:
             name: stack.enter_context(_worker(name, join, folder)) for name in WORKERS
         }
         api = CoordinatorApi(url, key, folder)
-        stack.callback(api.close)
         client = stack.enter_context(
             openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         )
@@ -203,7 +202,7 @@ def _signing_wire() -> str:
 def _run_job_with_receipt(api: CoordinatorApi, text: str) -> None:
     """Summarize a text, and verify the receipt with the public key alone.
 
-    Raises ReceiptNotProved, ApiError.
+    Raises ReceiptNotProved, ShoalError.
     """
     task = {"task_type": "summarize", "input": text}
     submission = {"job_type": "TASK", "payload": task, "user_id": "demo"}

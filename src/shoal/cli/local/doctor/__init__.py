@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
 from shoal.cli.local.doctor.coordinator_checks import COORDINATOR_CHECKS, find_health
 from shoal.cli.local.doctor.findings import Examined, Finding, Severity, warning
 from shoal.cli.local.doctor.machine_checks import MACHINE_CHECKS
-from shoal.cli.options import config_file_option, json_option
+from shoal.cli.options import config_file_option, json_option, pass_api
 from shoal.cli.terminal import console, printable
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.config.loader import load
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal import __version__
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi
 from shoal.cli.local.doctor.findings import (
     Check,
     Examined,
@@ -14,6 +13,7 @@ from shoal.cli.local.doctor.findings import (
     ok,
     warning,
 )
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.errors import ShoalError
 
@@ -70,7 +70,7 @@ def check_pool(examined: Examined) -> Iterator[Finding]:
     """Check the API key, and what the pool says about itself and its nodes."""
     try:
         status = examined.api.request("/admin/status")
-    except ApiError as error:
+    except ShoalError as error:
         yield failed(
             "API key",
             str(error),

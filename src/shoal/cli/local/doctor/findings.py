@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shoal.cli.coordinator_api import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.processes.programs import RunProgram, program_output
 

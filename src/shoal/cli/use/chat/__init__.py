@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import printable
 from shoal.cli.use.chat.answer import ChatStream, first_chat_model
 from shoal.cli.use.chat.conversation import Conversation, run_command
 from shoal.cli.use.chat.display import AnswerDisplay
+from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi, EventStream, Unreachable
+from shoal.client.coordinator import CoordinatorApi, EventStream
+from shoal.client.errors import ConnectionLost
+from shoal.domain.errors import NotFound, ShoalError
 
 PATH = "/v1/chat/completions"
 JOBS = "/v1/jobs"
@@ -86,14 +88,14 @@ class ChatStream:
     def parts(self) -> Generator[AnswerPart, None, None]:
         """Yield the answer; closing the iterator cancels the job.
 
-        Raises ApiError; Unreachable if the coordinator was never reached, or is away
-        for a minute.
+        Raises ShoalError; ConnectionLost if the coordinator was never reached, or is
+        away for a minute.
         """
         try:
             yield from self._reconnecting()
         except (GeneratorExit, KeyboardInterrupt):
             # It may have ended meanwhile, and its coordinator, too.
-            with suppress(ApiError):
+            with suppress(ShoalError):
                 self._api.request(JOBS, method="DELETE", headers=self._headers)
             raise
 
@@ -106,7 +108,7 @@ class ChatStream:
                     yield from self._read(events)
                     self.answer.ended = self._now()
                     return
-            except Unreachable as error:
+            except ConnectionLost as error:
                 if not self._connected:
                     raise
                 if lost_at is None:
@@ -181,11 +183,11 @@ def _texts(delta: Mapping[str, Any]) -> Iterator[tuple[ShownKind, str]]:
 def first_chat_model(api: CoordinatorApi) -> str:
     """Return the first model that chats, one with workers before others.
 
-    Raises ApiError if there is none.
+    Raises NotFound if there is none.
     """
     models = chat_models(api)
     if not models:
-        raise ApiError(
+        raise NotFound(
             "the pool has no model that chats: on any machine, run the `shoal join` "
             "command that `shoal serve` printed"
         )

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.coordinator_api import ApiError, CoordinatorApi
 from shoal.cli.use.chat.answer import chat_models
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config.private_files import write_private
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, NotFound
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def _model(conversation: Conversation, argument: str, api: CoordinatorApi) -> Re
         )
     if argument not in models:
         known = ", ".join(models) or "none"
-        raise ApiError(f"no model {argument!r} that chats; those of the pool: {known}")
+        raise NotFound(f"no model {argument!r} that chats; those of the pool: {known}")
     conversation.model = argument
     return f"talking to {argument}"
 

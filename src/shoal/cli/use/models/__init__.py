@@ -12,11 +12,11 @@ import click
 from rich.filesize import decimal
 
 from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
-from shoal.cli.options import json_option
+from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import console, format_peer, print_table, printable
 from shoal.cli.use.models import pull
 from shoal.cli.use.models.source import WEB, CopySource, download_from
+from shoal.client.coordinator import CoordinatorApi
 from shoal.config import data_folder
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.models.download import DownloadedModel, DownloadRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.options import pass_api
 from shoal.cli.use.train.run_display import (
     CANCELLED,
     DONE,
@@ -15,6 +15,7 @@ from shoal.cli.use.train.run_display import (
     RunDisplay,
     display,
 )
+from shoal.client.coordinator import CoordinatorApi
 from shoal.client.training_run import (
     BACKENDS,
     PROCESSES_MAX,

@@ -1,0 +1,181 @@
+"""The coordinator that commands query."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.client.coordinator import CoordinatorApi
+from shoal.client.errors import ConnectionLost
+from shoal.config.secret_files import CERTIFICATE_FILE
+from shoal.domain.credentials import with_fingerprint
+from shoal.domain.errors import (
+    ConfigError,
+    Forbidden,
+    JobError,
+    NotFound,
+    PeerError,
+    Unavailable,
+)
+
+FINGERPRINT = bytes(range(32))
+
+
+@pytest.mark.parametrize(("certificate", "scheme"), [(False, "http"), (True, "https")])
+def test_local_coordinator_is_queried_at_its_own_url(
+    tmp_path: Path, certificate: bool, scheme: str
+) -> None:
+    if certificate:
+        (tmp_path / CERTIFICATE_FILE).touch()
+
+    api = CoordinatorApi(None, "sk", tmp_path)
+
+    assert api.base_url == api.http_url == f"{scheme}://127.0.0.1:4010"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "url"),
+    [
+        ("http://pool:1", "sk", "http://pool:1"),
+        ("http://pool:1/v1/", "sk", "http://pool:1"),
+        ("pool:1/v1", "sk", "http://pool:1"),
+        ("pool:1", with_fingerprint("sk", FINGERPRINT), "https://pool:1"),
+    ],
+)
+def test_given_url_is_queried(tmp_path: Path, given: str, key: str, url: str) -> None:
+    api = CoordinatorApi(given, key, tmp_path)
+
+    assert (api.base_url, api.http_url) == (given, url)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "reason"),
+    [
+        ("ftp://pool", "sk", "--url ftp://pool: expected http://HOST:PORT"),
+        ("http://pool:1", with_fingerprint("sk", FINGERPRINT), "https://"),
+        ("http://pool:x", "sk", "--url http://pool:x: expected http://HOST:PORT"),
+        ("http://pool:1", None, "no API key: `shoal serve` creates one"),
+    ],
+)
+def test_unusable_address_or_key_is_an_error(
+    tmp_path: Path, given: str, key: str | None, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        CoordinatorApi(given, key, tmp_path).request("/healthz")
+
+
+Serve = Callable[[bytes], Awaitable[str]]
+"""Starts a server that answers each request with the same bytes; returns its URL."""
+
+
+@pytest.fixture
+def requests() -> list[bytes]:
+    """The heads of the requests that servers got."""
+    return []
+
+
+@pytest.fixture
+async def serve(requests: list[bytes]) -> AsyncIterator[Serve]:
+    servers: list[asyncio.Server] = []
+
+    async def start(answer: bytes) -> str:
+        async def handle(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            requests.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(answer)
+            writer.close()
+
+        servers.append(await asyncio.start_server(handle, "127.0.0.1", 0))
+        port = servers[-1].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+def answer_of(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        (answer_of(b"", "404 Not Found"), NotFound, "^HTTP 404 from http://.*/healthz"),
+        (answer_of(b'{"error": {"message": "no"}}', "403 No"), Forbidden, "^no$"),
+        (answer_of(b'{"error": "later"}', "503 No"), Unavailable, "^later$"),
+        (answer_of(b"hello"), PeerError, "is not a Shoal coordinator"),
+        (answer_of(b"[]")[:-1], ConnectionLost, "connection: the answer is incomplete"),
+        (b"", ConnectionLost, "ended the connection: .*URL begins with https://"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(
+    tmp_path: Path, serve: Serve, answer: bytes, error: type[Exception], reason: str
+) -> None:
+    api = CoordinatorApi(await serve(answer), "sk", tmp_path)
+
+    with pytest.raises(error, match=reason):
+        await asyncio.to_thread(api.request, "/healthz")
+
+
+def test_unreachable_coordinator_is_an_error(tmp_path: Path) -> None:
+    api = CoordinatorApi("http://127.0.0.1:1", "sk", tmp_path)
+
+    with pytest.raises(ConnectionLost, match="is `shoal serve` running there"):
+        api.request("/healthz")
+
+
+EVENTS = b'HTTP/1.1 200 OK\r\n\r\ndata: {"n": 1}\n\ndata: {"n": 2}\n\n'
+
+
+async def test_events_are_read_to_their_end(tmp_path: Path, serve: Serve) -> None:
+    api = CoordinatorApi(await serve(EVENTS + b"data: [DONE]\n\n"), "sk", tmp_path)
+
+    assert await asyncio.to_thread(numbers, api) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rest", "error", "reason"),
+    [
+        (b"", ConnectionLost, "the answer is incomplete"),
+        (b'data: {"error": {"message": "broken"}}\n\n', JobError, "^broken$"),
+    ],
+)
+async def test_events_without_their_end_are_an_error(
+    tmp_path: Path, serve: Serve, rest: bytes, error: type[Exception], reason: str
+) -> None:
+    api = CoordinatorApi(await serve(EVENTS + rest), "sk", tmp_path)
+
+    with pytest.raises(error, match=reason):
+        await asyncio.to_thread(numbers, api)
+
+
+def numbers(api: CoordinatorApi) -> list[int]:
+    with api.stream_events("/v1/chat/completions", {}) as events:
+        return [each["n"] for each in events]
+
+
+async def test_proxy_of_the_environment_gets_the_request(
+    tmp_path: Path,
+    serve: Serve,
+    requests: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy = await serve(answer_of(b"[]"))
+    monkeypatch.setenv("http_proxy", proxy.replace("//", "//me:sec%20ret@"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    near = CoordinatorApi(await serve(answer_of(b"{}")), "sk", tmp_path)
+    far = CoordinatorApi("http://pool.example:4010", "sk", tmp_path)
+
+    assert await asyncio.to_thread(far.request, "/v1/models") == []
+    assert await asyncio.to_thread(near.request, "/v1/models") == {}
+
+    to_proxy, direct = requests
+    assert to_proxy.startswith(b"GET http://pool.example:4010/v1/models HTTP/1.1\r\n")
+    assert b"\r\nHost: pool.example:4010\r\n" in to_proxy
+    assert b"\r\nProxy-Authorization: Basic bWU6c2VjIHJldA==\r\n" in to_proxy
+    assert direct.startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert b"Proxy-Authorization" not in direct
