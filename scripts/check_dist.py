@@ -26,11 +26,11 @@ OPTIONAL = {"register_joblib", "train"}  # names that need an extra
 
 USE = f"""
 import shoal
-from shoal.cli.main import MODULES
+from shoal.cli.main import PLACES
 
 for name in set(shoal.__all__) - {OPTIONAL!r}:
     getattr(shoal, name)
-print(*MODULES)
+print(*PLACES)
 """
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.speed import scaled
-from shoal.cli.main import MODULES
+from shoal.cli.main import PLACES
 
 # Writing them imports all commands, in a process of its own.
 pytestmark = pytest.mark.long
@@ -37,7 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_command_has_a_page_with_its_options(pages: Path) -> None:
     whole = (pages / "shoal.1").read_text()
-    for name in MODULES:
+    for name in PLACES:
         assert rf"\fBshoal-{name}(1)\fP" in whole
         assert f".B shoal {name}\n" in (pages / f"shoal-{name}.1").read_text()
     named = re.findall(r"See \\fB([^(]+)\(1\)", (pages / "shoal-keys.1").read_text())

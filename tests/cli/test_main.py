@@ -17,7 +17,7 @@ from shoal.cli.main import main
 
 class Interrupting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *rest):
-        if name == "shoal.cli.local.version":
+        if name == "shoal.cli.local.program":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())

@@ -12,7 +12,7 @@ from cli.coordinators import Sites
 from harness.profiles import some_long
 from harness.terminal import at_terminal
 from shoal.cli.main import main
-from shoal.cli.pool.status_view import status_lines
+from shoal.cli.pool.status import status_lines
 
 NOW = 1_000_000.0
 KEY = "8a88e3dd7409f195fd52db2d3cba5d72ca6709bf1d94121bf3748801b40f6f5c"

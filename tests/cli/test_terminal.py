@@ -1,26 +1,37 @@
+import json
+
 import pytest
 
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.terminal import Columns, format_day, show_table, table
 
 
-def test_columns_are_as_wide_as_their_widest_cell(
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    columns: Columns = {"A": "a", "LONG": lambda row: row["b"] * 2, "C": "c"}
+    rows = [{"a": "aaa", "b": 1, "c": ""}, {"a": "a", "b": 2, "c": "c"}]
+
+    assert table(columns, rows) == ["A    LONG  C", "aaa  2", "a    4     c"]
+
+
+def test_table_without_rows_is_its_head_or_a_remark(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_table(("A", "LONG", "C"), [("aaa", "b", ""), ("a", "b", "c")])
+    show_table({}, False, {"A": "a", "B": "b"}, [])
+    show_table({}, False, {"A": "a", "B": "b"}, [], "no rows")
 
-    assert capsys.readouterr().out == "A    LONG  C\naaa  b\na    b     c\n"
-
-
-def test_table_without_rows_is_its_head(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("A", "B"), [])
-
-    assert capsys.readouterr().out == "A  B\n"
+    assert capsys.readouterr().out == "A  B\nno rows\n"
 
 
-def test_names_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("A",), [("\x1b[2J\r\nevil",)])
+def test_json_is_the_answer_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table({"data": [{"a": 1}]}, True, {"A": "a"}, [{"a": 1}])
 
-    assert capsys.readouterr().out == "A\n\\x1b[2J\\x0d\\nevil\n"
+    assert json.loads(capsys.readouterr().out) == {"data": [{"a": 1}]}
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    assert table({"A": "a"}, [{"a": "\x1b[2J\r\nevil"}]) == [
+        "A",
+        "\\x1b[2J\\x0d\\nevil",
+    ]
 
 
 def test_time_is_formatted_in_utc_minutes() -> None:

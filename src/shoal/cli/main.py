@@ -66,12 +66,22 @@ HEADINGS = {
     "local": "This program",
 }
 
-MODULES = {
-    name: f"shoal.cli.{section}.{name.replace('-', '_')}"
+WITHIN = {
+    "quote": "shoal.cli.use.jobs:quote_command",
+    "keys": "shoal.cli.access.credentials:keys",
+    "tokens": "shoal.cli.access.credentials:tokens",
+    "completion": "shoal.cli.local.program:completion",
+    "help": "shoal.cli.local.program:help_",
+    "version": "shoal.cli.local.program:version",
+}
+"""The commands that share a module with others."""
+
+PLACES = {
+    name: WITHIN.get(name, f"shoal.cli.{section}.{name.replace('-', '_')}:command")
     for section, commands in SECTIONS.items()
     for name in commands
 }
-"""The module of each command, whose ``command`` it is."""
+"""The module of each command, and its name there."""
 
 EXIT_STORE_BROKEN = 74  # EX_IOERR of sysexits.h: a restart alone does not help
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -83,21 +93,21 @@ class LazyGroup(click.Group):
     """The commands of ``SECTIONS``, each imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(MODULES)
+        return list(PLACES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in MODULES:
+        if cmd_name not in PLACES:
             return None
         with _quiet_interrupt(), _uncollected():
-            module = importlib.import_module(MODULES[cmd_name])
-        command: click.Command = module.command
+            module, _, attribute = PLACES[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in MODULES and not args[0].startswith("-"):
-            raise click.NoSuchCommand(args[0], possibilities=MODULES, ctx=ctx)
+        if args[0] not in PLACES and not args[0].startswith("-"):
+            raise click.NoSuchCommand(args[0], possibilities=PLACES, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(
@@ -115,7 +125,7 @@ class LazyGroup(click.Group):
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        width = max(map(len, MODULES))
+        width = max(map(len, PLACES))
         for section, commands in SECTIONS.items():
             with formatter.section(HEADINGS[section]):
                 formatter.write_dl(

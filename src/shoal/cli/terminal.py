@@ -1,13 +1,19 @@
-"""Terminal output: tables, and texts from peers without control characters."""
+"""Output of commands: JSON, tables, and peers' texts without control characters."""
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Columns: TypeAlias = Mapping[str, "str | Callable[[Any], object]"]
+"""A table's columns: of each its head, and the field of a row, or what returns it."""
 
 UNLIMITED = 1 << 16  # columns where no terminal has an edge
 
@@ -40,33 +46,46 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their head, with control characters escaped.
+def show(answer: object, as_json: bool, *lines: str) -> None:
+    """Print an answer as JSON, or else as lines for people."""
+    for line in [json.dumps(answer)] if as_json else lines:
+        click.echo(line)
 
-    On a terminal, long cells are folded into its width.
+
+def show_table(
+    answer: object,
+    as_json: bool,
+    columns: Columns,
+    rows: Iterable[Any],
+    nothing: str = "",
+) -> None:
+    """Print an answer as JSON, or else as a table; without rows, print ``nothing``."""
+    rows = list(rows)
+    show(answer, as_json, *(table(columns, rows) if rows or not nothing else [nothing]))
+
+
+def table(columns: Columns, rows: Iterable[Any], *, wrap: bool = True) -> list[str]:
+    """Return the lines of a table, with control characters escaped.
+
+    On a terminal, long cells are folded into its width; without ``wrap``, they are cut,
+    so that each row is one line.
     """
-    for line in table_lines(head, rows):
-        print(line)
-
-
-def table_lines(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = True
-) -> list[str]:
-    """Return the lines of a table; without ``wrap``, one a row, cut on a terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for each in head:
-        table.add_column(
-            each, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis"
-        )
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in columns:
+        overflow: Literal["fold", "ellipsis"] = "fold" if wrap else "ellipsis"
+        shown.add_column(head, no_wrap=not wrap, overflow=overflow)
     for row in rows:
-        cells = (printable(cell).replace("\n", "\\n") for cell in row)
-        table.add_row(*map(Text, cells))
+        cells = (
+            str(row[cell] if isinstance(cell, str) else cell(row))
+            for cell in columns.values()
+        )
+        shown.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in cells))
     printed = console()
     with printed.capture() as captured:
-        printed.print(table)
+        printed.print(shown)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 

@@ -1,19 +1,39 @@
 """``shoal accounts``: show accounts and their transfers, and credit them."""
 
-import json
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import format_day, format_peer, print_table, printable
+from shoal.cli.terminal import (
+    Columns,
+    format_day,
+    format_peer,
+    printable,
+    show,
+    show_table,
+    table,
+)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
-HEAD = ("ACCOUNT", "BALANCE", "WITH SUBS", "OVERDRAFT")
-TRANSFER_HEAD = ("AT", "FROM", "TO", "AMOUNT", "WHY", "JOB")
+COLUMNS: Columns = {
+    "ACCOUNT": lambda account: format_peer(account["peer"], account["name"]),
+    "BALANCE": lambda account: dollars(account["balance"]),
+    "WITH SUBS": lambda account: dollars(account["standing"]),
+    "OVERDRAFT": lambda account: _overdraft(account),
+}
+TRANSFERS: Columns = {
+    "AT": lambda transfer: format_day(transfer["at"]),
+    "FROM": "debit",
+    "TO": "credit",
+    "AMOUNT": lambda transfer: dollars(transfer["amount"]),
+    "WHY": "why",
+    "JOB": lambda transfer: transfer["job_id"] or "",
+}
+NO_TRANSFERS = "no transfers yet; jobs are free unless `shoal serve` sets prices"
 
 
 @click.group("accounts")
@@ -30,30 +50,22 @@ def command() -> None:
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List all accounts."""
     found = api.request_all(PATH)
-    if as_json:
-        click.echo(json.dumps(found))
-    elif found["data"]:
-        print_table(HEAD, [_row(account) for account in found["data"]])
+    show_table(found, as_json, COLUMNS, found["data"], NO_TRANSFERS)
+    if found["data"] and not as_json:
         click.echo(f"total {dollars(found['total'])}")
-    else:
-        click.echo("no transfers yet; jobs are free unless `shoal serve` sets prices")
 
 
 @command.command("show")
 @click.argument("name")
 @json_option
 @pass_api
-def show(api: CoordinatorApi, name: str, as_json: bool) -> None:
+def show_account(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Show an account and its latest transfers."""
     account = api.request(_path(name))
-    if as_json:
-        click.echo(json.dumps(account))
-        return
-    print_table(HEAD, [_row(account)])
+    lines = table(COLUMNS, [account])
     if account["transfers"]:
-        rows = [_transfer_row(each) for each in account["transfers"]]
-        click.echo()
-        print_table(TRANSFER_HEAD, rows)
+        lines += ["", *table(TRANSFERS, account["transfers"])]
+    show(account, as_json, *lines)
 
 
 @command.command("credit")
@@ -68,10 +80,8 @@ def credit(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     """
     body = {"amount": parse_dollars(amount)}
     account = api.request(f"{_path(name)}/credit", body)
-    if as_json:
-        click.echo(json.dumps(account))
-    else:
-        click.echo(f"balance of {_owner(account)}: {dollars(account['balance'])}")
+    text = f"balance of {_owner(account)}: {dollars(account['balance'])}"
+    show(account, as_json, text)
 
 
 @command.command("budget")
@@ -86,23 +96,12 @@ def budget(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     """
     body = {"budget": None if amount == "none" else parse_dollars(amount)}
     account = api.request(f"{_path(name)}/budget", body, method="PUT")
-    if as_json:
-        click.echo(json.dumps(account))
-    else:
-        click.echo(f"overdraft limit of {_owner(account)}: {_overdraft(account)}")
+    text = f"overdraft limit of {_owner(account)}: {_overdraft(account)}"
+    show(account, as_json, text)
 
 
 def _path(name: str) -> str:
     return f"{PATH}/{quote(name, safe='')}"
-
-
-def _row(account: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        format_peer(account["peer"], account["name"]),
-        dollars(account["balance"]),
-        dollars(account["standing"]),
-        _overdraft(account),
-    )
 
 
 def _owner(account: dict[str, Any]) -> str:
@@ -112,14 +111,3 @@ def _owner(account: dict[str, Any]) -> str:
 def _overdraft(account: dict[str, Any]) -> str:
     limit = account["budget"]
     return "unlimited" if limit is None else dollars(limit)
-
-
-def _transfer_row(transfer: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        format_day(transfer["at"]),
-        transfer["debit"],
-        transfer["credit"],
-        dollars(transfer["amount"]),
-        transfer["why"],
-        transfer["job_id"] or "",
-    )

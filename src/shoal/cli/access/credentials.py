@@ -1,26 +1,176 @@
-"""What ``shoal keys`` and ``shoal tokens`` have in common: listing and revocation."""
+"""``shoal keys`` and ``shoal tokens``: who may call, and who may join."""
 
-import json
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import json_option, pass_api, yes_option
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.options import DURATION, json_option, pass_api, yes_option
+from shoal.cli.terminal import Columns, format_day, show, show_table
 from shoal.client.coordinator import CoordinatorApi
 
 Credential: TypeAlias = dict[str, Any]
 """A key or a token, as the admin API describes it."""
 
+KEYS_PATH = "/admin/keys"
+LIMITS = {
+    "requests_per_minute": "requests a minute",
+    "tokens_per_minute": "tokens a minute",
+    "tokens_per_day": "tokens a day",
+    "budget": "tokens in all",
+}
+KEY_COLUMNS: Columns = {
+    "NAME": "name",
+    "ID": "id",
+    "KEY": lambda key: f"{key['start']}…" if key["start"] else "",
+    "SCOPE": "scope",
+    "EXPIRES": lambda key: _expiry(key),
+    "REQUESTS": "requests",
+    "TOKENS": lambda key: key["prompt_tokens"] + key["completion_tokens"],
+    "LIMITS": lambda key: ", ".join(_limits(key)),
+}
+TOKENS_PATH = "/admin/tokens"
+TOKEN_COLUMNS: Columns = {
+    "NAME": "name",
+    "ID": "id",
+    "EXPIRES": lambda token: _expiry(token),
+    "USES": lambda token: (
+        "any"
+        if token["uses"] is None
+        else f"{len(token['workers'])} of {token['uses']}"
+    ),
+    "CONNECTED": "present",
+    "MODELS": lambda token: ", ".join(token["models"]) or "any",
+}
 
-def listing(
+
+@click.group("keys")
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option(
+    "--scope",
+    type=click.Choice(("read", "use", "monitor", "admin")),
+    default="use",
+    show_default=True,
+    help="Rights of the key: read what is its own, run jobs as well, read what belongs "
+    "to all keys (monitor), or everything.",
+)
+@click.option(
+    "--expires",
+    type=DURATION,
+    metavar="TIME",
+    help="Lifetime, such as 12h or 30d.  Default: unlimited.",
+)
+@click.option(
+    "--requests-per-minute", type=int, metavar="N", help="Limit of requests a minute."
+)
+@click.option(
+    "--tokens-per-minute", type=int, metavar="N", help="Limit of tokens a minute."
+)
+@click.option("--tokens-per-day", type=int, metavar="N", help="Limit of tokens a day.")
+@click.option("--budget", type=int, metavar="N", help="Limit of tokens in all.")
+@click.option(
+    "--priority-max",
+    type=click.Choice(("low", "normal", "high")),
+    default="high",
+    show_default=True,
+    help="Highest priority of its jobs.",
+)
+@json_option
+@pass_api
+def create_key(
+    api: CoordinatorApi,
+    name: str,
+    scope: str,
+    expires: int | None,
+    priority_max: str,
+    as_json: bool,
+    **limits: int | None,
+) -> None:
+    """Create a key and print it, once.
+
+    NAME is the owner of the key; jobs and usage are recorded under it.
+    """
+    body = {"name": name, "scope": scope, "expires_in": expires, **limits}
+    key = api.request(KEYS_PATH, body | {"priority_max": priority_max})
+    until = f", until {format_day(key['expires_at'])}" if key["expires_at"] else ""
+    lines = [
+        f"{key['key']}\n",
+        f"This is the key of {key['name']} (scope {key['scope']}{until}).",
+        "It is shown only now: the coordinator stores nothing but its digest.",
+    ]
+    if "pinned_key" in key:
+        lines += [
+            "Shoal's programs on other machines also take it with the coordinator's "
+            "fingerprint,",
+            "and then trust this coordinator only:\n",
+            key["pinned_key"],
+        ]
+    show(key, as_json, *lines)
+
+
+@click.group("tokens")
+def tokens() -> None:
+    """Create, list and revoke join tokens of workers."""
+
+
+@tokens.command("create")
+@click.argument("name")
+@click.option(
+    "--uses",
+    type=int,
+    metavar="N",
+    help="Number of workers that may join with it; they may reconnect, even after it "
+    "has expired.  Default: unlimited.",
+)
+@click.option(
+    "--expires",
+    type=DURATION,
+    metavar="TIME",
+    help="Lifetime, such as 1h or 7d.  Default: unlimited.",
+)
+@click.option(
+    "--models",
+    default="",
+    metavar="PATTERNS",
+    help="Models that the workers may offer, such as 'llama*,qwen3-8b'.  Default: any.",
+)
+@json_option
+@pass_api
+def create_token(
+    api: CoordinatorApi,
+    name: str,
+    uses: int | None,
+    expires: int | None,
+    models: str,
+    as_json: bool,
+) -> None:
+    """Create a token and print it, once."""
+    patterns = [each.strip() for each in models.split(",") if each.strip()]
+    body = {"name": name, "uses": uses, "expires_in": expires, "models": patterns}
+    token = api.request(TOKENS_PATH, body)
+    lines = [
+        f"{token['join']}\n",
+        f"This command joins with the token {token['name']}.  It is shown only now.",
+    ]
+    if token["uses"] is not None:
+        advice = "Keep" if "--name" in token["join"] else "Add a"
+        lines.append(
+            f"{advice} --name: a worker that reconnects under another name counts as "
+            "another one."
+        )
+    show(token, as_json, *lines)
+
+
+def _listing(
     noun: str,
     path: str,
-    head: Sequence[str],
-    row: Callable[[Credential], Sequence[str]],
+    columns: Columns,
 ) -> click.Command:
     """Return the command ``ls``, for credentials at a ``path`` of the API."""
 
@@ -31,17 +181,13 @@ def listing(
     def command(api: CoordinatorApi, revoked: bool, as_json: bool) -> None:
         found = api.request_all(path)["data"]
         found = [each for each in found if revoked or each["revoked_at"] is None]
-        if as_json:
-            click.echo(json.dumps({"data": found}))
-        elif found:
-            print_table(head, [row(each) for each in found])
-        else:
-            click.echo(f"no {noun}s; create one with: shoal {noun}s create NAME")
+        nothing = f"no {noun}s; create one with: shoal {noun}s create NAME"
+        show_table({"data": found}, as_json, columns, found, nothing)
 
     return command
 
 
-def revocation(path: str, help_: str, consequence: str) -> click.Command:
+def _revocation(path: str, help_: str, consequence: str) -> click.Command:
     """Return the command ``revoke``; the ``consequence`` is told before it."""
 
     @click.command("revoke", help=f"{help_}\n\n`ls` lists names and ids.")
@@ -53,15 +199,12 @@ def revocation(path: str, help_: str, consequence: str) -> click.Command:
         if not yes:
             confirm_revocation(name, consequence)
         revoked = api.request(f"{path}/{quote(name, safe='')}", method="DELETE")
-        if as_json:
-            click.echo(json.dumps(revoked))
-        else:
-            click.echo(f"revoked {revoked['name']} ({revoked['id']})")
+        show(revoked, as_json, f"revoked {revoked['name']} ({revoked['id']})")
 
     return command
 
 
-def format_expiry(credential: Credential) -> str:
+def _expiry(credential: Credential) -> str:
     """Return when a credential expires, or when it was revoked."""
     if credential["revoked_at"] is not None:
         return f"revoked {format_day(credential['revoked_at'])}"
@@ -81,3 +224,28 @@ def confirm_revocation(name: str, consequence: str) -> None:
         agreed = False
     if not agreed:
         raise click.exceptions.Exit(1)
+
+
+def _limits(key: Credential) -> list[str]:
+    limits = [f"{key[name]} {what}" for name, what in LIMITS.items() if key[name]]
+    if key["priority_max"] != "high":
+        limits.append(f"priority up to {key['priority_max']}")
+    return limits
+
+
+keys.add_command(_listing("key", KEYS_PATH, KEY_COLUMNS))
+keys.add_command(
+    _revocation(
+        KEYS_PATH,
+        "Revoke a key, and cancel the requests that use it.",
+        "Requests that use it are cancelled.",
+    )
+)
+tokens.add_command(_listing("token", TOKENS_PATH, TOKEN_COLUMNS))
+tokens.add_command(
+    _revocation(
+        TOKENS_PATH,
+        "Revoke a token, and disconnect the workers that joined with it.",
+        "Workers that joined with it are disconnected.",
+    )
+)

@@ -1,6 +1,5 @@
 """``shoal fleet``: pair machines into a fleet, by a URL or its QR code."""
 
-import json
 import os
 import socket
 import sys
@@ -17,7 +16,7 @@ from shoal.app.fleet_files import (
     with_fleet,
 )
 from shoal.cli.options import config_file_option, data_dir_option, json_option
-from shoal.cli.terminal import printable
+from shoal.cli.terminal import printable, show
 from shoal.config import secret_files
 from shoal.config.loader import load
 from shoal.domain.errors import ConfigError
@@ -79,14 +78,15 @@ def pair(
     files = [save_fleet(folder, fleets, *joined)]
     if share:
         files.append(save_shared_token(Path.home(), fleets, joined[0]))
-    if as_json:
-        click.echo(json.dumps({"fleet": joined[1], "files": [*map(str, files)]}))
-        return
     fleet = f"the fleet {joined[1]!r}" if joined[1] else "the fleet"
-    paths = ", ".join(map(str, files))
-    click.echo(printable(f"this machine joined {fleet}: {paths}"))
-    click.echo("shoal serve admits the fleet's nodes from its next start on")
-    click.echo(f"to run functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
+    paths = [*map(str, files)]
+    show(
+        {"fleet": joined[1], "files": paths},
+        as_json,
+        printable(f"this machine joined {fleet}: {', '.join(paths)}"),
+        "shoal serve admits the fleet's nodes from its next start on",
+        f"to run functions for one of them:\n  {_join(wire, fleets, 'HOST')}",
+    )
 
 
 def qr_lines(content: str) -> list[str]:
@@ -112,15 +112,14 @@ def _show(
     as_json: bool,
 ) -> None:
     url = fleets.invite(token, name)
-    if as_json:
-        click.echo(json.dumps({"url": url, "fleet": name}))
-        return
-    click.echo(f"{url}\n")
-    click.echo("\n".join(qr_lines(url)))
-    click.echo(
+    show(
+        {"url": url, "fleet": name},
+        as_json,
+        f"{url}\n",
+        *qr_lines(url),
         "\nThe URL contains the fleet's token: keep it secret.\n\n"
         "on the other machine:\n  shoal fleet pair --stdin\n"
-        f"  {_join(wire, fleets, socket.gethostname() or 'HOST')}"
+        f"  {_join(wire, fleets, socket.gethostname() or 'HOST')}",
     )
 
 

@@ -1,6 +1,5 @@
 """``shoal pair``: pair workers with users, for private jobs."""
 
-import json
 import shlex
 from urllib.parse import quote, urlencode
 
@@ -8,12 +7,12 @@ import click
 
 from shoal.cli.access.credentials import confirm_revocation
 from shoal.cli.options import json_option, pass_api, yes_option
-from shoal.cli.terminal import print_table, printable
+from shoal.cli.terminal import Columns, printable, show, show_table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ClientError, InvalidRequest
 
 PATH = "/v1/trust"
-HEAD = ("WORKER", "PAIRED")
+COLUMNS: Columns = {"WORKER": "provider_pubkey", "PAIRED": "paired_at"}
 REFUSALS = {
     "invalid_code": "there is no such code; a new one: shoal pair create USER",
     "already_claimed": "the code has been used; a new one: shoal pair create USER",
@@ -38,14 +37,9 @@ def command() -> None:
 def create(api: CoordinatorApi, user: str, as_json: bool) -> None:
     """Create a pairing code for one worker."""
     created = api.request(f"{PATH}/create", {"user_id": user})
-    if as_json:
-        click.echo(json.dumps(created))
-        return
-    click.echo(
-        f"{created['pairing_code']}\n\n"
-        f"One worker can use this code until {created['expires_at']}:"
-    )
-    click.echo(f"  shoal join … --pairing-code {created['pairing_code']}")
+    code = created["pairing_code"]
+    until = f"One worker can use this code until {created['expires_at']}:"
+    show(created, as_json, code, "", until, f"  shoal join … --pairing-code {code}")
 
 
 @command.command("claim")
@@ -61,11 +55,8 @@ def claim(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> Non
         claimed = api.request(f"{PATH}/claim", body)
     except ClientError as error:
         raise InvalidRequest(REFUSALS.get(str(error), str(error))) from error
-    if as_json:
-        click.echo(json.dumps(claimed))
-    else:
-        user = printable(claimed["user_id"])
-        click.echo(f"paired {printable(public_key)} with {user}")
+    user = printable(claimed["user_id"])
+    show(claimed, as_json, f"paired {printable(public_key)} with {user}")
 
 
 @command.command("ls")
@@ -75,15 +66,9 @@ def claim(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> Non
 def list_(api: CoordinatorApi, user: str, as_json: bool) -> None:
     """List a user's workers."""
     found = api.request(f"{PATH}/list?{urlencode({'user_id': user})}")
-    if as_json:
-        click.echo(json.dumps(found))
-    elif found["providers"]:
-        workers = found["providers"]
-        rows = [(each["provider_pubkey"], each["paired_at"]) for each in workers]
-        print_table(HEAD, rows)
-    else:
-        name = printable(shlex.quote(user))
-        click.echo(f"no paired worker; create a code with: shoal pair create {name}")
+    name = printable(shlex.quote(user))
+    nothing = f"no paired worker; create a code with: shoal pair create {name}"
+    show_table(found, as_json, COLUMNS, found["providers"], nothing)
 
 
 @command.command("revoke")
@@ -101,7 +86,4 @@ def revoke(
     query = urlencode({"user_id": user})
     path = f"{PATH}/{quote(public_key, safe='')}?{query}"
     revoked = api.request(path, method="DELETE")
-    if as_json:
-        click.echo(json.dumps(revoked))
-    else:
-        click.echo(f"revoked {revoked['provider_pubkey']}")
+    show(revoked, as_json, f"revoked {revoked['provider_pubkey']}")

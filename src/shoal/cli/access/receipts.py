@@ -1,16 +1,15 @@
 """``shoal receipts``: list and export receipts, and verify them offline."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 import click
 
 from shoal.cli.options import data_dir_option, json_option, pass_api
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.terminal import Columns, format_day, show, show_table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
 from shoal.domain.money import dollars
@@ -19,8 +18,15 @@ if TYPE_CHECKING:
     from shoal.ledger.verification import StepResult
 
 PATH = "/v1/receipts"
-HEAD = ("LOG", "JOB", "AT", "WORKER", "PRICE", "WORKER'S RECEIPT")
 WORKER_MAX = 40  # characters of a worker's name in the table
+COLUMNS: Columns = {
+    "LOG": "index",
+    "JOB": "job_id",
+    "AT": lambda receipt: format_day(receipt["at"]),
+    "WORKER": lambda receipt: receipt["worker"][:WORKER_MAX],
+    "PRICE": lambda receipt: dollars(receipt["price"]),
+    "WORKER'S RECEIPT": "verdict",
+}
 
 _output_option = click.option(
     "-o",
@@ -53,14 +59,8 @@ def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) ->
     filters = {"limit": limit, "before": before}
     query = urlencode({k: v for k, v in filters.items() if v is not None})
     found = api.request(f"{PATH}?{query}")
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    if found["data"]:
-        print_table(HEAD, [_row(each) for each in found["data"]])
-    else:
-        click.echo("no receipts yet")
-    if found["next"] is not None:
+    show_table(found, as_json, COLUMNS, found["data"], "no receipts yet")
+    if found["next"] is not None and not as_json:
         click.echo(f"older ones: --before {found['next']}", err=True)
 
 
@@ -114,7 +114,7 @@ def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) 
 def key(api: CoordinatorApi, as_json: bool) -> None:
     """Show the coordinator's public key."""
     log = api.request("/v1/log")
-    click.echo(json.dumps(log) if as_json else log["public_key"])
+    show(log, as_json, log["public_key"])
 
 
 @command.command("verify")
@@ -150,18 +150,19 @@ def verify(
     data, public_key = _read(file), _public_key(given_key, data_dir)
     steps = _verified_steps(data, public_key, request)
     verified = all(each.ok for each in steps)
-    if as_json:
-        found = [
-            {"step": each.step.value, "ok": each.ok, "wrong": each.problem}
-            for each in steps
+    outcome = ["verified" if verified else "NOT verified"]
+    for each in reversed(steps):
+        problem = [f"        {each.problem}"] if each.problem else []
+        outcome = [
+            f"{'ok    ' if each.ok else 'FAILED'}  {each.step.value}",
+            *problem,
+            *outcome,
         ]
-        click.echo(json.dumps({"verified": verified, "steps": found}))
-        return 0 if verified else 1
-    for each in steps:
-        click.echo(f"{'ok    ' if each.ok else 'FAILED'}  {each.step.value}")
-        if each.problem:
-            click.echo(f"        {each.problem}")
-    click.echo("verified" if verified else "NOT verified")
+    found = [
+        {"step": each.step.value, "ok": each.ok, "wrong": each.problem}
+        for each in steps
+    ]
+    show({"verified": verified, "steps": found}, as_json, *outcome)
     return 0 if verified else 1
 
 
@@ -175,7 +176,7 @@ def _write(data: bytes, output: Path | None, *, as_json: bool) -> None:
     except OSError as error:
         raise ConfigError(f"{output}: {error.strerror}") from error
     if as_json:
-        click.echo(json.dumps({"file": str(output)}))
+        show({"file": str(output)}, as_json)
     else:
         click.echo(f"wrote {output}: shoal receipts verify {output}", err=True)
 
@@ -225,14 +226,3 @@ def _public_key(given: str | None, folder: Path) -> bytes:
             "coordinator"
         )
     return Signer.from_seed(signing_seed(folder)).public_key
-
-
-def _row(receipt: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(receipt["index"]),
-        receipt["job_id"],
-        format_day(receipt["at"]),
-        receipt["worker"][:WORKER_MAX],
-        dollars(receipt["price"]),
-        receipt["verdict"],
-    )

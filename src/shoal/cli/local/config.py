@@ -1,6 +1,5 @@
 """``shoal config``: the settings in effect, and where they and other files are."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from shoal.app.fleet_files import FILE as FLEET_FILE
 from shoal.app.fleet_files import with_fleet
 from shoal.cli.log_file import LOG_FILE
 from shoal.cli.options import config_file_option, data_dir_option, json_option
-from shoal.cli.terminal import print_table
+from shoal.cli.terminal import Columns, show, show_table
 from shoal.config import JoinConfig, ServeConfig, X402Config
 from shoal.config.loader import (
     LoadedSetting,
@@ -33,7 +32,11 @@ CONFIGS = {"serve": ServeConfig, "join": JoinConfig} | {
 """The configuration of each section."""
 
 MASK = "********"
-HEAD = ("SETTING", "VALUE", "FROM")
+COLUMNS: Columns = {
+    "SETTING": lambda each: f"{each.section}.{each.setting.declared.name}",
+    "VALUE": lambda each: each.text,
+    "FROM": lambda each: each.source,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def command() -> None:
 @click.option("--set", "given", is_flag=True, help="Only settings without a default.")
 @config_file_option
 @json_option
-def show(
+def show_settings(
     sections: tuple[str, ...], given: bool, config_file: Path, as_json: bool
 ) -> None:
     """Show the settings of serve and join, of each wire, and of payments.
@@ -92,19 +95,10 @@ def show(
         for each in _effective(section, config_file)
         if not given or each.source != SettingSource.DEFAULT.value
     ]
-    if as_json:
-        settings = [_as_json(each) for each in found]
-        click.echo(json.dumps({"file": str(config_file), "settings": settings}))
-    elif found:
-        print_table(
-            HEAD,
-            [
-                (f"{each.section}.{each.setting.declared.name}", each.text, each.source)
-                for each in found
-            ],
-        )
-    else:
-        click.echo("all settings have their defaults")
+    settings = [_as_json(each) for each in found]
+    shown = {"file": str(config_file), "settings": settings}
+    nothing = "all settings have their defaults"
+    show_table(shown, as_json, COLUMNS, found, nothing)
 
 
 @command.command("path")
@@ -125,14 +119,13 @@ def path(config_file: Path, data_dir: Path, as_json: bool) -> None:
         "log": [serve.data_dir / LOG_FILE],
         "models": [each.folder for each in model_folders(serve.data_dir)],
     }
-    if as_json:
-        shown = {name: [str(each) for each in paths[name]] for name in paths}
-        click.echo(json.dumps(shown))
-        return
-    for name, found in paths.items():
-        for each in found:
-            remark = "" if each.exists() else "  (does not exist)"
-            click.echo(f"{name:8}{each}{remark}")
+    shown = {name: [str(each) for each in found] for name, found in paths.items()}
+    lines = [
+        f"{name:8}{each}{'' if each.exists() else '  (does not exist)'}"
+        for name, found in paths.items()
+        for each in found
+    ]
+    show(shown, as_json, *lines)
 
 
 def _effective(section: str, file: Path) -> Iterator[_Effective]:

@@ -1,11 +1,11 @@
 """``shoal db``: check, back up and compact a coordinator's database."""
 
-import json
 from pathlib import Path
 
 import click
 
 from shoal.cli.options import data_dir_option, json_option
+from shoal.cli.terminal import show
 from shoal.store.file_folder import FILES_FOLDER
 from shoal.store.sqlite import maintenance
 
@@ -24,13 +24,10 @@ def check(data_dir: Path, as_json: bool) -> int:
     """Look for damage in the database, also while it is in use."""
     path = _database(data_dir)
     problems = maintenance.check(path)
-    if as_json:
-        click.echo(json.dumps({"database": str(path), "problems": [*problems]}))
-        return 1 if problems else 0
-    for each in problems:
+    found = [] if problems else [f"{path}: no damage found"]
+    show({"database": str(path), "problems": [*problems]}, as_json, *found)
+    for each in () if as_json else problems:
         click.echo(f"{path}: {each}", err=True)
-    if not problems:
-        click.echo(f"{path}: no damage found")
     return 1 if problems else 0
 
 
@@ -47,12 +44,10 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
     maintenance.back_up(path, file)
     files = path.with_name(FILES_FOLDER)
     left_out = str(files) if any(files.glob("*")) else None
-    if as_json:
-        click.echo(json.dumps({"backup": str(file), "left_out": left_out}))
-        return
-    click.echo(f"wrote {file}")
+    lines = [f"wrote {file}"]
     if left_out is not None:
-        click.echo(f"clients' files are not in it: copy {left_out} as well")
+        lines.append(f"clients' files are not in it: copy {left_out} as well")
+    show({"backup": str(file), "left_out": left_out}, as_json, *lines)
 
 
 @command.command("compact")
@@ -62,10 +57,9 @@ def compact(data_dir: Path, as_json: bool) -> None:
     """Rewrite the database without free space."""
     path = _database(data_dir)
     before, after = maintenance.compact(path)
-    if as_json:
-        click.echo(json.dumps({"bytes_before": before, "bytes_after": after}))
-        return
-    click.echo(f"{path}: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now")
+    sizes = f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now"
+    shown = {"bytes_before": before, "bytes_after": after}
+    show(shown, as_json, f"{path}: {sizes}")
 
 
 def _database(data_dir: Path) -> Path:

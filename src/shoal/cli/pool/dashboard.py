@@ -1,6 +1,5 @@
 """``shoal dashboard``: open the pool's dashboard in the browser, signed in."""
 
-import json
 import os
 import sys
 import webbrowser
@@ -10,7 +9,7 @@ import click
 import psutil
 
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import printable
+from shoal.cli.terminal import printable, show
 from shoal.client.coordinator import CoordinatorApi
 
 PATH = "/dashboard/links"
@@ -45,11 +44,8 @@ def command(api: CoordinatorApi, no_browser: bool, as_json: bool) -> None:
     # The address that was reached: the coordinator does not know that of a proxy.
     _, _, code = found["url"].partition(FRAGMENT)
     link = printable(f"{api.http_url}/{FRAGMENT}{code}")
-    if as_json:
-        click.echo(json.dumps(found | {"url": link}))
-        return
-    click.echo(link)
-    if no_browser or not sys.stdout.isatty():
+    show(found | {"url": link}, as_json, link)
+    if as_json or no_browser or not sys.stdout.isatty():
         return
     reason = why_unopened(sys.platform, os.environ, has_other_users)
     if reason or not webbrowser.open(link):

@@ -1,7 +1,6 @@
 """``shoal join-line``: print the command that adds a machine."""
 
 import io
-import json
 import shlex
 from urllib.parse import urlsplit
 
@@ -9,7 +8,7 @@ import click
 import segno
 
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import printable
+from shoal.cli.terminal import printable, show
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.addresses import is_own_host
 
@@ -47,7 +46,7 @@ def command(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
         shown = {"join": join, "urls": urls, "loopback_only": loopback_only}
         # The image is for the dashboard, and may have another address.
         fields = {name: value for name, value in found.items() if name != "qr"}
-        click.echo(json.dumps(fields | shown))
+        show(fields | shown, as_json)
         return
     click.echo(printable(join))
     if qr:

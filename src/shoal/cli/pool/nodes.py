@@ -1,6 +1,5 @@
 """``shoal nodes``: list the machines of a pool, approve them, and give orders."""
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +9,15 @@ from urllib.parse import quote, urlencode
 import click
 
 from shoal.cli.options import DURATION, json_option, pass_api
-from shoal.cli.pool.machines import Machine, machines
-from shoal.cli.terminal import format_day, format_peer, print_table, printable
+from shoal.cli.pool.machines import machines
+from shoal.cli.terminal import (
+    Columns,
+    format_day,
+    format_peer,
+    printable,
+    show,
+    show_table,
+)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.pool.roster import suggest_names
@@ -21,7 +27,15 @@ Order: TypeAlias = dict[str, Any]
 """The order in force for a node, as the API describes it."""
 
 PATH = "/admin/workers"
-HEAD = ("NAME", "STATE", "WIRES", "MODELS", "FUNCTIONS", "RUNNING", "SINCE")
+COLUMNS: Columns = {
+    "NAME": lambda node: format_peer(node.title, ", ".join(node.ids)),
+    "STATE": lambda node: ", ".join(node.states),
+    "WIRES": lambda node: ", ".join(node.wires),
+    "MODELS": lambda node: len(node.models),
+    "FUNCTIONS": lambda node: len(node.functions),
+    "RUNNING": lambda node: f"{node.running}/{node.slots}",
+    "SINCE": lambda node: format_day(node.since),
+}
 NO_NODES = "no nodes: run the `shoal join` line that `shoal serve` printed"
 NOT_CONNECTED = "no worker of this name is connected now"
 ABSENT = {
@@ -55,15 +69,11 @@ def command() -> None:
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the machines of the pool."""
     found = machines(api.request("/admin/status"))
-    if as_json:
-        click.echo(json.dumps({"data": [each.as_json() for each in found]}))
-    elif found:
-        print_table(HEAD, [_row(each) for each in found])
-        for each in found:
-            if each.remark:
-                click.echo(printable(f"{each.name}: {each.remark}"))
-    else:
-        click.echo(NO_NODES)
+    listed = {"data": [each.as_json() for each in found]}
+    show_table(listed, as_json, COLUMNS, found, NO_NODES)
+    for each in found:
+        if each.remark and not as_json:
+            click.echo(printable(f"{each.name}: {each.remark}"))
 
 
 def _order_parameters(function: F) -> F:
@@ -217,20 +227,8 @@ def _drained(api: CoordinatorApi, order: Order) -> Order:
 
 def _print(action: str, orders: Iterable[Order], *, as_json: bool) -> None:
     for each in orders:
-        click.echo(json.dumps(each) if as_json else printable(describe(action, each)))
+        show(each, as_json, printable(describe(action, each)))
 
 
 def _path(name: str) -> str:
     return f"{PATH}/{quote(name, safe='')}"
-
-
-def _row(node: Machine) -> tuple[str, ...]:
-    return (
-        format_peer(node.title, ", ".join(node.ids)),
-        ", ".join(node.states),
-        ", ".join(node.wires),
-        str(len(node.models)),
-        str(len(node.functions)),
-        f"{node.running}/{node.slots}",
-        format_day(node.since),
-    )

@@ -1,12 +1,12 @@
 """``shoal throttle``: the share of its speed that this machine lends."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shoal.cli.options import data_dir_option, json_option
+from shoal.cli.terminal import show
 from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import THROTTLE_MAX
@@ -50,14 +50,11 @@ def command(percent: int | None, data_dir: Path, as_json: bool) -> None:
             file.write(percent)
     except OSError as error:
         raise ConfigError(f"the throttle cannot be stored: {error}") from error
-    if as_json:
-        stored = file.read()
-        percent = THROTTLE_MAX if stored is None else stored
-        click.echo(json.dumps({"throttle": percent}))
-    elif percent is None:
-        stored = file.read()
-        click.echo(NOT_SET if stored is None else f"{stored}%")
-    elif percent:
-        click.echo(f"the workers of this machine lend {percent}% of their speed")
+    stored = file.read()
+    if percent:
+        text = f"the workers of this machine lend {percent}% of their speed"
+    elif percent is not None:
+        text = f"the workers of this machine are paused; to resume: {RESUME}"
     else:
-        click.echo(f"the workers of this machine are paused; to resume: {RESUME}")
+        text = NOT_SET if stored is None else f"{stored}%"
+    show({"throttle": THROTTLE_MAX if stored is None else stored}, as_json, text)

@@ -1,4 +1,4 @@
-"""``shoal jobs``: submit, list, explain and cancel jobs."""
+"""``shoal jobs`` and ``shoal quote``: submit, list, explain, cancel and price jobs."""
 
 import getpass
 import json
@@ -11,9 +11,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import format_day, print_table, printable
-from shoal.cli.use.quote import price_options
-from shoal.cli.use.quote import quote as price_quote
+from shoal.cli.terminal import Columns, format_day, printable, show, show_table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
 from shoal.domain.job import Privacy
@@ -21,16 +19,16 @@ from shoal.pool.explanation import last_line
 from shoal.pool.trust import NO_TRUSTED_WORKER
 
 PATH = "/admin/jobs"
-HEAD = (
-    "ID",
-    "STATE",
-    "KIND",
-    "MODEL/FUNCTION",
-    "KEY",
-    "SUBMITTED",
-    "ATTEMPTS",
-    "ERROR",
-)
+COLUMNS: Columns = {
+    "ID": "id",
+    "STATE": "state",
+    "KIND": "kind",
+    "MODEL/FUNCTION": "model",
+    "KEY": "owner",
+    "SUBMITTED": lambda job: format_day(job["submitted_at"]),
+    "ATTEMPTS": "attempts",
+    "ERROR": lambda job: last_line(job["error"] or "")[:ERROR_MAX],
+}
 STATES = (
     *("queued", "leased", "streaming"),
     *("done", "failed", "cancelled", "expired"),
@@ -40,6 +38,28 @@ OPEN_STATUSES = ("pending", "assigned")
 WAIT_STEP = 60.0  # seconds that one request waits for the end of a job
 ERROR_MAX = 60  # characters of an error in the table
 
+JOB_TYPES = ("LLM_INFER", "TASK")
+POLICIES = ("AUTO", "FAST", "CHEAP")
+
+_type_option = click.option(
+    "--type",
+    "job_type",
+    type=click.Choice(JOB_TYPES, case_sensitive=False),
+    default=JOB_TYPES[0],
+    show_default=True,
+    metavar="|".join(JOB_TYPES),
+    help="Kind of the job: a prompt for a model, or a named task.",
+)
+_policy_option = click.option(
+    "--policy",
+    type=click.Choice(POLICIES, case_sensitive=False),
+    default=POLICIES[0],
+    show_default=True,
+    metavar="|".join(POLICIES),
+    help="Which workers are preferred, and the price; AUTO: FAST for LLM_INFER, CHEAP "
+    "for TASK.",
+)
+
 
 @click.group("jobs")
 def command() -> None:
@@ -48,7 +68,8 @@ def command() -> None:
 
 @command.command("submit")
 @click.argument("text", metavar="INPUT")
-@price_options
+@_type_option
+@_policy_option
 @click.option(
     "--task",
     metavar="NAME",
@@ -105,7 +126,7 @@ def submit(
     fields = {"--task": task, "--model": model, "--max-tokens": max_tokens}
     _check_fields(job_type, fields, whole=payload)
     if policy == "AUTO":
-        policy = price_quote(api, job_type, policy)["policy_resolved"]
+        policy = _quote(api, job_type, policy)["policy_resolved"]
     body = {
         "job_type": job_type,
         "payload": _payload(job_type, _input(text), fields, whole=payload),
@@ -115,7 +136,7 @@ def submit(
     committed = _commit(api, policy, body)
     if wait:
         return _await_result(api, committed["job_id"], as_json=as_json)
-    click.echo(json.dumps(committed) if as_json else committed["job_id"])
+    show(committed, as_json, committed["job_id"])
     return 0
 
 
@@ -145,14 +166,10 @@ def list_(
     filters = {"limit": limit, "state": state, "owner": key, "before": before}
     query = urlencode({k: v for k, v in filters.items() if v is not None})
     found = api.request(f"{PATH}?{query}")
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    if found["data"]:
-        print_table(HEAD, [_row(job) for job in found["data"]])
-    elif found["next"] is None:
-        click.echo("no such jobs")
-    if found["next"] is not None:
+    nothing = "no such jobs" if found["next"] is None else ""
+    if found["data"] or nothing or as_json:
+        show_table(found, as_json, COLUMNS, found["data"], nothing)
+    if found["next"] is not None and not as_json:
         click.echo(f"older ones: --before {found['next']}", err=True)
 
 
@@ -160,7 +177,7 @@ def list_(
 @click.argument("id_", metavar="ID")
 @json_option
 @pass_api
-def show(api: CoordinatorApi, id_: str, as_json: bool) -> None:
+def show_job(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     """Show a job and its result.
 
     ID is the id of the job, from a response or `shoal jobs ls`.
@@ -194,11 +211,7 @@ def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     ID is the id of the job, or of a run of `shoal train`.
     """
     explanation = api.request(f"{_path(id_)}/explain")
-    if as_json:
-        click.echo(json.dumps(explanation))
-        return
-    for line in explanation["lines"]:
-        click.echo(printable(line))
+    show(explanation, as_json, *map(printable, explanation["lines"]))
 
 
 @command.command("cancel")
@@ -211,7 +224,26 @@ def cancel(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     ID is the id of the job, or of a run of `shoal train`.
     """
     cancelled = api.request(_path(id_), method="DELETE")
-    click.echo(json.dumps(cancelled) if as_json else f"cancelled {cancelled['id']}")
+    show(cancelled, as_json, f"cancelled {cancelled['id']}")
+
+
+@click.command("quote")
+@_type_option
+@_policy_option
+@json_option
+@pass_api
+def quote_command(
+    api: CoordinatorApi, job_type: str, policy: str, as_json: bool
+) -> None:
+    """Show the price of a job by its type and policy."""
+    quoted = _quote(api, job_type, policy)
+    show(quoted, as_json, f"{quoted['price']}  {job_type} {quoted['policy_resolved']}")
+
+
+def _quote(api: CoordinatorApi, job_type: str, policy: str) -> Any:
+    """Return the coordinator's quote for a type of job.  Raises ShoalError."""
+    query = urlencode({"job_type": job_type, "policy": policy})
+    return api.request(f"/v1/quote?{query}")
 
 
 def _check_fields(job_type: str, fields: dict[str, Any], *, whole: bool) -> None:
@@ -311,16 +343,3 @@ def _format_outcome(kind: str, outcome: dict[str, Any]) -> str:
 
 def _path(id_: str) -> str:
     return f"{PATH}/{quote(id_, safe='')}"
-
-
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        job["id"],
-        job["state"],
-        job["kind"],
-        job["model"],
-        job["owner"],
-        format_day(job["submitted_at"]),
-        str(job["attempts"]),
-        last_line(job["error"] or "")[:ERROR_MAX],
-    )

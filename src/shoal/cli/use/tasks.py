@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import print_table, printable
+from shoal.cli.terminal import Columns, printable, show, table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import remote_traceback
 from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError
 
-HEAD = ("NAME", "WORKERS", "SLOTS")
+COLUMNS: Columns = {"NAME": "name", "WORKERS": "workers", "SLOTS": "slots"}
 NOTHING = (
     "no worker offers functions: decorate them with @shoal.task in a module, and "
     "start `shoal join --tasks MODULE`"
@@ -43,20 +43,17 @@ def command() -> None:
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the functions of all workers."""
     listing = api.request("/v1/tasks")
-    if as_json:
-        click.echo(json.dumps(listing))
-        return
+    lines = [] if listing["workers"] else [NOTHING]
     if listing["tasks"]:
-        print_table(HEAD, [_row(each) for each in listing["tasks"]])
-    elif not listing["workers"]:
-        click.echo(NOTHING)
+        lines = table(COLUMNS, listing["tasks"])
     if listing["code"]:
-        click.echo(
+        lines.append(
             f"{listing['code']} of {listing['workers']} workers run functions that "
             "clients send"
         )
     if listing["unnamed"]:
-        click.echo(f"{listing['unnamed']} workers do not list their functions")
+        lines.append(f"{listing['unnamed']} workers do not list their functions")
+    show(listing, as_json, *lines)
 
 
 @command.command("run", cls=CallCommand)
@@ -104,10 +101,6 @@ def run(
             return 1
     click.echo(_text(value, as_json=as_json))
     return 0
-
-
-def _row(task: dict[str, Any]) -> tuple[str, ...]:
-    return task["name"], str(task["workers"]), str(task["slots"])
 
 
 def _parse_keyword(argument: str) -> tuple[str, Any]:

@@ -1,6 +1,5 @@
 """``shoal service``: run serve or join in the background, as a service of this user."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +17,12 @@ from shoal.cli.pool.service.definition import (
 from shoal.cli.pool.service.files import write
 from shoal.cli.pool.service.launchd import Launchd
 from shoal.cli.pool.service.systemd import Systemd
-from shoal.cli.terminal import print_table
+from shoal.cli.terminal import Columns, show, show_table
 from shoal.config.loader import USER_FILE
 from shoal.domain.errors import ConfigError
 
 COMMANDS = ("serve", "join")
-HEAD = ("SERVICE", "STATE", "FILE")
+COLUMNS: Columns = {"SERVICE": "service", "STATE": "state", "FILE": "file"}
 ABSENT = "not installed"
 
 service_argument = click.argument("service", type=click.Choice(COMMANDS))
@@ -83,24 +82,20 @@ def install(
     manager.write(definition, environment if definition.variables else None)
     if not no_start:
         manager.start(service)
-    if as_json:
-        shown = {
-            "service": service,
-            "file": str(manager.file(service)),
-            "environment_file": str(environment) if definition.variables else None,
-            "variables": [*definition.variables],
-            "started": not no_start,
-            "logs": manager.logs(service),
-        }
-        click.echo(json.dumps(shown))
-        return
-    click.echo(f"{'wrote' if no_start else 'started'} {manager.file(service)}")
+    shown = {
+        "service": service,
+        "file": str(manager.file(service)),
+        "environment_file": str(environment) if definition.variables else None,
+        "variables": [*definition.variables],
+        "started": not no_start,
+        "logs": manager.logs(service),
+    }
+    lines = [f"{'wrote' if no_start else 'started'} {manager.file(service)}"]
     if definition.variables:
         names = ", ".join(definition.variables)
-        click.echo(f"{names}: in {environment}, which only you can read")
-    click.echo(f"log: {manager.logs(service)}")
-    for remark in manager.remarks():
-        click.echo(remark)
+        lines.append(f"{names}: in {environment}, which only you can read")
+    lines += [f"log: {manager.logs(service)}", *manager.remarks()]
+    show(shown, as_json, *lines)
 
 
 @command.command("uninstall")
@@ -114,10 +109,7 @@ def uninstall(service: str, as_json: bool) -> None:
         raise ConfigError(f"the service {service} is not installed: there is no {file}")
     _environment_file(service).unlink(missing_ok=True)
     manager.remove(service)
-    if as_json:
-        click.echo(json.dumps({"service": service, "file": str(file)}))
-    else:
-        click.echo(f"removed {file}")
+    show({"service": service, "file": str(file)}, as_json, f"removed {file}")
 
 
 @command.command("status")
@@ -131,10 +123,7 @@ def status(services: tuple[str, ...], as_json: bool) -> None:
         file = manager.file(each)
         state = manager.state(each) if file.exists() else ABSENT
         found.append({"service": each, "state": state, "file": str(file)})
-    if as_json:
-        click.echo(json.dumps({"data": found}))
-        return
-    print_table(HEAD, [tuple(each.values()) for each in found])
+    show_table({"data": found}, as_json, COLUMNS, found)
 
 
 def _manager(definition: ServiceDefinition | None = None) -> ServiceManager:

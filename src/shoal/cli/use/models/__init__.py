@@ -1,7 +1,6 @@
 """``shoal models``: pull, copy, add and list models."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,14 @@ from rich.filesize import decimal
 
 from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
 from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import console, format_peer, print_table, printable
+from shoal.cli.terminal import (
+    Columns,
+    console,
+    format_peer,
+    printable,
+    show,
+    show_table,
+)
 from shoal.cli.use.models import pull
 from shoal.cli.use.models.source import WEB, CopySource, download_from
 from shoal.client.coordinator import CoordinatorApi
@@ -28,13 +34,18 @@ from shoal.transports.clock import LoopClock
 F = TypeVar("F", bound=Callable[..., Any])
 
 MODELS = "models"  # the folder of models, in the data folder
-FOUND_HEAD = ("PEER", "SIZE", "FROM")
+FOUND: Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
 ADDRESSES_HINT = (
     "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
     "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
 )
 SHARE = "shoal serve --share NAME=PATH, or shoal join --model NAME=PATH, where it is"
-HEAD = ("NAME", "SIZE", "FILES", "WHERE")
+COLUMNS: Columns = {
+    "NAME": lambda model: model.name,
+    "SIZE": lambda model: decimal(model.size),
+    "FILES": lambda model: model.files,
+    "WHERE": lambda model: model.path,
+}
 EXIT_STOPPED = 130
 
 
@@ -66,20 +77,12 @@ def list_(folder: Path | None, as_json: bool) -> None:
     """List the models in the folder."""
     folder = _models_folder(folder)
     stored = stored_models(folder)
-    if as_json:
-        click.echo(json.dumps({"data": [_as_json(each) for each in stored]}))
-    elif stored:
-        rows = [
-            (each.name, decimal(each.size), str(each.files), str(each.path))
-            for each in stored
-        ]
-        print_table(HEAD, rows)
-    else:
-        where = printable(str(folder))
-        click.echo(
-            f"no models in {where}: shoal models pull NAME, or "
-            "shoal models get NAME --from PEER"
-        )
+    nothing = (
+        f"no models in {printable(str(folder))}: shoal models pull NAME, or "
+        "shoal models get NAME --from PEER"
+    )
+    listed = {"data": [_as_json(each) for each in stored]}
+    show_table(listed, as_json, COLUMNS, stored, nothing)
 
 
 @command.command("find")
@@ -90,19 +93,16 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     """Ask all peers of a coordinator for a model."""
     name = _model_name(name)
     found = api.request(f"/admin/models/{quote(name)}")
-    if as_json:
-        click.echo(json.dumps(found))
-    elif not found["data"]:
-        asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
-        click.echo(f"no peer shares {name} ({asked} asked); to share it: {SHARE}")
-    else:
-        own = api.http_url
-        rows = [_found_row(each, own) for each in found["data"]]
-        print_table(FOUND_HEAD, rows)
-        first = next((address for _, _, address in rows if address), None)
+    own = api.http_url
+    rows = [_found_row(each, own) for each in found["data"]]
+    asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
+    nothing = f"no peer shares {name} ({asked} asked); to share it: {SHARE}"
+    show_table(found, as_json, FOUND, rows, nothing)
+    if rows and not as_json:
+        first = next((each["address"] for each in rows if each["address"]), None)
         copy = f"to copy it: shoal models get {name} --from {first}"
         click.echo(ADDRESSES_HINT if first is None else copy + _secret(first, own))
-    return 0 if found["data"] else 1
+    return 0 if rows else 1
 
 
 @command.command("get")
@@ -169,11 +169,9 @@ def get(
         if download.cancelled():
             return EXIT_STOPPED
         stored = stored_model(download.result().path, request.model)
-        if as_json:
-            seconds = round(clock.now() - began, 3)
-            click.echo(json.dumps(_as_json(stored) | {"seconds": seconds}))
-        else:
-            _print_stored(stored)
+        seconds = round(clock.now() - began, 3)
+        shown = _as_json(stored) | {"seconds": seconds}
+        show(shown, as_json, *_stored_lines(stored))
         return 0
 
     return run_loop(copy)
@@ -208,10 +206,7 @@ def add(
         of_bytes=of_bytes,
         replace=replace,
     )
-    if as_json:
-        click.echo(json.dumps(_as_json(added)))
-    else:
-        _print_stored(added)
+    show(_as_json(added), as_json, *_stored_lines(added))
 
 
 def _secret(address: str, own: str) -> str:
@@ -222,12 +217,14 @@ def _secret(address: str, own: str) -> str:
     return " --passcode PASSCODE" if is_pool else " --passcode PASSCODE --plain"
 
 
-def _found_row(copy: dict[str, Any], own: str) -> tuple[str, str, str]:
+def _found_row(copy: dict[str, Any], own: str) -> dict[str, str]:
     """Return the row of a copy: its peer, size, and address to copy it from."""
-    size = "" if copy["size"] is None else decimal(copy["size"])
     address = own if copy["passed_on"] else copy["address"]
-    peer = format_peer(copy["name"], copy["peer"]) or "this coordinator"
-    return peer, size, address.removeprefix("tcp://")
+    return {
+        "peer": format_peer(copy["name"], copy["peer"]) or "this coordinator",
+        "size": "" if copy["size"] is None else decimal(copy["size"]),
+        "address": address.removeprefix("tcp://"),
+    }
 
 
 async def _cancel_on_stop(
@@ -283,12 +280,12 @@ def _models_folder(given: Path | None) -> Path:
     return (given or data_folder() / MODELS).expanduser()
 
 
-def _print_stored(stored: StoredModel) -> None:
+def _stored_lines(stored: StoredModel) -> Iterator[str]:
     files = "1 file" if stored.files == 1 else f"{stored.files} files"
-    click.echo(printable(f"{stored.path} ({files}, {decimal(stored.size)})"))
+    yield printable(f"{stored.path} ({files}, {decimal(stored.size)})")
     if stored.gguf is not None:
         offer = f"shoal join --model {stored.name}={stored.gguf}"
-        click.echo(printable(f"to offer it: {offer}"))
+        yield printable(f"to offer it: {offer}")
 
 
 def _as_json(stored: StoredModel) -> dict[str, object]:
