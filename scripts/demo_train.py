@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shoal import launch
-from shoal.cli.child_programs import Program, run_program
+from shoal.cli.command_loop import Program, run_program
 from shoal.cli.local.demo import DemoError, say, step
 from shoal.cli.use.train.run_display import event_lines
 from shoal.client.coordinator import CoordinatorApi

@@ -31,7 +31,7 @@ from gateway.providers import committed, connect, provider, shown
 from gateway.serving import KEY, Pool
 from harness.speed import scaled
 from protocols.dispatch.recorded import SIGNERS
-from shoal.cli.command_loop import STRANGER_INTERVAL, StrangerFilter
+from shoal.cli.log import STRANGER_INTERVAL, StrangerFilter
 from shoal.peers.relay import HELD_BY_GUESTS_MAX
 from shoal.protocols.dispatch import Config
 from shoal.protocols.seam.framing import LENGTH

@@ -12,8 +12,10 @@ import pytest
 
 from cli.coordinators import Sites
 from gateway.serving import KEY, serving
-from shoal.cli.local.doctor.findings import Check, Examined, Severity
-from shoal.cli.local.doctor.machine_checks import (
+from shoal.cli.local.doctor.checks import (
+    Check,
+    Examined,
+    Severity,
     check_clock,
     check_disk,
     check_firewall,

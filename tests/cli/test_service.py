@@ -17,8 +17,7 @@ from shoal.cli.pool.join import command as join
 from shoal.cli.pool.serve import command as serve
 from shoal.cli.pool.service import schtasks_command
 from shoal.cli.pool.service.definition import define_service, environment_text
-from shoal.cli.pool.service.launchd import Launchd, launchd_agent
-from shoal.cli.pool.service.systemd import systemd_unit
+from shoal.cli.pool.service.managers import Launchd, launchd_agent, systemd_unit
 from shoal.domain.errors import ConfigError
 
 TOKEN = "9f2c71d4e8a6b03597c1d5e2"

@@ -27,7 +27,7 @@ PRELOADED = (
     "shoal.cli.pool.join",
     "shoal.cli.pool.serve",
     "shoal.cli.worker.join_target",
-    "shoal.cli.worker.model_files",
+    "shoal.cli.use.models.pull",
     "shoal.cli.worker.run_worker",
 )
 # Variables that matter while modules are imported, or earlier.

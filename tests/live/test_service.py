@@ -17,8 +17,7 @@ from shoal.cli.pool.service.definition import (
     define_service,
     environment_text,
 )
-from shoal.cli.pool.service.launchd import WITH_VARIABLES, launchd_agent
-from shoal.cli.pool.service.systemd import systemd_unit
+from shoal.cli.pool.service.managers import WITH_VARIABLES, launchd_agent, systemd_unit
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="other services")
 

@@ -1,27 +1,21 @@
-"""Runs a command's coroutine until it ends or the process receives a stop signal."""
+"""Runs a command until it ends or is to stop, and other commands as its children."""
 
 import asyncio
 import json
-import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
-import click
-
+from shoal.domain.errors import ShoalError
 from shoal.transports.clock import fast_loop_factory
 
-F = TypeVar("F", bound=Callable[..., Any])
-H = TypeVar("H", bound=logging.Handler)
-
-TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-LEVELS = ("debug", "info", "warning", "error")
-STRANGER_INTERVAL = 1.0  # seconds between lines that strangers cause
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_WITH_STDIN = "SHOAL_STOP_WITH_STDIN"
 """The variable of a command that stops when its standard input ends.
@@ -41,98 +35,6 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
             return runner.run(_with_signals(main))
     except BaseExceptionGroup as group:
         raise _cause(group) from group
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment of a command that ends with this process."""
-    return {**os.environ, STOP_WITH_STDIN: "1"}
-
-
-def log_options(level: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of the log; ``level`` is the default.
-
-    The command gets them as ``log_level`` and ``log_format``, for ``log_to_stderr``.
-    """
-
-    def add(function: F) -> F:
-        function = click.option(
-            "--log-format",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="Format of the log; json: one object per line.",
-        )(function)
-        return click.option(
-            "--log-level",
-            type=click.Choice(LEVELS, case_sensitive=False),
-            default=level,
-            show_default=True,
-            help="Level of the log; debug also writes every line that strangers "
-            "cause, not one a second.",
-        )(function)
-
-    return add
-
-
-def log_to_stderr(level: str, form: str) -> None:
-    """Log to standard error; ``level`` and ``form`` are values of ``log_options``."""
-    handler = prepared(logging.StreamHandler(sys.stderr), level, form)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-def prepared(handler: H, level: str, form: str) -> H:
-    """Return a handler with what ``log_options`` ask for."""
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
-    if level.upper() != "DEBUG":
-        handler.addFilter(StrangerFilter())
-    return handler
-
-
-class StrangerFilter(logging.Filter):
-    """Passes one record a second of those that strangers cause; counts the others.
-
-    Whoever reaches a port could otherwise fill the disk.  The next record that passes
-    tells how many were left out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left_out = 0
-        self._closed_until = 0.0  # Unix time
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        # aiohttp warns about the upgrades that it reads.
-        by_stranger = hasattr(record, "by_stranger") or (
-            record.name.startswith("aiohttp.") and record.levelno < logging.ERROR
-        )
-        if not by_stranger:
-            return True
-        if record.created < self._closed_until:
-            self._left_out += 1
-            return False
-        self._closed_until = record.created + STRANGER_INTERVAL
-        if self._left_out:
-            record.msg = f"{record.getMessage()} left_out={self._left_out}"
-            record.args = ()
-            if fields := getattr(record, "fields", None):
-                record.fields = {**fields, "left_out": self._left_out}
-            self._left_out = 0
-        return True
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object, with its extra ``fields``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        line |= getattr(record, "fields", None) or {"message": record.getMessage()}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
 
 
 def _cause(group: BaseException) -> BaseException:
@@ -178,3 +80,81 @@ def _call_at_end_of_stdin(stop: Callable[[], object]) -> None:
             stop()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+STOP_TIMEOUT = 10.0  # seconds
+STARTED = ("ready", "joined")
+UNFINISHED = ("loading", "waiting")
+"""Events of a start that is still going on."""
+
+
+class ProgramFailed(ShoalError):
+    """A program did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A ``shoal`` process and its first report."""
+
+    name: str
+    process: subprocess.Popen[str]
+    report: dict[str, Any]
+
+
+@contextmanager
+def run_program(
+    name: str,
+    arguments: list[str],
+    folder: Path,
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Iterator[Program]:
+    """Run ``shoal`` within the block, after waiting for its first report.
+
+    Its log is NAME.log in ``folder``.  ``on_event`` gets the events before the first
+    report.  The program has a session of its own, which Ctrl-C does not reach, and ends
+    with this process, however that ends.
+
+    Raises ProgramFailed with its log if it does not start.
+    """
+    log = folder / f"{name}.log"
+    with (
+        open(log, "w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "shoal", *arguments, "--json"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, STOP_WITH_STDIN: "1"},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            report = _first_report(name, process.stdout, log, on_event)
+            yield Program(name, process, report)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _first_report(
+    name: str,
+    output: IO[str],
+    log: Path,
+    on_event: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    for line in output:
+        report: dict[str, Any] = json.loads(line)
+        if report["event"] in STARTED:
+            return report
+        if report["event"] not in UNFINISHED:
+            reason = report.get("reason", report["event"])
+            raise ProgramFailed(f"{name}: {reason}")
+        on_event(report)
+    lines = log.read_text().strip().removeprefix(f"shoal {name}: ")
+    raise ProgramFailed(f"`shoal {name}` did not start: {lines}")

@@ -14,7 +14,7 @@ from cli.coordinators import Sites
 from shoal.cli.worker import join_models as memberships_module
 from shoal.cli.worker.join_models import WorkerContext, model_memberships
 from shoal.cli.worker.join_target import JoinTarget
-from shoal.cli.worker.model_loader import ModelLoader
+from shoal.cli.worker.worker_report import ModelLoader
 from shoal.config import JoinConfig
 from shoal.domain.job import Privacy
 from shoal.domain.work import Feature, Inference, JobKind

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.worker.model_loader import ModelLoader
+from shoal.cli.worker.worker_report import ModelLoader
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import Inference
 from shoal.domain.worker import ServedModel

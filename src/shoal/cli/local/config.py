@@ -9,7 +9,7 @@ import click
 
 from shoal.app.fleet_files import FILE as FLEET_FILE
 from shoal.app.fleet_files import with_fleet
-from shoal.cli.log_file import LOG_FILE
+from shoal.cli.log import LOG_FILE
 from shoal.cli.options import config_file_option, data_dir_option, json_option
 from shoal.cli.terminal import Columns, show, show_table
 from shoal.config import JoinConfig, ServeConfig, X402Config

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import click
 
 from shoal.app.worker_ports import listening_wires
-from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
+from shoal.cli.command_loop import run_loop
+from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import (
     SettingsCommand,
     config_file_option,
@@ -20,8 +21,8 @@ from shoal.cli.options import (
     given,
     setting_options,
 )
+from shoal.cli.use.models.pull import resolve_model
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
-from shoal.cli.worker.model_files import resolve_model
 from shoal.cli.worker.run_worker import DEVICES, JoinArguments, run_worker
 from shoal.config import JoinConfig
 from shoal.config.loader import check_file, load

@@ -16,8 +16,8 @@ from shoal.app.fleet_files import with_fleet
 from shoal.app.free_space import wait_for_space
 from shoal.app.network import PortsByWire
 from shoal.app.server import RunningCoordinator, run_coordinator
-from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
-from shoal.cli.log_file import LOG_FILE, log_to_file
+from shoal.cli.command_loop import run_loop
+from shoal.cli.log import LOG_FILE, log_options, log_to_file, log_to_stderr
 from shoal.cli.options import (
     SettingsCommand,
     config_file_option,

@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 import click
 from rich.status import Status
 
-from shoal.cli.child_programs import run_program
+from shoal.cli.command_loop import run_program
 from shoal.cli.options import pass_api
 from shoal.cli.terminal import console, printable
-from shoal.cli.use.chat import chat
+from shoal.cli.use.chat import Conversation, chat
 from shoal.cli.use.chat.answer import chat_models
-from shoal.cli.use.chat.conversation import Conversation
-from shoal.cli.worker.model_files import resolve_model
+from shoal.cli.use.models.pull import resolve_model
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import KEY_FILE

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shoal.cli.worker.join_target import JoinTarget, resolve_direct
-from shoal.cli.worker.model_loader import ModelLoader
+from shoal.cli.worker.worker_report import ModelLoader
 from shoal.config import JoinConfig
 from shoal.domain.errors import Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy

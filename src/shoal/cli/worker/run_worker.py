@@ -37,10 +37,13 @@ from shoal.cli.worker.join_target import (
     check_encryption,
     resolve_target,
 )
-from shoal.cli.worker.model_loader import ModelLoader
 from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
 from shoal.cli.worker.pairing import pair_worker, pairing_at
-from shoal.cli.worker.worker_report import report_omitted_models, worker_reporter
+from shoal.cli.worker.worker_report import (
+    ModelLoader,
+    report_omitted_models,
+    worker_reporter,
+)
 from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError
 from shoal.domain.job_kinds import INFERENCE_KINDS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.child_programs import Program, run_program
+from shoal.cli.command_loop import Program, run_program
 from shoal.cli.terminal import console, printable
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config.installation import install_extra

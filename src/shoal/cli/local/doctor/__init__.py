@@ -8,9 +8,15 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from shoal.cli.local.doctor.coordinator_checks import COORDINATOR_CHECKS, find_health
-from shoal.cli.local.doctor.findings import Examined, Finding, Severity, warning
-from shoal.cli.local.doctor.machine_checks import MACHINE_CHECKS
+from shoal.cli.local.doctor.checks import (
+    COORDINATOR_CHECKS,
+    MACHINE_CHECKS,
+    Examined,
+    Finding,
+    Severity,
+    find_health,
+    warning,
+)
 from shoal.cli.options import config_file_option, json_option, pass_api
 from shoal.cli.terminal import console, printable
 from shoal.client.coordinator import CoordinatorApi

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import click
 
@@ -14,9 +12,7 @@ from shoal.cli.pool.service.definition import (
     define_service,
     environment_text,
 )
-from shoal.cli.pool.service.files import write
-from shoal.cli.pool.service.launchd import Launchd
-from shoal.cli.pool.service.systemd import Systemd
+from shoal.cli.pool.service.managers import Launchd, ServiceManager, Systemd, write
 from shoal.cli.terminal import Columns, show, show_table
 from shoal.config.loader import USER_FILE
 from shoal.domain.errors import ConfigError
@@ -26,18 +22,6 @@ COLUMNS: Columns = {"SERVICE": "service", "STATE": "state", "FILE": "file"}
 ABSENT = "not installed"
 
 service_argument = click.argument("service", type=click.Choice(COMMANDS))
-
-
-class ServiceManager(Protocol):
-    """What starts the services of a user, and reads a file for each."""
-
-    def file(self, command: str) -> Path: ...
-    def logs(self, command: str) -> str: ...
-    def write(self, service: ServiceDefinition, environment: Path | None) -> None: ...
-    def start(self, command: str) -> None: ...
-    def remove(self, command: str) -> None: ...
-    def state(self, command: str) -> str: ...
-    def remarks(self) -> Iterator[str]: ...
 
 
 @click.group("service")

@@ -14,7 +14,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from shoal.cli.use.chat.conversation import COMMANDS
+from shoal.cli.use.chat import COMMANDS
 from shoal.config.private_files import create_private, make_private_folder
 from shoal.domain.errors import ConfigError
 

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import click
 from rich.filesize import decimal
 
-from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
+from shoal.cli.command_loop import run_loop
+from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import (
     Columns,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from live.programs import TINY, GatedModel
-from shoal.cli.worker import model_files
-from shoal.cli.worker.model_files import find_pulled, resolve_model, served_models
+from shoal.cli.use.models import pull as model_files
+from shoal.cli.use.models.pull import find_pulled, resolve_model, served_models
 from shoal.engines import local_servers
 from shoal.engines.local_servers import ServerLocation
 from shoal.models.model_hub import HubName

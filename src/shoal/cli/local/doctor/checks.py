@@ -1,4 +1,4 @@
-"""Checks of this machine: versions, disk, keys, ports, firewall, engines, models."""
+"""What `shoal doctor` examines: this machine, then its coordinator."""
 
 import asyncio
 import importlib.metadata
@@ -6,26 +6,81 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from rich.filesize import decimal
 
 from shoal import __version__
-from shoal.cli.local.doctor.findings import (
-    Check,
-    Examined,
-    Finding,
-    failed,
-    ok,
-    warning,
-)
+from shoal.client.coordinator import CoordinatorApi
+from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.config.private_files import readable_by_others
 from shoal.config.secret_files import KEY_FILE, SEED_FILE, TOKEN_FILE
+from shoal.domain.errors import ShoalError
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
+from shoal.processes.programs import RunProgram, program_output
 from shoal.worker.hardware import this_machine
+
+
+class Severity(Enum):
+    OK = "ok"
+    WARNING = "warning"  # it works, but not as well as it could
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found; the remedy is empty if there is nothing to do."""
+
+    severity: Severity
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The machine and the coordinator that are examined.
+
+    ``serve`` are the settings that `shoal serve` would have here; ``health`` is the
+    coordinator's report of its health, and None if it does not answer.
+    """
+
+    api: CoordinatorApi
+    serve: ServeConfig
+    health: Mapping[str, Any] | None = None
+    run: RunProgram = field(default=program_output)
+
+    @property
+    def folder(self) -> Path:
+        """The data folder."""
+        return self.serve.data_dir.expanduser()
+
+
+Check: TypeAlias = Callable[[Examined], Iterator[Finding]]
+
+
+def ok(subject: str, text: str) -> Finding:
+    """Return a finding without a remedy."""
+    return Finding(Severity.OK, subject, text)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding about what could be better."""
+    return Finding(Severity.WARNING, subject, text, remedy)
+
+
+def failed(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding about what does not work."""
+    return Finding(Severity.FAILED, subject, text, remedy)
+
 
 SPACE_LOW = 2_000_000_000  # bytes
 SPACE_NEEDED = 100_000_000
@@ -215,3 +270,98 @@ MACHINE_CHECKS: tuple[Check, ...] = (
 
 def _is_active(examined: Examined, service: str) -> bool:
     return examined.run(["systemctl", "is-active", service]).strip() == "active"
+
+
+CLOCK_TOLERANCE = 5.0  # seconds
+
+
+def find_health(api: CoordinatorApi) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the coordinator's report of its health, or None and why there is none."""
+    if not (api.url or api.api_key or (api.data_dir / KEY_FILE).exists()):
+        return None, "none has run on this machine"
+    try:
+        health = api.request("/healthz")
+    except ShoalError as error:
+        return None, str(error)
+    if not isinstance(health, Mapping) or "shoal" not in health:
+        return None, f"{api.base_url} is not a Shoal coordinator"
+    return health, ""
+
+
+def check_version(examined: Examined) -> Iterator[Finding]:
+    """Compare the coordinator's version with that of this program."""
+    assert examined.health is not None, "it answers"
+    version = examined.health["shoal"]
+    text = f"Shoal {version} answers at {examined.api.base_url}"
+    if version == __version__:
+        yield ok("coordinator", text)
+    else:
+        yield warning(
+            "coordinator",
+            f"{text}, and this program is {__version__}",
+            "install the same version on both: newer options are unknown to the older",
+        )
+
+
+def check_clocks(examined: Examined) -> Iterator[Finding]:
+    """Compare the coordinator's clock with that of this machine."""
+    before = time.time()
+    there = examined.api.server_time()
+    after = time.time()
+    if there is None:
+        return
+    difference = max(before - there - 1, there - after, 0.0)  # it has whole seconds
+    if difference > CLOCK_TOLERANCE:
+        yield warning(
+            "clocks",
+            f"the coordinator's clock differs by {difference:.0f} s",
+            "synchronise both: receipts, keys and join tokens have dates",
+        )
+    else:
+        yield ok("clocks", "the coordinator's and this machine's agree")
+
+
+def check_pool(examined: Examined) -> Iterator[Finding]:
+    """Check the API key, and what the pool says about itself and its nodes."""
+    try:
+        status = examined.api.request("/admin/status")
+    except ShoalError as error:
+        yield failed(
+            "API key",
+            str(error),
+            "give the key that `shoal serve` printed: --api-key or SHOAL_API_KEY",
+        )
+        return
+    yield ok("API key", "accepted")
+    if not status["ready"]:
+        yield failed("jobs", f"not accepted: {status['why_not']}", "see its log")
+    if not status["workers"]:
+        yield warning(
+            "nodes",
+            "no worker has joined",
+            "run the command that `shoal join-line` prints, on any machine",
+        )
+    else:
+        yield ok("nodes", f"{len(status['workers'])} workers, {_models(status)}")
+    for peer in status["refused"]:
+        yield warning(
+            "nodes",
+            f"{peer['name'] or peer['id']} is not admitted: {peer['reason']}",
+            "`shoal join-line` prints the command that admits a machine",
+        )
+    others = {peer["release"] for peer in status["peers"]} - {"", status["version"]}
+    if others:
+        yield warning(
+            "nodes",
+            f"some run Shoal {', '.join(sorted(others))}, the coordinator "
+            f"{status['version']}",
+            "install the same version everywhere",
+        )
+
+
+COORDINATOR_CHECKS: tuple[Check, ...] = (check_version, check_clocks, check_pool)
+
+
+def _models(status: Mapping[str, Any]) -> str:
+    count = len(status["models"])
+    return "1 model" if count == 1 else f"{count} models"
