@@ -1,4 +1,4 @@
-"""The exceptions of functions, rebuilt where they were called."""
+"""Errors of calls, and the exceptions of their functions, as Python raises them."""
 
 import json
 import platform
@@ -11,13 +11,25 @@ import pydantic
 import pytest
 
 from shoal.client.errors import RemoteTraceback, TaskError
-from shoal.client.remote_exceptions import rebuild_exception
+from shoal.client.remote_exceptions import home_module, rebuild_exception
 from shoal.domain.errors import InvalidRequest, TooManyFailures
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import (
     ExceptionRecord,
     encode_exception,
 )
+from tasks import demo_tasks
+
+
+def test_home_module_follows_the_function_or_its_name() -> None:
+    assert home_module("demo.add", demo_tasks.add) == demo_tasks.__name__
+    assert (
+        home_module(f"{__name__}.test_home_module_follows_the_function_or_its_name")
+        == __name__
+    )
+    assert home_module(f"{__name__}.nothing") == ""
+    assert home_module("add") == ""
+
 
 STACK = """Traceback (most recent call last):
   File "work.py", line 3, in work

@@ -16,12 +16,12 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgTy
 from shoal.client import messages
 from shoal.client.availability import CALLS_EXAMINED_MAX, StalledCallMonitor
 from shoal.client.blobs import Blob, BlobClient
-from shoal.client.call_errors import FailedCall, call_error
 from shoal.client.connection import CallDialer
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.errors import ConnectionLost
 from shoal.client.options import report_progress
 from shoal.client.pending_calls import ClientCall
+from shoal.client.remote_exceptions import FailedCall, call_error
 from shoal.domain.errors import InvalidRequest, PeerError, ShoalError, Unavailable
 
 MESSAGE_ARGUMENTS_MAX = 256 << 10  # bytes of arguments that share a message

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import msgspec
 
 from shoal.client.blobs import Blob
-from shoal.client.call_errors import home_module
 from shoal.client.errors import PlainValuesOnly
+from shoal.client.remote_exceptions import home_module
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
 from shoal.tasks.class_instances import MAIN

@@ -20,7 +20,14 @@ from shoal.client.encoding import (
     remote_function,
 )
 from shoal.client.jobs import Jobs
-from shoal.client.map_results import MapWindow, as_done, in_order, outcomes, results
+from shoal.client.map_results import (
+    MapWindow,
+    as_completed,
+    as_done,
+    in_order,
+    outcomes,
+    results,
+)
 from shoal.client.options import (
     OptionChanges,
     Options,
@@ -29,7 +36,6 @@ from shoal.client.options import (
 )
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
-from shoal.client.waits import as_completed
 from shoal.client.workers import Workers
 from shoal.tasks.values import Ref
 

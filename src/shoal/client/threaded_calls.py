@@ -24,6 +24,7 @@ from shoal.client.connection import JsonRequest, ResultRequest, open_session
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost
+from shoal.client.map_results import wait_for
 from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
@@ -32,7 +33,6 @@ from shoal.client.pending_calls import (
     PlainCall,
     resolve_future,
 )
-from shoal.client.waits import wait_for
 from shoal.tasks.slot_lending import runs_tasks, slot_lent
 from shoal.transports.clock import fast_loop_factory
 
