@@ -21,8 +21,8 @@ from fleet_ends import DONE, WAYS
 from processes import HERE, Program, program
 from report import Goal, Results
 from shoal.transports.clock import LoopClock
-from shoal.transports.driver import Driver
 from shoal.transports.dialer import connect_tcp
+from shoal.transports.driver import Driver
 
 ROUNDS = 7
 SIZES = (1, 16, 64)  # MB
