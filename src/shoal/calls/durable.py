@@ -23,17 +23,7 @@ from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_errors import error_of
 from shoal.coordinator.job_listener import EndedJob
 from shoal.coordinator.open_answers import check_same_request
-from shoal.domain.errors import (
-    Cancelled,
-    KeyReused,
-    NoWorker,
-    QueueFull,
-    ShoalError,
-    ShuttingDown,
-    StoreError,
-    TimedOut,
-    WorkerLost,
-)
+from shoal.domain import errors
 from shoal.domain.facts import (
     JobCancelled,
     JobCompleted,
@@ -96,7 +86,7 @@ class DurableCall:
     worker_id: WorkerId | None = None
     pushed_at: float = 0.0
     accepted: bool = False
-    end: Outcome | ShoalError | None = None
+    end: Outcome | errors.ShoalError | None = None
     answer: Answer | None = None  # for those who wait for the result over HTTP
 
     @property
@@ -154,14 +144,14 @@ class DurableCalls:
         work = job.work
         assert isinstance(work, Call), "only calls are carried by call streams"
         if self._stopping:
-            raise ShuttingDown("the coordinator is stopping: try again shortly")
+            raise errors.ShuttingDown("the coordinator is stopping: try again shortly")
         if (error := self._hub.permanent_rejection(job)) is not None:
             raise error
         if job.idempotency_key:
             self._check_unused(job)
         owner = self._owners.get(job.owner) or self._new_owner(job.owner)
         if len(owner.calls) >= OWNER_OPEN_MAX or owner.size >= OWNER_SIZE_MAX:
-            raise QueueFull(TOO_MANY)
+            raise errors.QueueFull(TOO_MANY)
         size = len(work.args) + len(work.kwargs)
         call = DurableCall(job, next(self._numbers), [listener], size)
         owner.calls[job.id] = call
@@ -210,7 +200,7 @@ class DurableCalls:
         if call is None or call.end is not None:
             return False
         self._owners[call.job.owner].scheduler.cancel(call.number)
-        self._end(call, Cancelled(reason), JobCancelled(job_id, reason))
+        self._end(call, errors.Cancelled(reason), JobCancelled(job_id, reason))
         return True
 
     def cancel_all_of(self, owner: str, reason: str) -> int:
@@ -265,7 +255,7 @@ class DurableCalls:
                 await self._health.write(
                     partial(self._store.append, (), self._clock.wall(), facts)
                 )
-            except StoreError as error:
+            except errors.StoreError as error:
                 self._waiting += waiting
                 self.on_store_broken(error)
                 return
@@ -319,9 +309,9 @@ class DurableCalls:
                 outcome = Outcome("", value=value)
                 self._end(call, outcome, JobCompleted(job_id, call.lease, outcome))
 
-    def on_failure(self, number: int, error: ShoalError) -> None:
+    def on_failure(self, number: int, error: errors.ShoalError) -> None:
         call = self._calls[number]
-        if not isinstance(error, NoWorker):
+        if not isinstance(error, errors.NoWorker):
             self._record_lease(call)
         self._end(call, error, _failure(call.job_id, error))
 
@@ -335,7 +325,9 @@ class DurableCalls:
     def _check_unused(self, job: Job) -> None:
         self._hub.check_unused(job)
         if (job.owner, job.idempotency_key) in self._keys:
-            raise KeyReused("the idempotency key was said to be fresh, and is in use")
+            raise errors.KeyReused(
+                "the idempotency key was said to be fresh, and is in use"
+            )
 
     def _record(self, fact: JobFact) -> None:
         self._facts.append(RecordedFact(self._clock.wall(), fact))
@@ -351,7 +343,9 @@ class DurableCalls:
         self._facts.append(RecordedFact(call.pushed_at, lease))
         self._wake.set()
 
-    def _end(self, call: DurableCall, end: Outcome | ShoalError, fact: JobFact) -> None:
+    def _end(
+        self, call: DurableCall, end: Outcome | errors.ShoalError, fact: JobFact
+    ) -> None:
         call.end = end
         del self._calls[call.number]
         self._unrecorded.pop(call.number, None)
@@ -400,7 +394,7 @@ class DurableCalls:
 
     # As ``StoreHealthListener``.
 
-    def on_store_failing(self, error: StoreError) -> None:
+    def on_store_failing(self, error: errors.StoreError) -> None:
         """Send no more calls to workers.
 
         Those that workers have end; their results wait in memory until they are stored.
@@ -408,14 +402,14 @@ class DurableCalls:
         for owner in self._owners.values():
             owner.scheduler.hold()
 
-    def on_store_retried(self, error: StoreError) -> None:
+    def on_store_retried(self, error: errors.StoreError) -> None:
         pass  # the clients of calls wait
 
     def on_store_healed(self) -> None:
         for owner in self._owners.values():
             owner.scheduler.resume()
 
-    def on_store_broken(self, error: StoreError) -> None:
+    def on_store_broken(self, error: errors.StoreError) -> None:
         """End all calls with the error; after a restart they go on."""
         for owner in self._owners.values():
             owner.scheduler.close()
@@ -432,14 +426,14 @@ class DurableCalls:
                 future.set_exception(error)
 
 
-def _failure(job_id: JobId, error: ShoalError) -> JobFact:
+def _failure(job_id: JobId, error: errors.ShoalError) -> JobFact:
     """Return the fact of a call that ended without a result."""
     match error:
-        case NoWorker():
+        case errors.NoWorker():
             return JobExpired(job_id, TimeLimit.QUEUE, str(error))
-        case TimedOut():
+        case errors.TimedOut():
             return JobExpired(job_id, TimeLimit.FIRST_OUTPUT, str(error))
-        case WorkerLost():
+        case errors.WorkerLost():
             return JobFailed(job_id, str(error), lost=True)
         case _:
             return JobFailed(job_id, str(error), fault=Fault.REQUEST)

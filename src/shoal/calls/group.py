@@ -8,16 +8,7 @@ from typing import Protocol
 from shoal.calls.stream import OpenCallStream
 from shoal.calls.stream_load import PendingCall, StreamLoad
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import (
-    NoFirstOutput,
-    NotFound,
-    NoWorker,
-    QueueFull,
-    ShoalError,
-    TimedOut,
-    WorkerLost,
-    release_frames,
-)
+from shoal.domain import errors
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult
@@ -73,7 +64,7 @@ class GroupOwner(Protocol):
         """Receive the results of pending calls."""
         ...
 
-    def fail(self, calls: Iterable[PendingCall], error: ShoalError) -> None:
+    def fail(self, calls: Iterable[PendingCall], error: errors.ShoalError) -> None:
         """Fail calls."""
         ...
 
@@ -210,20 +201,20 @@ class CallGroup:
         if self.waiting:
             self.flush()
 
-    def on_end(self, stream: OpenCallStream, error: ShoalError) -> None:
+    def on_end(self, stream: OpenCallStream, error: errors.ShoalError) -> None:
         load = self._loads.pop(stream, None)
         if load is None:
             self.opening = None
-            if isinstance(error, QueueFull):
+            if isinstance(error, errors.QueueFull):
                 self._wait_for_room()
-            elif isinstance(error, NoWorker):
+            elif isinstance(error, errors.NoWorker):
                 self._expire(self._owner.clock.now(), str(error))
                 self.flush()
             elif not self._loads:
                 self._fail_waiting(error)
             return
         calls: list[PendingCall] = load.take_unfinished()
-        if not isinstance(error, WorkerLost | TimedOut):
+        if not isinstance(error, errors.WorkerLost | errors.TimedOut):
             self._owner.fail(calls, error)
             calls = []
         self._requeue(calls, str(error))
@@ -270,7 +261,7 @@ class CallGroup:
         load = self._loads.pop(stream)
         late, *others = load.take_unfinished()
         error = no_call_result(self._call_timeout)
-        self._owner.fail([late], NoFirstOutput(error))
+        self._owner.fail([late], errors.NoFirstOutput(error))
         self._requeue(others, error)
         stream.close(idle=False)
 
@@ -279,7 +270,7 @@ class CallGroup:
         wanted = self._wanted(calls)
         blamed = f"lost {ATTEMPTS_MAX} workers while they ran it, the last one: "
         tried = [each for each in wanted if each.attempts >= ATTEMPTS_MAX]
-        self._owner.fail(tried, WorkerLost(blamed + reason))
+        self._owner.fail(tried, errors.WorkerLost(blamed + reason))
         again = [each for each in wanted if each.attempts < ATTEMPTS_MAX]
         wait_until = self._owner.clock.now() + self._route.queue
         for each in again:
@@ -309,7 +300,7 @@ class CallGroup:
             each = self.waiting.popleft()
             if each.blobs and (lacking := blobs.missing(each.blobs)):
                 names = " ".join(digest.hex() for digest in lacking)
-                self._owner.fail([each], NotFound(names))
+                self._owner.fail([each], errors.NotFound(names))
                 continue
             calls.append(each)
             if alone:
@@ -337,7 +328,7 @@ class CallGroup:
         self.waiting = deque(
             each for each in self.waiting if each.call.number not in expired
         )
-        self._owner.fail(late, NoWorker(reason or self._waiting_reason()))
+        self._owner.fail(late, errors.NoWorker(reason or self._waiting_reason()))
 
     def _waiting_reason(self) -> str:
         pool = self._owner.hub.pool
@@ -364,11 +355,11 @@ class CallGroup:
                 self,
                 waits=route.waits,
             )
-        except ShoalError as error:
+        except errors.ShoalError as error:
             if not self._loads:
                 self._fail_waiting(error)
-            release_frames(error)
+            errors.release_frames(error)
 
-    def _fail_waiting(self, error: ShoalError) -> None:
+    def _fail_waiting(self, error: errors.ShoalError) -> None:
         waiting, self.waiting = self.waiting, deque()
         self._owner.fail(waiting, error)

@@ -10,22 +10,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Raw
 
-from shoal.domain.errors import (
-    Cancelled,
-    CannotDo,
-    ClientError,
-    InvalidRequest,
-    JobError,
-    NotFound,
-    QueueFull,
-    RateLimited,
-    ShoalError,
-    TimedOut,
-    TooLarge,
-    Unavailable,
-    UnknownTask,
-    WorkerLost,
-)
+from shoal.domain import errors
 from shoal.domain.vocabulary import CallResult
 
 INTEGER_MAX = 2**53 - 1  # the largest integer of JavaScript
@@ -105,26 +90,26 @@ class InvalidItem(msgspec.Struct, frozen=True):
     """An invalid item that has a valid number."""
 
     number: int
-    error: InvalidRequest
+    error: errors.InvalidRequest
 
 
 _items = msgspec.msgpack.Decoder(list[CallItem])
 _raws = msgspec.msgpack.Decoder(list[Raw])
 _item: msgspec.msgpack.Decoder[CallItem] = msgspec.msgpack.Decoder(CallItem)
 _any = msgspec.msgpack.Decoder(list[object])
-ERROR_KINDS: Mapping[type[ShoalError], str] = {
-    JobError: "raised",
-    Cancelled: "cancelled",
-    TimedOut: "timeout",
-    WorkerLost: "lost",
-    UnknownTask: "unknown",
-    NotFound: "lacks",
-    TooLarge: "too_large",
-    QueueFull: "busy",
-    RateLimited: "busy",
-    Unavailable: "unavailable",
-    ClientError: "invalid",
-    ShoalError: "unavailable",
+ERROR_KINDS: Mapping[type[errors.ShoalError], str] = {
+    errors.JobError: "raised",
+    errors.Cancelled: "cancelled",
+    errors.TimedOut: "timeout",
+    errors.WorkerLost: "lost",
+    errors.UnknownTask: "unknown",
+    errors.NotFound: "lacks",
+    errors.TooLarge: "too_large",
+    errors.QueueFull: "busy",
+    errors.RateLimited: "busy",
+    errors.Unavailable: "unavailable",
+    errors.ClientError: "invalid",
+    errors.ShoalError: "unavailable",
 }
 """The code of each kind of error."""
 
@@ -142,7 +127,7 @@ def decode_items(data: bytes) -> Sequence[CallItem | InvalidItem]:
     """
     # An array of 32 bits, before its items are decoded: each takes a byte at least.
     if data[:1] == b"\xdd" and int.from_bytes(data[1:5]) > ITEMS_MAX:
-        raise InvalidRequest(f"more than {ITEMS_MAX} items in a message")
+        raise errors.InvalidRequest(f"more than {ITEMS_MAX} items in a message")
     try:
         return _items.decode(data)
     except (msgspec.DecodeError, RecursionError):
@@ -150,7 +135,7 @@ def decode_items(data: bytes) -> Sequence[CallItem | InvalidItem]:
     try:
         return [_decode_item(raw) for raw in _raws.decode(data)]
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"the message is not an array of items: {error}"
         ) from error
 
@@ -164,16 +149,16 @@ def _decode_item(raw: Raw) -> CallItem | InvalidItem:
         except msgspec.ValidationError:
             parts = []
         if len(parts) > 1 and isinstance(parts[1], int):
-            return InvalidItem(parts[1], InvalidRequest(str(error)))
-        raise InvalidRequest(f"an item without a number: {error}") from error
+            return InvalidItem(parts[1], errors.InvalidRequest(str(error)))
+        raise errors.InvalidRequest(f"an item without a number: {error}") from error
 
 
-def error_kind(error: ShoalError) -> str:
+def error_kind(error: errors.ShoalError) -> str:
     """Return the code of a call's error."""
-    if isinstance(error, CannotDo) and error.field in REQUIREMENT_FIELDS:
+    if isinstance(error, errors.CannotDo) and error.field in REQUIREMENT_FIELDS:
         return error.field or ""
-    if isinstance(error, JobError) and str(error).startswith(TIMED_OUT):
-        return ERROR_KINDS[TimedOut]
+    if isinstance(error, errors.JobError) and str(error).startswith(TIMED_OUT):
+        return ERROR_KINDS[errors.TimedOut]
     return next(
         ERROR_KINDS[each] for each in type(error).__mro__ if each in ERROR_KINDS
     )
@@ -185,15 +170,17 @@ def return_item(result: CallResult) -> ReplyItem:
     if not error:
         return DONE, number, value, {}
     kind = (
-        ERROR_KINDS[TimedOut] if error.startswith(TIMED_OUT) else ERROR_KINDS[JobError]
+        ERROR_KINDS[errors.TimedOut]
+        if error.startswith(TIMED_OUT)
+        else ERROR_KINDS[errors.JobError]
     )
     return FAILED, number, kind, error, {"exception": value} if value else {}
 
 
 def failure_item(
-    number: int, error: ShoalError, meta: Mapping[str, object]
+    number: int, error: errors.ShoalError, meta: Mapping[str, object]
 ) -> ReplyItem:
     """Return the item for a call that failed."""
-    if isinstance(error, JobError) and error.exception:
+    if isinstance(error, errors.JobError) and error.exception:
         meta = {**meta, "exception": error.exception}
     return FAILED, number, error_kind(error), str(error), meta

@@ -34,14 +34,7 @@ from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_listener import EndedJob
-from shoal.domain.errors import (
-    Cancelled,
-    InvalidRequest,
-    NotFound,
-    QueueFull,
-    ShoalError,
-    release_frames,
-)
+from shoal.domain import errors
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import PRIORITIES, Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
@@ -195,9 +188,9 @@ class CallSession:
                 case CallRequest():
                     try:
                         self._call(item)
-                    except ShoalError as error:
+                    except errors.ShoalError as error:
                         self.send(failure_item(item.number, error, NOTHING))
-                        release_frames(error)
+                        errors.release_frames(error)
                 case CancelCall(number):
                     self._cancel(number)
                 case InvalidItem(number, wrong):
@@ -221,12 +214,12 @@ class CallSession:
 
     def _call(self, request: CallRequest) -> None:
         if request.number in self._sizes:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"call {request.number} has not ended: number each anew"
             )
         if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
             # Rejected, not left unread: cancellations come on the same connection.
-            raise QueueFull(TOO_MANY_CALLS)
+            raise errors.QueueFull(TOO_MANY_CALLS)
         key = _route_key(request)
         route = self._routes.get(key) or self._new_route(request, key)
         terms = self._terms_of(request)
@@ -251,11 +244,11 @@ class CallSession:
         try:
             needs = frozenset(Feature(each) for each in options.needs)
         except ValueError as error:
-            raise InvalidRequest(f"needs: {error}", "needs") from error
+            raise errors.InvalidRequest(f"needs: {error}", "needs") from error
         if options.priority not in PRIORITIES:
             expected = ", ".join(PRIORITIES)
             text = f"priority: expected one of {expected}, got {options.priority!r}"
-            raise InvalidRequest(text, "priority")
+            raise errors.InvalidRequest(text, "priority")
         wanted = PRIORITIES[options.priority]
         priority = self._access.permitted_priority(
             None if wanted is Priority.NORMAL else wanted  # the default
@@ -277,7 +270,7 @@ class CallSession:
         if (keyed := self._keyed.pop(number, None)) is not None:
             recalled = keyed.cancel()
         if recalled or self._scheduler.cancel(number):
-            self.on_failure(number, Cancelled(CANCELLED_BY_OWNER))
+            self.on_failure(number, errors.Cancelled(CANCELLED_BY_OWNER))
 
     # Durable calls.
 
@@ -296,7 +289,7 @@ class CallSession:
             wait = request.options.wait
             return replace(self._terms, waits=True) if wait else self._terms
         if not request.options.kept:
-            raise InvalidRequest("gang: requires a durable call", "gang")
+            raise errors.InvalidRequest("gang: requires a durable call", "gang")
         known = Gang(gang.id, gang.rank, gang.size, gang.least, gang.slots)
         return replace(self._terms, gang=known)
 
@@ -306,9 +299,9 @@ class CallSession:
         try:
             job = self._job(request, route, terms)
             self._durable.submit(job, route, self._reporter(request))
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self.on_failure(request.number, error)
-            release_frames(error)
+            errors.release_frames(error)
         else:
             self._add_job(request.number, job)
 
@@ -325,9 +318,9 @@ class CallSession:
         try:
             job = self._job(request, route, terms)
             self._hub.submit(job, self._reporter(request))
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self.on_failure(request.number, error)
-            release_frames(error)
+            errors.release_frames(error)
         else:
             self._add_job(request.number, job)
 
@@ -335,7 +328,7 @@ class CallSession:
         options, stream = request.options, route.stream
         total = CALL_TOTAL_SECONDS if terms.gang is None else GANG_TOTAL_SECONDS
         if lacking := self._hub.blobs.missing(options.blobs):
-            raise NotFound(" ".join(digest.hex() for digest in lacking))
+            raise errors.NotFound(" ".join(digest.hex() for digest in lacking))
         return Job(
             self._hub.new_id(),
             Call(
@@ -383,9 +376,9 @@ class CallSession:
                     reservation.release(refused=refused)
                 finally:
                     reservation.release()
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self.on_failure(number, error)
-            release_frames(error)
+            errors.release_frames(error)
         finally:
             self._keyed.pop(number, None)
 
@@ -419,7 +412,7 @@ class CallSession:
                 outcome = await reader.outcome()
                 meta = _meta(reader.job_id, reader.worker_id, reader.attempts)
                 self._send_outcome(number, outcome, meta)
-        except QueueFull:
+        except errors.QueueFull:
             if accepted:
                 raise
         return accepted
@@ -434,7 +427,7 @@ class CallSession:
         match job.end:
             case Outcome() as outcome:
                 self._send_outcome(number, outcome, meta)
-            case ShoalError() as error:
+            case errors.ShoalError() as error:
                 self.send(failure_item(number, error, meta))
                 self._forget(number)
             case None:
@@ -458,7 +451,7 @@ class CallSession:
             self._forget(each.number)
         self._count(False, count)
 
-    def on_failure(self, number: int, error: ShoalError) -> None:
+    def on_failure(self, number: int, error: errors.ShoalError) -> None:
         self.send(failure_item(number, error, NOTHING))
         self._forget(number)
 
@@ -480,7 +473,7 @@ class CallSession:
         """Store a large result, and send its digest."""
         try:
             digest = await self._hub.blobs.keep(value)
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self.send(failure_item(number, error, meta))
         else:
             self.send((DONE, number, b"", {**meta, "value": digest.hex()}))

@@ -4,18 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from shoal.domain import facts
 from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobSubmitted,
-    ReceiptPresented,
-)
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
@@ -49,7 +39,7 @@ class _BatchDraft:
     transfers: list[Transfer] = field(default_factory=list)
     claims: list[Claims] = field(default_factory=list)
     deliveries: list[WebhookDelivery] = field(default_factory=list)
-    presented: list[ReceiptPresented] = field(default_factory=list)
+    presented: list[facts.ReceiptPresented] = field(default_factory=list)
     places: dict[JobId, JobPlace] = field(default_factory=dict)
     refunds: list[Refund] = field(default_factory=list)
 
@@ -138,30 +128,30 @@ class Bookkeeper:
 
     # When a fact is decided, before it is applied.
 
-    def record(self, fact: Fact, at: float) -> None:
+    def record(self, fact: facts.Fact, at: float) -> None:
         """Book ``fact``, which is not applied to the pool yet."""
         match fact:
-            case JobSubmitted(job):
+            case facts.JobSubmitted(job):
                 self._post(accounts.reserve(job.id, payer_of(job), job.terms.price))
-            case JobCompleted():
+            case facts.JobCompleted():
                 self._done(fact, at)
-            case JobFailed() | JobCancelled() | JobExpired():
+            case facts.JobFailed() | facts.JobCancelled() | facts.JobExpired():
                 opened = self._pool.jobs[fact.job_id]
                 self.discard(fact.job_id)
                 self._release(opened.job)
                 self._deliver(opened.job)
                 if opened.worker_id is not None:
                     self._place(opened.job, opened.worker_id, 0)
-            case ReceiptPresented():
+            case facts.ReceiptPresented():
                 self._draft.presented.append(fact)
-            case AccountCredited(account, amount):
+            case facts.AccountCredited(account, amount):
                 self._post(accounts.credit(account, amount))
-            case AccountLimited(account, budget):
+            case facts.AccountLimited(account, budget):
                 self.books.set_budget(account, budget)
             case _:
                 pass  # no money moves
 
-    def _done(self, fact: JobCompleted, at: float) -> None:
+    def _done(self, fact: facts.JobCompleted, at: float) -> None:
         opened = self._pool.jobs[fact.job_id]
         job, worker_id = opened.job, opened.worker_id
         if opened.hedge is not None and opened.hedge.lease == fact.lease:
@@ -255,7 +245,7 @@ class Bookkeeper:
         self._notary.commit(sealed)
         return _entries(draft, sealed, at)
 
-    async def _settle_presented(self, fact: ReceiptPresented, at: float) -> None:
+    async def _settle_presented(self, fact: facts.ReceiptPresented, at: float) -> None:
         """Pay out, or give back, a price that was withheld until there is a receipt.
 
         It concerns the withheld price alone, so no decision of the batch depends on it.

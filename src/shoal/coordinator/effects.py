@@ -10,35 +10,7 @@ from shoal.coordinator.connections import WorkerConnections
 from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.job_errors import error_of
 from shoal.coordinator.open_answers import OpenAnswers
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.trace_context import attempt_traceparent
@@ -84,52 +56,52 @@ class Effects:
         self._post = post
         self._traced = traced
 
-    def apply(self, fact: Fact, revoked: Iterable[Revocation]) -> None:
+    def apply(self, fact: facts.Fact, revoked: Iterable[Revocation]) -> None:
         """Carry out ``fact``, and cancel revoked leases at their workers."""
         match fact:
-            case JobSubmitted(job):
+            case facts.JobSubmitted(job):
                 self._answers.resolve(job.id)
                 self._deadlines.check(job.id)
-            case JobLeased():
+            case facts.JobLeased():
                 self._lease(fact)
                 self._deadlines.check(fact.job_id)
-            case JobHedged():
+            case facts.JobHedged():
                 self._hedge(fact)
-            case JobUnhedged(job_id, lease):
+            case facts.JobUnhedged(job_id, lease):
                 self._answers[job_id].unhedge(lease)
                 self._deadlines.check(job_id)
-            case JobStarted(job_id):
+            case facts.JobStarted(job_id):
                 self._deadlines.check(job_id)
-            case JobRequeued(job_id):
+            case facts.JobRequeued(job_id):
                 self._answers[job_id].requeue()
                 self._deadlines.check(job_id)
-            case JobCompleted(job_id, _, outcome):
+            case facts.JobCompleted(job_id, _, outcome):
                 self._answers[job_id].finish(outcome)
                 self.forget(job_id)
-            case JobFailed() | JobCancelled() | JobExpired():
+            case facts.JobFailed() | facts.JobCancelled() | facts.JobExpired():
                 self._answers[fact.job_id].fail(error_of(fact))
                 self.forget(fact.job_id)
-            case WorkerJoined(worker_id=worker_id):
+            case facts.WorkerJoined(worker_id=worker_id):
                 self._connections.on_worker_joined(worker_id)
                 self._note_pending(worker_id)
-            case WorkerLeft(worker_id=worker_id):
+            case facts.WorkerLeft(worker_id=worker_id):
                 self._connections.on_worker_left(worker_id)
-            case WorkerDismissed(worker_id, reason):
+            case facts.WorkerDismissed(worker_id, reason):
                 self._connections.dismiss(worker_id, reason)
             case (
-                WorkerDraining()
-                | WorkerSuspended()
-                | WorkerResumed()
-                | WorkerApproved()
-                | WorkerDisapproved()
-                | WorkerLoadChanged()
-                | WorkerMarked()
-                | WorkerTrusted()
-                | WorkerDistrusted()
-                | AccountCredited()
-                | AccountLimited()
-                | ReceiptPresented()
-                | LateResult()
+                facts.WorkerDraining()
+                | facts.WorkerSuspended()
+                | facts.WorkerResumed()
+                | facts.WorkerApproved()
+                | facts.WorkerDisapproved()
+                | facts.WorkerLoadChanged()
+                | facts.WorkerMarked()
+                | facts.WorkerTrusted()
+                | facts.WorkerDistrusted()
+                | facts.AccountCredited()
+                | facts.AccountLimited()
+                | facts.ReceiptPresented()
+                | facts.LateResult()
             ):
                 pass
         for worker_id, cancel in revoked:
@@ -157,7 +129,7 @@ class Effects:
         worker = self._pool.workers.get(worker_id)
         return worker is not None and job_id in worker.streams
 
-    def _lease(self, fact: JobLeased) -> None:
+    def _lease(self, fact: facts.JobLeased) -> None:
         job = self._pool.jobs[fact.job_id]
         features = self._pool.workers[fact.worker_id].offer.features
         continues = (
@@ -208,7 +180,7 @@ class Effects:
             for worker in self._pool.workers.values()
         )
 
-    def _hedge(self, fact: JobHedged) -> None:
+    def _hedge(self, fact: facts.JobHedged) -> None:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a
         # wire that cannot cancel frees its slot only when the job ends there.
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)

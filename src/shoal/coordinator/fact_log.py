@@ -5,18 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 
-from shoal.domain.facts import (
-    FACT_NAMES,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobLeased,
-    JobRequeued,
-    JobSubmitted,
-    WorkerLoadChanged,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId
 from shoal.domain.work import CALL_QUEUE
 
@@ -45,23 +34,23 @@ class FrequentFacts:
     def __init__(self) -> None:
         self._calls: set[JobId] = set()  # open calls
 
-    def is_frequent(self, fact: Fact) -> bool:
+    def is_frequent(self, fact: facts.Fact) -> bool:
         """Say whether a fact is frequent.  Call it with every fact, once."""
         match fact:
-            case JobSubmitted(job) if job.model == CALL_QUEUE:
+            case facts.JobSubmitted(job) if job.model == CALL_QUEUE:
                 self._calls.add(job.id)
                 return True
-            case JobCompleted(job_id) | JobFailed(job_id):
+            case facts.JobCompleted(job_id) | facts.JobFailed(job_id):
                 known = job_id in self._calls
                 self._calls.discard(job_id)
                 return known
-            case JobCancelled(job_id) | JobExpired(job_id):
+            case facts.JobCancelled(job_id) | facts.JobExpired(job_id):
                 known = job_id in self._calls
                 self._calls.discard(job_id)
                 return known
-            case JobLeased(job_id) | JobRequeued(job_id):
+            case facts.JobLeased(job_id) | facts.JobRequeued(job_id):
                 return job_id in self._calls
-            case WorkerLoadChanged(fitness_changed=turned):
+            case facts.WorkerLoadChanged(fitness_changed=turned):
                 return not turned
             case _:
                 return False
@@ -73,7 +62,7 @@ class FactLog:
     def __init__(self) -> None:
         self._frequent = FrequentFacts()
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Log a fact."""
         frequent = self._frequent.is_frequent(fact)
         level = logging.DEBUG if frequent else logging.INFO
@@ -82,13 +71,13 @@ class FactLog:
             log.log(level, "%s", describe(named), extra={"fields": named})
 
 
-def fields_of(fact: Fact) -> dict[str, object]:
+def fields_of(fact: facts.Fact) -> dict[str, object]:
     """Return the logged fields of a fact, by name."""
-    named: dict[str, object] = {"fact": FACT_NAMES[type(fact)]}
-    if isinstance(fact, JobSubmitted):
+    named: dict[str, object] = {"fact": facts.FACT_NAMES[type(fact)]}
+    if isinstance(fact, facts.JobSubmitted):
         job = fact.job
         return named | {"job": job.id, "model": job.model, "key": job.owner}
-    if isinstance(fact, WorkerLoadChanged):
+    if isinstance(fact, facts.WorkerLoadChanged):
         load = fact.load
         worker = {"worker": fact.worker_id, "unfit": load.unfit}
         return named | worker | {"queued": load.queued, "speed": load.speed}

@@ -5,14 +5,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.store_health import StoreHealth
-from shoal.domain.facts import (
-    AccountFact,
-    Fact,
-    JobStarted,
-    JobSubmitted,
-    WorkerFact,
-    WorkerLoadChanged,
-)
+from shoal.domain import facts
 from shoal.domain.histogram import SECONDS_SHORT, Histogram
 from shoal.pool.state import PoolState
 from shoal.store.port import RecordedFact, Store
@@ -51,7 +44,7 @@ class FactRecorder:
         """Whether a deferred fact must be stored now."""
         return self._clock.now() >= self._record_by
 
-    async def record(self, kept: Sequence[Fact], *, urgent: bool) -> None:
+    async def record(self, kept: Sequence[facts.Fact], *, urgent: bool) -> None:
         """Store the facts in ``kept``; unless ``urgent``, they may wait.
 
         Repeats that until it succeeds.  Raises StoreError if it never can.
@@ -76,16 +69,16 @@ class FactRecorder:
             self._wake()
 
 
-def is_deferrable(fact: Fact) -> bool:
+def is_deferrable(fact: facts.Fact) -> bool:
     """Say whether a fact may be stored with a later batch."""
-    return isinstance(fact, JobStarted | WorkerLoadChanged)
+    return isinstance(fact, facts.JobStarted | facts.WorkerLoadChanged)
 
 
-def is_stored(fact: Fact, pool: PoolState) -> bool:
+def is_stored(fact: facts.Fact, pool: PoolState) -> bool:
     """Say whether a fact, which is not applied yet, belongs in the store."""
-    if isinstance(fact, JobSubmitted):
+    if isinstance(fact, facts.JobSubmitted):
         return fact.job.terms.kept
-    if isinstance(fact, WorkerFact | AccountFact):
-        return not isinstance(fact, WorkerLoadChanged)
+    if isinstance(fact, facts.WorkerFact | facts.AccountFact):
+        return not isinstance(fact, facts.WorkerLoadChanged)
     opened = pool.jobs.get(fact.job_id)
     return opened is None or opened.job.terms.kept

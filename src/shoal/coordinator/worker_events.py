@@ -7,26 +7,10 @@ from dataclasses import dataclass, replace
 from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
 from shoal.coordinator.connections import WorkerConnections, WorkerRegistration
 from shoal.coordinator.receipt_verifier import HubMail, PresentedReceipt
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Outcome
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallMessage,
-    CallProgress,
-    CallsReturned,
-    CancelJob,
-    Completed,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
-    ReceiptSent,
-    Rejected,
-)
 from shoal.domain.worker import THROTTLE_MAX, MachineHealth, WorkerLoad
 from shoal.pool.inputs import (
     AnswerRejected,
@@ -138,46 +122,46 @@ class WorkerEvents:
         self._has_room = has_room  # for what a worker sends; None: for another worker
         self._load_reports = LoadReports(clock, post)
 
-    def on_event(self, connection: WorkerRegistration, event: Event) -> None:
+    def on_event(self, connection: WorkerRegistration, event: words.Event) -> None:
         """Process an event from a connection."""
-        if isinstance(event, AnswerChunk):
+        if isinstance(event, words.AnswerChunk):
             self._on_chunk(event)
             return
-        if isinstance(event, Joined):
+        if isinstance(event, words.Joined):
             if not self._has_room(None):
                 _send_away(connection)
                 return
             self.on_disconnect(connection, "joined anew")
             worker_id = self._workers.register(connection, event.name)
-            cancels = CancelJob in connection.connection.accepts
+            cancels = words.CancelJob in connection.connection.accepts
             shared = connection.via is not None
             self._post(WorkerConnected(worker_id, event.offer, cancels, shared))
             return
         sender = self._workers.worker_of(connection)
         if sender is None:
             return  # replaced by a newer connection, but still open
-        if isinstance(event, CallsReturned):
+        if isinstance(event, words.CallsReturned):
             self._on_results(event)
             return
         if not self._has_room(sender):
             _send_away(connection)
             return
         match event:
-            case Completed():
+            case words.Completed():
                 self._on_completed(sender, event)
-            case Rejected() | Failed():
+            case words.Rejected() | words.Failed():
                 self._post(LeaseResult(sender, event))
-            case Draining():
+            case words.Draining():
                 self._post(DrainAnnounced(sender, event))
-            case HealthReported(health):
+            case words.HealthReported(health):
                 self.health[sender] = health
-            case LoadChanged(load):
+            case words.LoadChanged(load):
                 self._load_reports.submit(sender, load)
-            case CallProgress():
+            case words.CallProgress():
                 self._on_progress(event)
-            case OffersChanged() | CallMessage() | ModelMessage():
+            case words.OffersChanged() | words.CallMessage() | ModelMessage():
                 pass  # about a peer as a whole
-            case ReceiptSent(job_id, receipt):
+            case words.ReceiptSent(job_id, receipt):
                 worker = self._pool.workers.get(sender)
                 if worker is not None and worker.offer.public_key:
                     key = worker.offer.public_key
@@ -190,7 +174,7 @@ class WorkerEvents:
             self._load_reports.forget(worker_id)
             self._post(WorkerDisconnected(worker_id, reason))
 
-    def _on_chunk(self, event: AnswerChunk) -> None:
+    def _on_chunk(self, event: words.AnswerChunk) -> None:
         # The hot path, once per token: no task, no lock, and a fact only for the first.
         answer = self._answers.get(event.job_id)
         if answer is None or answer.end is not None:
@@ -206,18 +190,18 @@ class WorkerEvents:
         except UnusableOutput as spoilt:
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
 
-    def _on_results(self, event: CallsReturned) -> None:
+    def _on_results(self, event: words.CallsReturned) -> None:
         # The hot path of a call stream, once per call: no fact, no task, no lock.
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.lease == event.lease:
             answer.deliver_results(event.results)
 
-    def _on_progress(self, event: CallProgress) -> None:
+    def _on_progress(self, event: words.CallProgress) -> None:
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.accepts_lease(event.lease):
             answer.report_progress(event.share, event.remark, self._clock.now())
 
-    def _on_completed(self, worker_id: WorkerId, event: Completed) -> None:
+    def _on_completed(self, worker_id: WorkerId, event: words.Completed) -> None:
         answer = self._answers.get(event.job_id)
         if (
             answer is None
@@ -264,7 +248,7 @@ class WorkerPort:
         self._events = events
         self._connection = connection
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: words.Event) -> None:
         """Process an event of the worker."""
         self._events.on_event(self._connection, event)
 

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from shoal.domain.errors import (
-    LimitExceeded,
-    PeerError,
-    ShoalError,
-    TimedOut,
-    UnknownModel,
-)
+from shoal.domain import errors
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelChunk,
@@ -70,7 +64,7 @@ class ModelDownload:
         self._incoming: IncomingModel | None = None
         self._writes: list[FileWrite] = []
         self._unwritten = 0  # bytes, with those that are being written
-        self._end: ModelDone | ShoalError | None = None
+        self._end: ModelDone | errors.ShoalError | None = None
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -117,7 +111,7 @@ class ModelDownload:
             case _:
                 pass
 
-    def on_disconnect(self, error: ShoalError) -> None:
+    def on_disconnect(self, error: errors.ShoalError) -> None:
         """Fail the download: the peer has disconnected."""
         if self._end is None:
             self._finish(error)
@@ -134,12 +128,12 @@ class ModelDownload:
                 continue
             assert self._answer is not None, "nothing else was received"
             if not self._answer.available:
-                raise UnknownModel(
+                raise errors.UnknownModel(
                     f"the peer does not share {self._request.model}: a coordinator "
                     "shares the models of its --share"
                 )
             return self._answer.size
-        raise TimedOut(
+        raise errors.TimedOut(
             f"the peer does not answer whether it shares {self._request.model}: it may "
             "not support sharing"
         )
@@ -152,7 +146,7 @@ class ModelDownload:
         except TimeoutError:
             return False
         self._changed.clear()
-        if isinstance(self._end, ShoalError):
+        if isinstance(self._end, errors.ShoalError):
             raise self._end
         return True
 
@@ -162,7 +156,7 @@ class ModelDownload:
             self._changed.set()
         elif self._incoming is not None and not answer.available:
             self.on_disconnect(
-                UnknownModel(
+                errors.UnknownModel(
                     f"the peer does not send {answer.model} now: it is busy, or the "
                     "files have changed; try again later"
                 )
@@ -179,19 +173,21 @@ class ModelDownload:
                 case ModelDone():
                     incoming.complete(message)
                     self._finish(message)
-        except PeerError as error:
+        except errors.PeerError as error:
             self._finish(error)
 
     def _queue(self, write: FileWrite) -> None:
         self._writes.append(write)
         self._unwritten += len(write.data)
         if self._unwritten > UNWRITTEN_FULL:
-            raise LimitExceeded("unwritten data", self._unwritten, UNWRITTEN_FULL)
+            raise errors.LimitExceeded(
+                "unwritten data", self._unwritten, UNWRITTEN_FULL
+            )
         if self._unwritten > UNWRITTEN_MAX:
             self._writable.clear()
         self._changed.set()
 
-    def _finish(self, end: ModelDone | ShoalError) -> None:
+    def _finish(self, end: ModelDone | errors.ShoalError) -> None:
         self._end = end
         self._writable.set()
         self._changed.set()
@@ -203,7 +199,7 @@ class ModelDownload:
         loop = asyncio.get_running_loop()
         while self._writes or not isinstance(self._end, ModelDone):
             if not await self._wait_for_message(SILENCE_TIMEOUT):
-                raise TimedOut(_silence_message(incoming))
+                raise errors.TimedOut(_silence_message(incoming))
             writes, self._writes = self._writes, []
             await loop.run_in_executor(disk, staging.write, writes)
             self._unwritten -= sum(len(each.data) for each in writes)

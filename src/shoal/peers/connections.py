@@ -6,22 +6,9 @@ from collections.abc import Collection
 
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
+from shoal.domain import facts
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import NotAdmitted, StoreError
-from shoal.domain.facts import (
-    Fact,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerFact,
-    WorkerLoadChanged,
-)
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    Dismiss,
-    Draining,
-    Event,
-    LoadChanged,
-    OffersChanged,
-)
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_directory import PeerDirectory
@@ -52,7 +39,7 @@ from shoal.transports.local_link import LocalLink
 from shoal.transports.loop_share import LoopShare
 
 ANNOUNCE_INTERVAL = 1.0  # minimum seconds between announcements of the own state
-OWN_STATE = frozenset({OffersChanged, LoadChanged, Draining})
+OWN_STATE = frozenset({words.OffersChanged, words.LoadChanged, words.Draining})
 PEERS_MAX = 4096  # peers per connection
 REPLACED = "replaced by a newer connection"
 RENAME = f"{REPLACED} of this name: choose another --name"
@@ -93,11 +80,11 @@ class PeerConnections:
         self._connections: set[_PeerConnection] = set()
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
         self._peers: dict[str, RemotePeer] = {}  # by wire and name
-        self._draining: Draining | None = None
+        self._draining: words.Draining | None = None
         self._offering: frozenset[str] | None = None  # None: outdated
         # By the peers that are left out, as long as they are valid.
-        self._offers: dict[frozenset[str], OffersChanged] = {}
-        self._loads: dict[frozenset[str], LoadChanged] = {}
+        self._offers: dict[frozenset[str], words.OffersChanged] = {}
+        self._loads: dict[frozenset[str], words.LoadChanged] = {}
         self._announce_from = clock.now()
         self._timer: Timer | None = None
         hub.subscribe(self._on_fact)
@@ -135,7 +122,7 @@ class PeerConnections:
 
     def drain(self, reason: str) -> None:
         """Announce to all peers that new jobs are refused; the hub refuses them."""
-        self._draining = Draining(reason)
+        self._draining = words.Draining(reason)
         for connection in self._subscribers:
             connection.broadcast(self._draining)
 
@@ -163,7 +150,7 @@ class PeerConnections:
             del self._peers[peer.name]
             self.directory.remove(peer.name)
 
-    def own_state(self, peers: Collection[str]) -> tuple[Event, ...]:
+    def own_state(self, peers: Collection[str]) -> tuple[words.Event, ...]:
         """Return the events that describe this pool, without the models of ``peers``.
 
         Quadratic in the plain peers that offer models; fine below a few hundred.
@@ -173,24 +160,24 @@ class PeerConnections:
             self._offering = offering_peers(pool)
         without = self._offering.intersection(peers)
         if without not in self._offers:
-            self._offers[without] = OffersChanged(own_offers(pool, without))
+            self._offers[without] = words.OffersChanged(own_offers(pool, without))
         if without not in self._loads:
-            self._loads[without] = LoadChanged(own_load(pool, without))
+            self._loads[without] = words.LoadChanged(own_load(pool, without))
         last = () if self._draining is None else (self._draining,)
         return (self._offers[without], self._loads[without], *last)
 
     # From the hub.
 
-    def _on_fact(self, fact: Fact) -> None:
+    def _on_fact(self, fact: facts.Fact) -> None:
         for peer in [peer for peer in self.rejoining if peer.rejoin_models()]:
             self.rejoining.discard(peer)
-        if isinstance(fact, WorkerApproved | WorkerDisapproved):
+        if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):
             for peer in self._peers.values():
                 peer.update_approval()
         self._loads.clear()
-        if isinstance(fact, WorkerLoadChanged):
+        if isinstance(fact, facts.WorkerLoadChanged):
             return
-        if isinstance(fact, WorkerFact):
+        if isinstance(fact, facts.WorkerFact):
             self._offers.clear()
             self._offering = None
         if self._timer is None and self._subscribers:
@@ -217,7 +204,7 @@ class _PeerConnection:
         self._connections = connections
         self._wire = wire
         self._peers: dict[str, RemotePeer] = {}  # by the session's keys
-        self._announced: tuple[Event, ...] = ()  # the pool's state
+        self._announced: tuple[words.Event, ...] = ()  # the pool's state
         self._refused: dict[str, str] = {}  # names, by the session's keys
         self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
@@ -240,7 +227,7 @@ class _PeerConnection:
                     self._remove(key, reason)
         return end
 
-    def broadcast(self, event: Event) -> None:
+    def broadcast(self, event: words.Event) -> None:
         """Send an event to all peers, if the wire can encode it."""
         if type(event) in self.driver.accepts:
             self.driver.send(ToPeer(ALL_PEERS, event))
@@ -261,7 +248,7 @@ class _PeerConnection:
     def _on_message(self, received: PeerMessage) -> None:
         key = received.peer
         match received.message:
-            case AnswerChunk() as chunk:  # first: one per token
+            case words.AnswerChunk() as chunk:  # first: one per token
                 if (peer := self._peers.get(key)) is not None:
                     peer.on_message(chunk)
             case PeerJoined() as joined:
@@ -287,7 +274,7 @@ class _PeerConnection:
             message = "refused wire=%s peer=%r: %s"
             extra = self.driver.log_extra
             log.log(level, message, self._wire, key[:64], reason, extra=extra)
-            self.driver.send(ToPeer(key, Dismiss(reason)))
+            self.driver.send(ToPeer(key, words.Dismiss(reason)))
             return
         peer = self._peers[key] = RemotePeer(
             self._connections.context,

@@ -9,30 +9,13 @@ from typing import TypeAlias
 from shoal.coordinator.backlog import Backlog
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import (
-    CannotDo,
-    ContextExceeded,
-    InvalidRequest,
-    JobError,
-    ShoalError,
-    TooLarge,
-    Unprocessable,
-    release_frames,
-)
+from shoal.domain import errors
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
 from shoal.domain.moderation import FILTERED, AnswerModerator, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.trace_context import read_traceparent
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CancelJob,
-    Completed,
-    Event,
-    Failed,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import (
     ANY_MODEL,
     Call,
@@ -89,7 +72,7 @@ class InboundJobs:
         owner: str,
         policy: PeerJobPolicy,
         start_task: StartTask,
-        send: Callable[[Event], bool],
+        send: Callable[[words.Event], bool],
         wait_for_room: WaitForRoom,
         peer: WorkerConnection,
     ) -> None:
@@ -103,18 +86,18 @@ class InboundJobs:
         self._backlog = Backlog(hub, owner)
         self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
 
-    def start(self, command: RunJob) -> None:
+    def start(self, command: words.RunJob) -> None:
         """Start a job; its answer is sent to the peer as it is produced."""
         key = (command.job_id, command.lease)
         if key in self._open:
             return  # a duplicate: the job is already running
         if (reason := self._rejection_reason(command)) is not None:
-            self._send(Rejected(*key, reason))
+            self._send(words.Rejected(*key, reason))
             return
         task = self._open[key] = self._start_task(self._answer(command))
         task.add_done_callback(lambda _: self._open.pop(key, None))
 
-    def cancel(self, command: CancelJob) -> None:
+    def cancel(self, command: words.CancelJob) -> None:
         """Cancel a job if it is open; nothing more is sent about it."""
         if (task := self._open.get((command.job_id, command.lease))) is not None:
             task.cancel()
@@ -124,7 +107,7 @@ class InboundJobs:
         for task in self._open.values():
             task.cancel()
 
-    def _rejection_reason(self, command: RunJob) -> str | None:
+    def _rejection_reason(self, command: words.RunJob) -> str | None:
         if isinstance(command.work, CallStream):
             return "call streams run only between a pool and its own workers"
         limit = CALLS_MAX if isinstance(command.work, Call) else JOBS_MAX
@@ -136,7 +119,7 @@ class InboundJobs:
             return "this pool cannot continue an answer that another pool began"
         return None
 
-    async def _answer(self, command: RunJob) -> None:
+    async def _answer(self, command: words.RunJob) -> None:
         key = (command.job_id, command.lease)
         job = self._job(command)
         log.debug(
@@ -155,7 +138,7 @@ class InboundJobs:
                         pieces if moderator is None else [*moderator.filter(pieces)]
                     )
                     if allowed:
-                        self._send(AnswerChunk(*key, allowed))
+                        self._send(words.AnswerChunk(*key, allowed))
                     if moderator is not None and moderator.blocked:
                         break
                     await self._wait_for_room()
@@ -163,13 +146,13 @@ class InboundJobs:
                     outcome = await reader.outcome()
             if moderator is not None and (moderator.blocked or moderator.blocks_end()):
                 outcome = FILTERED
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self._send(rejection_of(command, error))
-            release_frames(error)
+            errors.release_frames(error)
         else:
             self._send_blobs(outcome.blobs)
             value, blobs = outcome.value, outcome.blobs
-            end = Completed(*key, outcome.finish_reason, outcome.usage)
+            end = words.Completed(*key, outcome.finish_reason, outcome.usage)
             self._send(replace(end, value=value, blobs=blobs) if value else end)
 
     def _send_blobs(self, digests: tuple[bytes, ...]) -> None:
@@ -184,10 +167,10 @@ class InboundJobs:
         if moderation is None:
             return None
         if moderation.blocks_work(work):
-            raise InvalidRequest("the request matches the moderation list")
+            raise errors.InvalidRequest("the request matches the moderation list")
         return moderation.moderate_answer()
 
-    def _job(self, command: RunJob) -> Job:
+    def _job(self, command: words.RunJob) -> Job:
         work, remaining = command.work, command.remaining
         if not (isinstance(work, NamedWork) or work.model):
             work = replace(work, model=ANY_MODEL)
@@ -214,22 +197,24 @@ class InboundJobs:
         )
 
 
-def rejection_of(command: RunJob, error: ShoalError) -> Rejected | Failed:
+def rejection_of(
+    command: words.RunJob, error: errors.ShoalError
+) -> words.Rejected | words.Failed:
     """Return the event that ends a failed job.
 
     A job that may succeed elsewhere is rejected, so that the peer tries another worker.
     """
     key = (command.job_id, command.lease)
     match error:
-        case ContextExceeded():
-            return Failed(*key, str(error), Fault.CONTEXT)
-        case TooLarge():
-            return Failed(*key, str(error), Fault.SIZE)
-        case Unprocessable():
-            return Failed(*key, str(error), Fault.VALUES)
-        case InvalidRequest() if not isinstance(error, CannotDo):
-            return Failed(*key, str(error), Fault.REQUEST)
-        case JobError():
-            return Failed(*key, str(error), exception=error.exception)
+        case errors.ContextExceeded():
+            return words.Failed(*key, str(error), Fault.CONTEXT)
+        case errors.TooLarge():
+            return words.Failed(*key, str(error), Fault.SIZE)
+        case errors.Unprocessable():
+            return words.Failed(*key, str(error), Fault.VALUES)
+        case errors.InvalidRequest() if not isinstance(error, errors.CannotDo):
+            return words.Failed(*key, str(error), Fault.REQUEST)
+        case errors.JobError():
+            return words.Failed(*key, str(error), exception=error.exception)
         case _:
-            return Rejected(*key, str(error))
+            return words.Rejected(*key, str(error))

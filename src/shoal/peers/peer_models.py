@@ -14,23 +14,8 @@ from dataclasses import replace
 from shoal.coordinator.connections import PeerRoute, WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.worker_events import WorkerPort
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallProgress,
-    CallsReturned,
-    CancelJob,
-    Command,
-    Completed,
-    Draining,
-    Event,
-    Failed,
-    Joined,
-    LoadChanged,
-    ReceiptSent,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
 
@@ -57,13 +42,13 @@ class PeerModel:
         self._retired = False
         self.port: WorkerPort = models.hub.connect(self, models.wire, models.via)
 
-    def send(self, message: Command) -> bool:
+    def send(self, message: words.Command) -> bool:
         return self._models.send(self, message)
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
         self._models.peer.disconnect(reason, code, text)
 
-    def with_model_name(self, job: RunJob) -> RunJob:
+    def with_model_name(self, job: words.RunJob) -> words.RunJob:
         """Name this model in a job for any model: the peer may have others."""
         if self._models.is_sole_worker:
             return job
@@ -83,20 +68,20 @@ class PeerModel:
         self.offer = self.wanted_offer = offer
         self._retired = False
         self.load = WorkerLoad()
-        self.port.on_event(Joined(self._name, offer))
+        self.port.on_event(words.Joined(self._name, offer))
 
     def update_load(self, load: WorkerLoad) -> None:
         """Report the load to the pool, if it changed."""
         if load is not self.load and load != self.load:
             self.load = load
-            self.port.on_event(LoadChanged(load))
+            self.port.on_event(words.LoadChanged(load))
 
     def drain(self) -> None:
         """Refuse new jobs, and leave when the running ones end."""
         self.wanted_offer = None
         if not self._retired:
             self._retired = True
-            self.port.on_event(Draining(UNLOADED))
+            self.port.on_event(words.Draining(UNLOADED))
 
 
 class PeerModels:
@@ -126,7 +111,7 @@ class PeerModels:
         self._running: dict[tuple[JobId, LeaseNumber], PeerModel] = {}
         self._ended: dict[JobId, PeerModel] = {}  # oldest first
         self._load = WorkerLoad()
-        self._draining: Draining | None = None
+        self._draining: words.Draining | None = None
         self._warned = False
 
     @property
@@ -159,26 +144,26 @@ class PeerModels:
             self._changed()
         return changes
 
-    def on_chunk(self, event: AnswerChunk) -> None:
+    def on_chunk(self, event: words.AnswerChunk) -> None:
         """Route a piece of an answer: the hot path, once per token."""
         model = self._running.get((event.job_id, event.lease))
         if model is not None:
             model.port.on_event(event)
 
-    def on_call_message(self, event: CallsReturned | CallProgress) -> None:
+    def on_call_message(self, event: words.CallsReturned | words.CallProgress) -> None:
         """Route an event about function calls: the hot path of a call stream."""
         model = self._running.get((event.job_id, event.lease))
         if model is not None:
             model.port.on_event(event)
 
-    def on_result(self, event: Completed | Rejected | Failed) -> None:
+    def on_result(self, event: words.Completed | words.Rejected | words.Failed) -> None:
         """Route the end of a job, which may have been cancelled."""
         number = (event.job_id, event.lease)
         model = self._end(*number) or self._recent(event.job_id)
         if model is not None:
             model.port.on_event(event)
 
-    def on_receipt(self, event: ReceiptSent) -> None:
+    def on_receipt(self, event: words.ReceiptSent) -> None:
         """Route a receipt that is separate from its answer."""
         job_id = event.job_id
         running = (model for (job, _), model in self._running.items() if job == job_id)
@@ -191,12 +176,12 @@ class PeerModels:
         self._load = load
         self._update_loads()
 
-    def on_draining(self, event: Draining) -> None:
+    def on_draining(self, event: words.Draining) -> None:
         """Let all models refuse new jobs, including models that join later."""
         self._draining = event
         self.broadcast(event)
 
-    def broadcast(self, event: Event) -> None:
+    def broadcast(self, event: words.Event) -> None:
         """Pass an event to all models."""
         for model in self._models.values():
             model.port.on_event(event)
@@ -211,16 +196,19 @@ class PeerModels:
 
     # From the hub.
 
-    def send(self, model: PeerModel, message: Command) -> bool:
+    def send(self, model: PeerModel, message: words.Command) -> bool:
         """Send the peer a command for one of its models."""
-        if isinstance(message, RunJob):
+        if isinstance(message, words.RunJob):
             message = model.with_model_name(message)
         if not self.peer.send(message):
             return False
-        if isinstance(message, RunJob):
+        if isinstance(message, words.RunJob):
             self._running[message.job_id, message.lease] = model
             self._update_loads()
-        elif isinstance(message, CancelJob) and CancelJob in self.peer.accepts:
+        elif (
+            isinstance(message, words.CancelJob)
+            and words.CancelJob in self.peer.accepts
+        ):
             # Otherwise the peer cannot cancel, and reports the end of the job.
             self._end(message.job_id, message.lease)
         return True

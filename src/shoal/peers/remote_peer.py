@@ -6,35 +6,12 @@ from typing import Protocol
 
 from shoal.coordinator.connections import PeerRoute
 from shoal.coordinator.hub import Hub
+from shoal.domain import vocabulary as words
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelMessage,
     ModelQuery,
     ModelRequest,
-)
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    BlobMissing,
-    CallMessage,
-    CallProgress,
-    CallsReturned,
-    CancelCalls,
-    CancelJob,
-    Command,
-    Completed,
-    Dismiss,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
-    PushCalls,
-    ReceiptSent,
-    Rejected,
-    RunJob,
-    SendBlob,
 )
 from shoal.peers.inbound_jobs import InboundJobs, PeerJobPolicy, StartTask, WaitForRoom
 from shoal.peers.offer_rate_limit import OfferRateLimiter
@@ -46,7 +23,7 @@ from shoal.transports.driver import Driver
 PENDING_MAX = 64  # messages held while the peer's admission is stored
 
 PEER_COMMANDS: frozenset[type] = frozenset(
-    {RunJob, Dismiss, PushCalls, CancelCalls, SendBlob}
+    {words.RunJob, words.Dismiss, words.PushCalls, words.CancelCalls, words.SendBlob}
 )
 """The commands for every peer, if its wire can encode them."""
 
@@ -159,7 +136,9 @@ class RemotePeer:
         via = None
         if not joined.sole_worker:
             via = PeerRoute(joined.name, joined.protection)
-        commands = PEER_COMMANDS | {CancelJob} if joined.cancels else PEER_COMMANDS
+        commands = (
+            PEER_COMMANDS | {words.CancelJob} if joined.cancels else PEER_COMMANDS
+        )
         self.name = peer_name(wire, joined)
         self.key = key
         self.address = address
@@ -174,7 +153,7 @@ class RemotePeer:
         self._driver = driver
         self._on_left = on_left
         self._closed = False
-        self._pending: list[Event | Command] = []  # until it is admitted
+        self._pending: list[words.Event | words.Command] = []  # until it is admitted
         self._models = PeerModels(
             context.hub,
             wire,
@@ -222,44 +201,44 @@ class RemotePeer:
                 passed_on=joined.exclusive and joined.paces_models,
             )
 
-    def on_message(self, message: Event | Command) -> None:
+    def on_message(self, message: words.Event | words.Command) -> None:
         """Process a message of the peer."""
         if not self.admitted:
             self._defer(message)
             return
         match message:
-            case AnswerChunk():
+            case words.AnswerChunk():
                 self._models.on_chunk(message)
-            case Completed() | Rejected() | Failed():
+            case words.Completed() | words.Rejected() | words.Failed():
                 self._models.on_result(message)
-            case ReceiptSent():
+            case words.ReceiptSent():
                 self._models.on_receipt(message)
-            case OffersChanged(offers):
+            case words.OffersChanged(offers):
                 self._offer_limiter.submit(self.name, offers, self._models.on_offers)
-            case LoadChanged(load):
+            case words.LoadChanged(load):
                 self._models.on_load(load)
-            case Draining():
+            case words.Draining():
                 self._models.on_draining(message)
-            case HealthReported():
+            case words.HealthReported():
                 self._models.broadcast(message)
-            case RunJob(job_id, lease):
+            case words.RunJob(job_id, lease):
                 if self.identity.submits_jobs:
                     self._inbound_jobs.start(message)
                 else:
-                    self._send(Rejected(job_id, lease, MAY_NOT_SUBMIT))
-            case CancelJob():
+                    self._send(words.Rejected(job_id, lease, MAY_NOT_SUBMIT))
+            case words.CancelJob():
                 self._inbound_jobs.cancel(message)
-            case Dismiss(reason):
+            case words.Dismiss(reason):
                 self.leave(f"dismissed by the peer: {reason}")
-            case Joined(offer=offer):
+            case words.Joined(offer=offer):
                 self._models.on_offers((offer,))
-            case CallsReturned() | CallProgress():
+            case words.CallsReturned() | words.CallProgress():
                 self._models.on_call_message(message)
-            case SendBlob():
+            case words.SendBlob():
                 self._blobs.receive(message)
-            case BlobMissing(digest):
+            case words.BlobMissing(digest):
                 self._blobs.resend(self, digest)
-            case CallMessage():
+            case words.CallMessage():
                 pass  # call streams are for Shoal's own workers
             case ModelMessage() if not self._gets_models:
                 if isinstance(message, ModelQuery | ModelRequest):
@@ -291,7 +270,7 @@ class RemotePeer:
     def dismiss(self, reason: str, *, replaced: bool = False) -> None:
         """Dismiss the peer; ``replaced`` is as in ``Dismiss``."""
         if not self._closed:
-            self._driver.send(ToPeer(self.key, Dismiss(reason, replaced)))
+            self._driver.send(ToPeer(self.key, words.Dismiss(reason, replaced)))
             self.leave(reason)
 
     async def close(self, code: int, text: str) -> None:
@@ -303,9 +282,9 @@ class RemotePeer:
 
     # From the hub.
 
-    def send(self, message: Command) -> bool:
+    def send(self, message: words.Command) -> bool:
         """Send a command to the peer."""
-        if isinstance(message, Dismiss):
+        if isinstance(message, words.Dismiss):
             self.dismiss(message.reason, replaced=message.replaced)
             return True
         return self._send(message)
@@ -317,7 +296,7 @@ class RemotePeer:
         else:
             self.dismiss(reason)
 
-    def _defer(self, message: Event | Command) -> None:
+    def _defer(self, message: words.Event | words.Command) -> None:
         if self._closed:
             return
         if len(self._pending) >= PENDING_MAX:
@@ -325,5 +304,5 @@ class RemotePeer:
         else:
             self._pending.append(message)
 
-    def _send(self, message: Event | Command) -> bool:
+    def _send(self, message: words.Event | words.Command) -> bool:
         return self.admitted and self._driver.send(ToPeer(self.key, message))

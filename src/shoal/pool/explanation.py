@@ -4,36 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Protocol
 
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    PassedOver,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain import facts
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import Verdict
@@ -47,7 +18,7 @@ class TimedFact(Protocol):
     def at(self) -> float: ...
 
     @property
-    def fact(self) -> Fact: ...
+    def fact(self) -> facts.Fact: ...
 
 
 def explain(history: Iterable[TimedFact]) -> list[str]:
@@ -62,7 +33,7 @@ def explain(history: Iterable[TimedFact]) -> list[str]:
     ]
 
 
-def explain_fact(fact: Fact) -> str:
+def explain_fact(fact: facts.Fact) -> str:
     """Return the first line about a fact, without its time."""
     return next(_describe(fact))
 
@@ -77,81 +48,81 @@ def _time(at: float) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
 
 
-def _describe(fact: Fact) -> Iterator[str]:
+def _describe(fact: facts.Fact) -> Iterator[str]:
     match fact:
-        case JobSubmitted(job):
+        case facts.JobSubmitted(job):
             by = f" by {job.owner}" if job.owner else ""
             yield f"submitted{by} for {describe_target(job.work)}"
             for text in job.terms.left_out:
                 yield f"  left out: {text}"
-        case JobLeased(_, worker_id, lease, reason, passed_over):
+        case facts.JobLeased(_, worker_id, lease, reason, passed_over):
             yield f"given to {worker_id}, attempt {lease}: {reason}"
             for group in passed_over:
                 yield f"  passed over: {describe_workers(group)}: {group.reason}"
-        case JobHedged(_, worker_id, lease, reason):
+        case facts.JobHedged(_, worker_id, lease, reason):
             yield f"given to {worker_id} as well, attempt {lease}: {reason}"
-        case JobUnhedged(_, lease, reason, failed=failed):
+        case facts.JobUnhedged(_, lease, reason, failed=failed):
             why = f"failed: {reason}" if failed else reason
             yield f"attempt {lease} is over, the other goes on: {why}"
-        case JobStarted(_, lease):
+        case facts.JobStarted(_, lease):
             yield f"first text of attempt {lease}"
-        case JobRequeued(_, lease, reason, None):
+        case facts.JobRequeued(_, lease, reason, None):
             yield f"back in the queue after attempt {lease}: {reason}"
-        case JobRequeued(_, lease, reason, refused_by, too_long=True):
+        case facts.JobRequeued(_, lease, reason, refused_by, too_long=True):
             yield f"refused by {refused_by} for its length, back in the queue: {reason}"
-        case JobRequeued(_, lease, reason, refused_by, failed=True):
+        case facts.JobRequeued(_, lease, reason, refused_by, failed=True):
             yield f"failed at {refused_by}, back in the queue: {reason}"
-        case JobRequeued(_, lease, reason, refused_by):
+        case facts.JobRequeued(_, lease, reason, refused_by):
             yield f"refused by {refused_by}, back in the queue: {reason}"
-        case JobCompleted(_, lease, outcome, verdict):
+        case facts.JobCompleted(_, lease, outcome, verdict):
             yield f"done by attempt {lease}: {_describe_outcome(outcome)}"
             if verdict is not Verdict.UNSIGNED:
                 yield f"  receipt: {verdict.value}"
-        case JobFailed(_, error):
+        case facts.JobFailed(_, error):
             yield f"failed: {last_line(error)}"
-        case JobCancelled(_, reason):
+        case facts.JobCancelled(_, reason):
             yield f"cancelled: {reason}"
-        case JobExpired(_, _, error):
+        case facts.JobExpired(_, _, error):
             yield f"given up: {error}"
-        case LateResult(_, lease, worker_id, what):
+        case facts.LateResult(_, lease, worker_id, what):
             yield (
                 f"too late: {worker_id} said {what!r} of attempt {lease}; "
                 "recorded, not delivered"
             )
-        case WorkerJoined(worker_id):
+        case facts.WorkerJoined(worker_id):
             yield f"{worker_id} joined"
-        case WorkerLoadChanged(worker_id, condition):
+        case facts.WorkerLoadChanged(worker_id, condition):
             yield f"{worker_id} {condition.unfit or 'can take jobs'}"
-        case WorkerDraining(worker_id, reason):
+        case facts.WorkerDraining(worker_id, reason):
             yield f"{worker_id} takes nothing new: {reason}"
-        case WorkerLeft(worker_id, reason):
+        case facts.WorkerLeft(worker_id, reason):
             yield f"{worker_id} lost: {reason}"
-        case WorkerSuspended(name, how, by):
+        case facts.WorkerSuspended(name, how, by):
             yield f"{name} {how.value} by {by}"
-        case WorkerResumed(name, by):
+        case facts.WorkerResumed(name, by):
             yield f"{name} resumed by {by}"
-        case WorkerApproved(name, by):
+        case facts.WorkerApproved(name, by):
             yield f"{name} approved by {by}"
-        case WorkerDisapproved(name, by):
+        case facts.WorkerDisapproved(name, by):
             yield f"{name} no longer approved, by {by}"
-        case WorkerDismissed(worker_id, reason):
+        case facts.WorkerDismissed(worker_id, reason):
             yield f"{worker_id} disconnected: {reason}"
-        case ReceiptPresented(_, worker_id, verdict):
+        case facts.ReceiptPresented(_, worker_id, verdict):
             yield f"{worker_id} gave a receipt later: {verdict.value}"
-        case WorkerMarked(worker_id, points, reason):
+        case facts.WorkerMarked(worker_id, points, reason):
             yield f"{worker_id} marked with {points}: {reason}"
-        case WorkerTrusted(owner, user, public_key):
+        case facts.WorkerTrusted(owner, user, public_key):
             yield f"{owner}/{user} trusts {public_key}"
-        case WorkerDistrusted(owner, user, public_key):
+        case facts.WorkerDistrusted(owner, user, public_key):
             yield f"{owner}/{user} no longer trusts {public_key}"
-        case AccountCredited(account, amount, by):
+        case facts.AccountCredited(account, amount, by):
             yield f"{account} credited with {dollars(amount)} by {by}"
-        case AccountLimited(account, budget, by):
+        case facts.AccountLimited(account, budget, by):
             far = "as far as it likes" if budget is None else dollars(budget)
             yield f"{account} may go below zero: {far}, says {by}"
 
 
-def describe_workers(group: PassedOver) -> str:
+def describe_workers(group: facts.PassedOver) -> str:
     names = ", ".join(group.workers)
     others = group.count - len(group.workers)
     if not names:

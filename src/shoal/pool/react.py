@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from shoal.domain import vocabulary as words
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
@@ -33,12 +34,6 @@ from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.server_refusals import stated_context
-from shoal.domain.vocabulary import (
-    CancelJob,
-    Completed,
-    Failed,
-    Rejected,
-)
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool.context_limits import least_known, overcount
@@ -94,14 +89,14 @@ MEMBER_LOSS_EARNED = (
     3600.0  # seconds that a gang's member ran, for one more lost worker
 )
 
-RESULT_NAMES: Mapping[type[Completed | Rejected | Failed], str] = {
-    Completed: "completed",
-    Rejected: "rejected",
-    Failed: "failed",
+RESULT_NAMES: Mapping[type[words.Completed | words.Rejected | words.Failed], str] = {
+    words.Completed: "completed",
+    words.Rejected: "rejected",
+    words.Failed: "failed",
 }
 """What ``LateResult.what`` stores of each result."""
 
-Revocation: TypeAlias = tuple[WorkerId, CancelJob]
+Revocation: TypeAlias = tuple[WorkerId, words.CancelJob]
 
 
 def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
@@ -203,7 +198,9 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
         case _:
             return []
     holders = pool.jobs[job_id].holders
-    return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
+    return [
+        (who, words.CancelJob(job_id, held)) for who, held in holders if held in over
+    ]
 
 
 def _receipt_marks(
@@ -233,7 +230,7 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
             LateResult(event.job_id, event.lease, worker_id, RESULT_NAMES[type(event)])
         ]
     match event:
-        case Completed(job_id, lease, receipt=receipt):
+        case words.Completed(job_id, lease, receipt=receipt):
             output_hash = answered.output_hash
             marks = _receipt_marks(pool, worker_id, job_id, verdict)
             if (over := overcount(job.job.work, outcome)) is not None:
@@ -247,27 +244,27 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
                 JobCompleted(job_id, lease, outcome, verdict, output_hash, receipt),
                 *marks,
             ]
-        case Rejected(job_id, lease, reason) if job.hedge is not None:
+        case words.Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
-        case Rejected(_, _, reason) if job.state is JobState.STREAMING:
+        case words.Rejected(_, _, reason) if job.state is JobState.STREAMING:
             return [_gave_up(job, worker_id, reason)]
-        case Rejected(job_id, lease, reason):
+        case words.Rejected(job_id, lease, reason):
             return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
-        case Failed(job_id, lease, error, fault) if job.hedge is not None:
+        case words.Failed(job_id, lease, error, fault) if job.hedge is not None:
             too_long, failed = fault is Fault.CONTEXT, job.is_of_engine(fault)
             why = error if failed else f"failed: {error}"
             ended = JobUnhedged(job_id, lease, why, too_long=too_long, failed=failed)
             return [ended]
-        case Failed(fault=Fault.CONTEXT) if job.state is JobState.LEASED:
+        case words.Failed(fault=Fault.CONTEXT) if job.state is JobState.LEASED:
             return [_too_long(pool, job, pool.workers[worker_id], event.error)]
-        case Failed(job_id, _, error, fault, exception):
+        case words.Failed(job_id, _, error, fault, exception):
             if _may_help_again(pool, job, worker_id, event):
                 return [JobRequeued(job_id, job.lease, error, worker_id, failed=True)]
             return [JobFailed(job_id, error, fault=fault, exception=exception)]
 
 
 def _may_help_again(
-    pool: PoolState, job: OpenJob, worker_id: WorkerId, event: Failed
+    pool: PoolState, job: OpenJob, worker_id: WorkerId, event: words.Failed
 ) -> bool:
     """Return whether a job goes on although an engine failed at it.
 

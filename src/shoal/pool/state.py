@@ -7,36 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobEnd,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.outcome import Fault
@@ -206,28 +177,33 @@ class PoolState:
             return None
         return self.workers[job.worker_id]
 
-    def apply(self, fact: Fact, now: float) -> None:
+    def apply(self, fact: facts.Fact, now: float) -> None:
         """Apply a fact.
 
         Raises ImpossibleTransition if it cannot follow from the job's state.
         """
         match fact:
-            case JobSubmitted(job):
+            case facts.JobSubmitted(job):
                 assert job.id not in self.jobs, f"{job.id} submitted twice"
                 self._open(job, now)
-            case JobLeased() | JobStarted() | JobRequeued():
+            case facts.JobLeased() | facts.JobStarted() | facts.JobRequeued():
                 self._advance(fact, now)
-            case JobHedged():
+            case facts.JobHedged():
                 self._hedge(fact, now)
-            case JobUnhedged():
+            case facts.JobUnhedged():
                 self._unhedge(fact, now)
-            case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
+            case (
+                facts.JobCompleted()
+                | facts.JobFailed()
+                | facts.JobCancelled()
+                | facts.JobExpired()
+            ):
                 self._end(fact, now)
-            case LateResult(job_id=job_id, lease=lease, worker_id=worker_id):
+            case facts.LateResult(job_id=job_id, lease=lease, worker_id=worker_id):
                 worker = self.workers.get(worker_id)
                 if worker is not None and worker.leases.get(job_id) == lease:
                     self._free_slot(worker, job_id)
-            case WorkerJoined(worker_id, offer, cancels, shared):
+            case facts.WorkerJoined(worker_id, offer, cancels, shared):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
                 worker = Worker(worker_id, offer, cancels, shared)
                 worker.suspension = self._suspension_of(worker)
@@ -239,39 +215,43 @@ class PoolState:
                 if worker.suspension is not None:
                     self.suspensions.join(worker_id)
                     self._find_leaving(self.suspensions.about(worker_id))
-            case WorkerMarked(worker_id, points, public_key=public_key):
+            case facts.WorkerMarked(worker_id, points, public_key=public_key):
                 mark = Penalty(now + PENALTY_SECONDS, worker_id, public_key, points)
                 self.penalties.append(mark)
                 self._apply_penalty(mark, points)
                 if len(self.penalties) > PENALTIES_MAX:
                     self._drop_oldest_penalty()
-            case WorkerTrusted(owner, user, public_key):
+            case facts.WorkerTrusted(owner, user, public_key):
                 self.trusted_keys.setdefault((owner, user), set()).add(public_key)
-            case WorkerDistrusted(owner, user, public_key):
+            case facts.WorkerDistrusted(owner, user, public_key):
                 # Waiting jobs hold the same set.
                 self.trusted_keys.get((owner, user), set()).discard(public_key)
-            case ReceiptPresented() | AccountCredited() | AccountLimited():
+            case (
+                facts.ReceiptPresented()
+                | facts.AccountCredited()
+                | facts.AccountLimited()
+            ):
                 pass  # scheduling does not depend on it
-            case WorkerLoadChanged(worker_id, condition):
+            case facts.WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
-            case WorkerDraining(worker_id, reason):
+            case facts.WorkerDraining(worker_id, reason):
                 self.roster.drain(self.workers[worker_id], reason or "draining")
-            case WorkerSuspended():
+            case facts.WorkerSuspended():
                 order = self.suspensions.suspend(fact, self.workers, now)
                 self._update_suspensions(order.workers)
                 self._find_leaving([order])
-            case WorkerResumed():
+            case facts.WorkerResumed():
                 self._update_suspensions(self.suspensions.resume(fact))
-            case WorkerApproved():
+            case facts.WorkerApproved():
                 self.approvals.approve(fact)
                 self._update_pending()
-            case WorkerDisapproved():
+            case facts.WorkerDisapproved():
                 self.approvals.disapprove(fact)
                 self._update_pending()
-            case WorkerDismissed(worker_id):
+            case facts.WorkerDismissed(worker_id):
                 self.workers[worker_id].dismissed = True
                 del self.leaving[worker_id]
-            case WorkerLeft(worker_id):
+            case facts.WorkerLeft(worker_id):
                 self.leaving.pop(worker_id, None)
                 self._find_leaving(self.suspensions.leave(worker_id))
                 for model in self.roster.remove(self.workers.pop(worker_id), now):
@@ -279,13 +259,15 @@ class PoolState:
 
     # Jobs.
 
-    def _advance(self, fact: JobLeased | JobStarted | JobRequeued, now: float) -> None:
+    def _advance(
+        self, fact: facts.JobLeased | facts.JobStarted | facts.JobRequeued, now: float
+    ) -> None:
         job = self.jobs[fact.job_id]
         begun = job.state is JobState.STREAMING
         job.state = after(job.state, fact)
         job.since = now
         match fact:
-            case JobLeased(worker_id=worker_id, lease=lease):
+            case facts.JobLeased(worker_id=worker_id, lease=lease):
                 self._unqueue(job)
                 if job.gang is not None:
                     if job.settled and job.gang.returning.get(job.rank) == worker_id:
@@ -299,12 +281,12 @@ class PoolState:
                 self._record_session(job.job, worker_id)
                 if not (job.started or job.lost):
                     self.without_output[job.job.id] = job
-            case JobStarted():
+            case facts.JobStarted():
                 assert job.hedge is None, f"{fact.job_id} has two workers"
                 job.started = True
                 self.without_output.pop(fact.job_id, None)
                 self._record_success(job)
-            case JobRequeued(reason=reason, refused_by=refused_by):
+            case facts.JobRequeued(reason=reason, refused_by=refused_by):
                 if begun or refused_by is None:
                     job.lost += not fact.handed_over
                     job.ran += now - job.leased_at
@@ -325,7 +307,7 @@ class PoolState:
                         assert before is not None, "a worker was lost"
                         self._await_return(job, before, now + RETURN_GRACE)
 
-    def _hedge(self, fact: JobHedged, now: float) -> None:
+    def _hedge(self, fact: facts.JobHedged, now: float) -> None:
         job = self.jobs[fact.job_id]
         job.state = after(job.state, fact)
         assert job.hedge is None, f"{fact.job_id} has two workers already"
@@ -334,7 +316,7 @@ class PoolState:
         self.hedged += 1
         del self.without_output[fact.job_id]
 
-    def _unhedge(self, fact: JobUnhedged, now: float) -> None:
+    def _unhedge(self, fact: facts.JobUnhedged, now: float) -> None:
         """End the lease of ``fact``; the job continues under the other."""
         job = self.jobs[fact.job_id]
         job.state = after(job.state, fact)
@@ -361,10 +343,10 @@ class PoolState:
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
         self._on_released(leaving)
 
-    def _end(self, fact: JobEnd, now: float) -> None:
+    def _end(self, fact: facts.JobEnd, now: float) -> None:
         job = self.jobs.pop(fact.job_id)
         if (
-            isinstance(fact, JobFailed)
+            isinstance(fact, facts.JobFailed)
             and fact.fault is Fault.CONTEXT
             and job.state is JobState.LEASED
         ):
@@ -379,19 +361,19 @@ class PoolState:
         if job.worker_id is None:
             self._unqueue(job)
             return
-        if isinstance(fact, JobCompleted):
+        if isinstance(fact, facts.JobCompleted):
             assert job.hedge is None, f"{fact.job_id} has two workers"
             worker = self.workers[job.worker_id]
             self.speeds.measure(job, worker, fact.outcome, now)
             self._record_success(job)
         if (
-            isinstance(fact, JobFailed)
+            isinstance(fact, facts.JobFailed)
             and not (fact.lost or fact.cut)
             and job.is_of_engine(fact.fault)
         ):
             self._record_failure(job, job.worker_id, fact.error, now)
-        cut = isinstance(fact, (JobCancelled, JobExpired)) or (
-            isinstance(fact, JobFailed) and fact.cut
+        cut = isinstance(fact, (facts.JobCancelled, facts.JobExpired)) or (
+            isinstance(fact, facts.JobFailed) and fact.cut
         )
         self._end_leases(job, cut=cut)
 

@@ -13,12 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shoal.domain.facts import (
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerResumed,
-    WorkerSuspended,
-)
+from shoal.domain import facts
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import Offer, Suspension
 
@@ -121,7 +116,7 @@ class Suspensions:
     # For the pool.
 
     def suspend(
-        self, fact: WorkerSuspended, connected: Iterable[WorkerId], now: float
+        self, fact: facts.WorkerSuspended, connected: Iterable[WorkerId], now: float
     ) -> SuspensionOrder:
         """Replace the order of a name; ``connected`` are all workers."""
         due = math.inf
@@ -133,7 +128,7 @@ class Suspensions:
         self._set_limit(order)
         return order
 
-    def resume(self, fact: WorkerResumed) -> set[WorkerId]:
+    def resume(self, fact: facts.WorkerResumed) -> set[WorkerId]:
         """End the orders of a name; return the connected workers."""
         workers: set[WorkerId] = set()
         for order in self.ended_by(fact.name):
@@ -190,7 +185,7 @@ class Approvals:
 
     def missing(
         self, name: str, by: str, proven_keys: Collection[str]
-    ) -> list[WorkerApproved]:
+    ) -> list[facts.WorkerApproved]:
         """Return the approvals of a name that are not in force.
 
         ``proven_keys`` are those of its connected workers, each as in ``Offer``.  If
@@ -198,24 +193,26 @@ class Approvals:
         another machine, which uses its name.
         """
         if not proven_keys:
-            return [] if name in self._approved else [WorkerApproved(name, by)]
+            return [] if name in self._approved else [facts.WorkerApproved(name, by)]
         return [
-            WorkerApproved(name, by, key)
+            facts.WorkerApproved(name, by, key)
             for key in sorted({*proven_keys} - {""} or {""})
             if not self._covers(name, key)
         ]
 
-    def decided_by(self, worker_id: WorkerId, offer: Offer) -> list[WorkerApproved]:
+    def decided_by(
+        self, worker_id: WorkerId, offer: Offer
+    ) -> list[facts.WorkerApproved]:
         """Return what a worker that connects makes of approvals that waited for it."""
         return [
-            WorkerApproved(name, self._approved[name][None], offer.proven_key)
+            facts.WorkerApproved(name, self._approved[name][None], offer.proven_key)
             for name in _names(worker_id)
             if None in self._approved.get(name, ())
         ]
 
     def ended_by(
         self, name: str, by: str, proven_keys: Collection[str]
-    ) -> list[WorkerDisapproved]:
+    ) -> list[facts.WorkerDisapproved]:
         """Return the ends of all approvals of a name, and of ``proven_keys``.
 
         A key that is approved under the name loses its other approvals as well, or it
@@ -225,14 +222,14 @@ class Approvals:
         ended = {key for each, key in found if name in _names(each)}
         ended = {*ended, *proven_keys} - {"", None}
         return [
-            WorkerDisapproved(each, by, key)
+            facts.WorkerDisapproved(each, by, key)
             for each, key in found
             if name in _names(each) or key in ended
         ]
 
     # For the pool.
 
-    def approve(self, fact: WorkerApproved) -> None:
+    def approve(self, fact: facts.WorkerApproved) -> None:
         """Add an approval; one of a name that waited for a worker is replaced."""
         keys = self._approved.setdefault(fact.name, {})
         keys.pop(None, None)
@@ -240,7 +237,7 @@ class Approvals:
             self._keys[fact.public_key] += 1
         keys[fact.public_key] = fact.by
 
-    def disapprove(self, fact: WorkerDisapproved) -> None:
+    def disapprove(self, fact: facts.WorkerDisapproved) -> None:
         """End an approval."""
         keys = self._approved[fact.name]
         del keys[fact.public_key]

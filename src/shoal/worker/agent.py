@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
+from shoal.domain import vocabulary as words
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelMessage,
@@ -15,21 +16,6 @@ from shoal.domain.model_messages import (
     ModelRequest,
     SendModelMessage,
     WaitUntilWritable,
-)
-from shoal.domain.vocabulary import (
-    CallMessage,
-    CallsReturned,
-    CancelJob,
-    Command,
-    Dismiss,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    LoadChanged,
-    OffersChanged,
-    Rejected,
-    RunJob,
 )
 from shoal.domain.worker import HANDED_OVER, MachineHealth, Offer, WorkerLoad
 from shoal.protocols.seam.context import Dialer
@@ -152,7 +138,7 @@ class Agent:
         self._load = WorkerLoad()  # as reported last
         self._slots = slots
         self._lent = 0  # slots of tasks that wait for calls of their own
-        self._driver: Driver[Command | Admitted, Event] | None = None
+        self._driver: Driver[words.Command | Admitted, words.Event] | None = None
         self._online = asyncio.Event()
         self._joined_before = False
         self._admitted = False  # whether the coordinator has confirmed admission
@@ -203,8 +189,8 @@ class Agent:
             return
         self._leaving.set()
         self._leave_reason = reason
-        if self._driver is not None and Draining in self._driver.accepts:
-            self._driver.send(Draining(LEAVING if reason == STOPPED else reason))
+        if self._driver is not None and words.Draining in self._driver.accepts:
+            self._driver.send(words.Draining(LEAVING if reason == STOPPED else reason))
         if self._running:
             jobs = "1 job" if self._running == 1 else f"{self._running} jobs"
             self._report(WorkerEvent("leaving", f"{jobs} to finish first"))
@@ -241,7 +227,7 @@ class Agent:
             handed_over += self._calls.hand_over()
         reason = f"{HANDED_OVER}{self._throttle.pause_reason}"
         for job_id, lease in handed_over:
-            self._try_send(Rejected(job_id, lease, reason))
+            self._try_send(words.Rejected(job_id, lease, reason))
 
     async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
@@ -307,7 +293,10 @@ class Agent:
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
-                    if self._calls is not None and CallsReturned in driver.accepts:
+                    if (
+                        self._calls is not None
+                        and words.CallsReturned in driver.accepts
+                    ):
                         # The coordinator gives calls to other workers at once.
                         # On wires without calls, tasks continue as jobs do.
                         self._calls.on_disconnected()
@@ -333,16 +322,18 @@ class Agent:
         if (
             driver is not None
             and offers is not None
-            and OffersChanged in driver.accepts
+            and words.OffersChanged in driver.accepts
         ):
-            driver.send(OffersChanged(self._throttle.limit(offers)))
+            driver.send(words.OffersChanged(self._throttle.limit(offers)))
 
     def _send_health(self) -> None:
         driver, machine = self._driver, self._machine
         if machine is None or driver is None:
             return
-        if HealthReported in driver.accepts:
-            driver.send(HealthReported(replace(machine.measure(), jobs=self._running)))
+        if words.HealthReported in driver.accepts:
+            driver.send(
+                words.HealthReported(replace(machine.measure(), jobs=self._running))
+            )
         self._send_load(machine.load())
         self._call_after(REPORT_INTERVAL, self._send_health)
 
@@ -355,9 +346,13 @@ class Agent:
             waiting=sum(each.waiting for each in slots),
             full=bool(slots) and all(each.is_full for each in slots),
         )
-        if driver is not None and LoadChanged in driver.accepts and load != self._load:
+        if (
+            driver is not None
+            and words.LoadChanged in driver.accepts
+            and load != self._load
+        ):
             self._load = load
-            driver.send(LoadChanged(load))
+            driver.send(words.LoadChanged(load))
 
     def _send_occupancy(self) -> None:
         if self._slots:
@@ -367,7 +362,7 @@ class Agent:
         """Schedule the connection's only timer."""
         self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
-    def _receive(self, command: Command | Admitted) -> None:
+    def _receive(self, command: words.Command | Admitted) -> None:
         driver = self._driver
         assert driver is not None, "commands come through a driver"
         match command:
@@ -383,44 +378,46 @@ class Agent:
                     # The coordinator may still refuse, after storing the admission.
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                     self._on_admitted()
-            case RunJob(job_id, lease) if (
-                self._throttle.paused and Rejected in driver.accepts
+            case words.RunJob(job_id, lease) if (
+                self._throttle.paused and words.Rejected in driver.accepts
             ):
-                self._try_send(Rejected(job_id, lease, self._throttle.why_paused))
-            case RunJob() if self._calls is not None and self._calls.accepts(
+                self._try_send(words.Rejected(job_id, lease, self._throttle.why_paused))
+            case words.RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
             ):
-                can_refuse = Rejected in driver.accepts
+                can_refuse = words.Rejected in driver.accepts
                 refusal = self._calls.start(command, can_refuse=can_refuse)
                 if refusal is not None:
                     self._try_send(refusal)
-            case RunJob(job_id, lease):
-                can_refuse = Rejected in driver.accepts
+            case words.RunJob(job_id, lease):
+                can_refuse = words.Rejected in driver.accepts
                 reason = self._jobs.start(command, can_refuse=can_refuse)
                 if reason is not None:
-                    self._try_send(Rejected(job_id, lease, reason))
+                    self._try_send(words.Rejected(job_id, lease, reason))
                 else:
                     self._send_occupancy()
-            case CancelJob(job_id):
+            case words.CancelJob(job_id):
                 self._jobs.cancel(job_id)
                 if self._calls is not None:
                     self._calls.cancel(job_id)
-            case Dismiss(reason):
+            case words.Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
-            case CallMessage():
+            case words.CallMessage():
                 if self._calls is not None:
                     self._calls.receive(command)
             case ModelMessage():
                 self._share(command, driver.send, driver.wait_for_room)
 
-    def _try_send(self, event: Event) -> bool:
+    def _try_send(self, event: words.Event) -> bool:
         """Send an event; return False without a connection."""
         driver = self._driver
         if driver is None:
             return False
-        if isinstance(event, Rejected) and Rejected not in driver.accepts:
-            event = Failed(event.job_id, event.lease, f"not started: {event.reason}")
-        if isinstance(event, CallMessage) and type(event) not in driver.accepts:
+        if isinstance(event, words.Rejected) and words.Rejected not in driver.accepts:
+            event = words.Failed(
+                event.job_id, event.lease, f"not started: {event.reason}"
+            )
+        if isinstance(event, words.CallMessage) and type(event) not in driver.accepts:
             return False
         return driver.send(event)
 
@@ -432,7 +429,7 @@ class Agent:
         if self._leaving.is_set() and self.idle and self._driver is not None:
             self._driver.disconnect("leaving", CloseCode.NORMAL, "leaving")
 
-    async def _send(self, event: Event) -> None:
+    async def _send(self, event: words.Event) -> None:
         """Send an event as soon as a connection has room for it."""
         while True:
             await self._online.wait()

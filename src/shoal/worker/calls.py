@@ -14,22 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import ClientError, JobError, Unavailable
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import (
-    BlobMissing,
-    CallMessage,
-    CallProgress,
-    CallResult,
-    CallsReturned,
-    CancelCalls,
-    Completed,
-    Event,
-    PushCalls,
-    Rejected,
-    RunJob,
-    SendBlob,
-)
 from shoal.domain.work import Call, CallStream, Task, Work
 from shoal.tasks.function_caller import CallStreamSlot, FunctionCaller
 from shoal.tasks.json_calls import json_arguments, value_as_json
@@ -57,21 +44,21 @@ class FunctionBackend:
     slots: EngineSlots | None = None
 
 
-CallEnd: TypeAlias = Callable[[JobId, LeaseNumber], Event]
+CallEnd: TypeAlias = Callable[[JobId, LeaseNumber], words.Event]
 """Returns the event of a call's end, for the lease under which it is reported."""
 
 
 class _RunningCall:
     """A call that runs, and the command under which it is reported."""
 
-    def __init__(self, command: RunJob, *, returnable: bool) -> None:
+    def __init__(self, command: words.RunJob, *, returnable: bool) -> None:
         self.command = command
         self.returnable = returnable
         self.task: asyncio.Task[None] | None = None
         self.attached = asyncio.Event()  # whether a connection has its command
         self.attached.set()
 
-    def attach(self, command: RunJob) -> None:
+    def attach(self, command: words.RunJob) -> None:
         """Report it under another command from now on."""
         self.command = command
         self.attached.set()
@@ -107,8 +94,8 @@ class RunningCalls:
     def __init__(
         self,
         functions: FunctionBackend,
-        try_send: Callable[[Event], bool],
-        send: Callable[[Event], Awaitable[None]],
+        try_send: Callable[[words.Event], bool],
+        send: Callable[[words.Event], Awaitable[None]],
         on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
         clock: Clock,
@@ -144,14 +131,18 @@ class RunningCalls:
             return work.name in self._caller.names
         return isinstance(work, Call | CallStream)
 
-    def start(self, command: RunJob, *, can_refuse: bool = True) -> Event | None:
+    def start(
+        self, command: words.RunJob, *, can_refuse: bool = True
+    ) -> words.Event | None:
         """Start a call or open a stream; return the event of a failure, else None.
 
         ``can_refuse`` is as in ``RunningJobs.start``.
         """
         job_id, lease = command.job_id, command.lease
         if len(self._calls) >= CALLS_MAX:
-            return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
+            return words.Rejected(
+                job_id, lease, f"{CALLS_MAX} calls are waiting already"
+            )
         returnable = can_refuse and command.returnable
         if isinstance(command.work, CallStream):
             return self._open(command, command.work, returnable=returnable)
@@ -167,16 +158,16 @@ class RunningCalls:
         running.task.add_done_callback(lambda _: self._on_task_done(running))
         return None
 
-    def receive(self, message: CallMessage) -> None:
+    def receive(self, message: words.CallMessage) -> None:
         """Process a message about a call stream or a large argument."""
         match message:
-            case PushCalls(job_id, _, calls):
+            case words.PushCalls(job_id, _, calls):
                 if (stream := self._streams.get(job_id)) is not None:
                     stream.push(calls)
-            case CancelCalls(job_id, _, numbers):
+            case words.CancelCalls(job_id, _, numbers):
                 if (stream := self._streams.get(job_id)) is not None:
                     stream.recall(numbers)
-            case SendBlob(digest, data):
+            case words.SendBlob(digest, data):
                 self._blobs.put(digest, data)
             case _:
                 pass  # events for coordinators
@@ -247,7 +238,7 @@ class RunningCalls:
         for running in [*self._detached]:
             running.cancel()
 
-    def _attach(self, command: RunJob) -> Event | None:
+    def _attach(self, command: words.RunJob) -> words.Event | None:
         """Put a member that still runs in the place of the same call."""
         for running in self._detached:
             if running.command.work == command.work:
@@ -256,15 +247,15 @@ class RunningCalls:
                 running.attach(command)
                 return None
         reason = "this worker still runs another member of a training run"
-        return Rejected(command.job_id, command.lease, reason)
+        return words.Rejected(command.job_id, command.lease, reason)
 
     def _open(
-        self, command: RunJob, work: CallStream, *, returnable: bool
-    ) -> Event | None:
+        self, command: words.RunJob, work: CallStream, *, returnable: bool
+    ) -> words.Event | None:
         job_id, lease = command.job_id, command.lease
 
-        def on_returned(returns: list[CallResult]) -> None:
-            self._try_send(CallsReturned(job_id, lease, returns))
+        def on_returned(returns: list[words.CallResult]) -> None:
+            self._try_send(words.CallsReturned(job_id, lease, returns))
             if stream.idle:
                 self._on_ended()
 
@@ -299,7 +290,7 @@ class RunningCalls:
         command = running.command
         event = end(command.job_id, command.lease)
         # What was rejected may be done when it comes again.
-        if _is_member(command.work) and not isinstance(event, Rejected):
+        if _is_member(command.work) and not isinstance(event, words.Rejected):
             kept = (command.work, end)
             self._kept.append(kept)
             self._clock.call_at(
@@ -307,7 +298,7 @@ class RunningCalls:
             )
         await self._send(event)
 
-    async def _repeat(self, event: Event) -> None:
+    async def _repeat(self, event: words.Event) -> None:
         await self._send(event)
         self._on_ended()
 
@@ -321,22 +312,24 @@ class RunningCalls:
 
         def on_progress(share: float | None, text: str) -> None:
             command = running.command
-            self._try_send(CallProgress(command.job_id, command.lease, share, text))
+            self._try_send(
+                words.CallProgress(command.job_id, command.lease, share, text)
+            )
 
         try:
             if isinstance(work, Task):
                 args, kwargs = json_arguments(work.payload)
                 call = Call(work.name, args, kwargs)
                 value = await self._caller.call(call, self._fetch, on_progress, grant)
-                return partial(Completed, rest=(value_as_json(value),))
+                return partial(words.Completed, rest=(value_as_json(value),))
             assert isinstance(work, Call), "streams are opened by _open"
             value = await self._caller.call(work, self._fetch, on_progress, grant)
-            return partial(Completed, value=value)
+            return partial(words.Completed, value=value)
         except (Unavailable, ClientError, JobError) as error:
             return partial(failure_event, error=error)
 
     async def _fetch(self, digest: bytes) -> Path:
         def request(digest: bytes) -> None:
-            self._try_send(BlobMissing(digest))
+            self._try_send(words.BlobMissing(digest))
 
         return await self._blobs.get(digest, request)

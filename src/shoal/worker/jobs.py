@@ -8,27 +8,11 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shoal.domain.errors import (
-    ClientError,
-    ContextExceeded,
-    EngineFailed,
-    JobError,
-    NotFound,
-    TooLarge,
-    Unavailable,
-    Unprocessable,
-)
+from shoal.domain import errors
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.trace_context import read_traceparent
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    Completed,
-    Event,
-    Failed,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import JSON, Chat, Work, describe_target
 from shoal.engines.engine import TRACEPARENT, Finished, Item, WorkRunner
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -55,7 +39,7 @@ async def run_trimmed(
                     begun = True
                     yield item
             return
-        except ContextExceeded:
+        except errors.ContextExceeded:
             shorter = trimmed(work) if isinstance(work, Chat) else None
             if shorter is None or begun:
                 raise
@@ -212,27 +196,27 @@ def only_model(
 def failure_event(
     job_id: JobId,
     lease: LeaseNumber,
-    error: Unavailable | NotFound | ClientError | JobError,
-) -> Rejected | Failed:
+    error: errors.Unavailable | errors.NotFound | errors.ClientError | errors.JobError,
+) -> words.Rejected | words.Failed:
     """Return the event that reports why a job did not complete.
 
     Another worker may do what this one rejects, or its engine failed at.
     """
     match error:
-        case EngineFailed():
-            return Failed(job_id, lease, str(error), Fault.ENGINE)
-        case Unavailable() | NotFound():
-            return Rejected(job_id, lease, str(error))
-        case ContextExceeded():
-            return Failed(job_id, lease, str(error), Fault.CONTEXT)
-        case TooLarge():
-            return Failed(job_id, lease, str(error), Fault.SIZE)
-        case Unprocessable():
-            return Failed(job_id, lease, str(error), Fault.VALUES)
-        case ClientError():
-            return Failed(job_id, lease, str(error), Fault.REQUEST)
-        case JobError():
-            return Failed(job_id, lease, str(error), exception=error.exception)
+        case errors.EngineFailed():
+            return words.Failed(job_id, lease, str(error), Fault.ENGINE)
+        case errors.Unavailable() | errors.NotFound():
+            return words.Rejected(job_id, lease, str(error))
+        case errors.ContextExceeded():
+            return words.Failed(job_id, lease, str(error), Fault.CONTEXT)
+        case errors.TooLarge():
+            return words.Failed(job_id, lease, str(error), Fault.SIZE)
+        case errors.Unprocessable():
+            return words.Failed(job_id, lease, str(error), Fault.VALUES)
+        case errors.ClientError():
+            return words.Failed(job_id, lease, str(error), Fault.REQUEST)
+        case errors.JobError():
+            return words.Failed(job_id, lease, str(error), exception=error.exception)
 
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot
@@ -255,7 +239,7 @@ class RunningJobs:
     def __init__(
         self,
         find: FindModel,
-        send: Callable[[Event], Awaitable[None]],
+        send: Callable[[words.Event], Awaitable[None]],
         on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
         traces: JobTracer | None = None,
@@ -271,7 +255,7 @@ class RunningJobs:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, command: RunJob, *, can_refuse: bool) -> str | None:
+    def start(self, command: words.RunJob, *, can_refuse: bool) -> str | None:
         """Start a job, or return why it is rejected.
 
         ``can_refuse`` says whether the wire supports rejection; without it, jobs wait
@@ -325,14 +309,14 @@ class RunningJobs:
             self._returnable.pop(job_id, None)
         self._on_ended()
 
-    async def _run(self, command: RunJob, backend: ModelBackend) -> None:
+    async def _run(self, command: words.RunJob, backend: ModelBackend) -> None:
         if command.trace:
             await self._run_traced(command, backend)
             return
         async with backend.slots.take():
             await self._send(await self._answer(command, backend))
 
-    async def _run_traced(self, command: RunJob, backend: ModelBackend) -> None:
+    async def _run_traced(self, command: words.RunJob, backend: ModelBackend) -> None:
         if self._traces is None:
             if read_traceparent(command.trace) is not None:
                 TRACEPARENT.set(command.trace)
@@ -347,8 +331,8 @@ class RunningJobs:
                 await self._send(span.end)
 
     async def _answer(
-        self, command: RunJob, backend: ModelBackend
-    ) -> Completed | Rejected | Failed:
+        self, command: words.RunJob, backend: ModelBackend
+    ) -> words.Completed | words.Rejected | words.Failed:
         """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
         runner, work = backend.runner, command.work
@@ -361,16 +345,18 @@ class RunningJobs:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Finished):
-                        return Completed(
+                        return words.Completed(
                             job_id, lease, piece.finish_reason, piece.usage
                         )
-                    await self._send(AnswerChunk(job_id, lease, [piece]))
-            return Failed(job_id, lease, "the engine stopped without an answer")
-        except (Unavailable, ClientError, JobError) as error:
-            if isinstance(error, Unavailable):
+                    await self._send(words.AnswerChunk(job_id, lease, [piece]))
+            return words.Failed(job_id, lease, "the engine stopped without an answer")
+        except (errors.Unavailable, errors.ClientError, errors.JobError) as error:
+            if isinstance(error, errors.Unavailable):
                 backend.on_unavailable()
             return failure_event(job_id, lease, error)
         except Exception as error:
             # A bug in an engine fails its own job only.
             log.exception("engine failed job=%s", job_id)
-            return Failed(job_id, lease, f"the engine failed: {type(error).__name__}")
+            return words.Failed(
+                job_id, lease, f"the engine failed: {type(error).__name__}"
+            )

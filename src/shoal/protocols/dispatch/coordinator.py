@@ -5,18 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import NotAdmitted, PeerError, Unsupported
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.vocabulary import (
-    CallMessage,
-    CancelJob,
-    Command,
-    Dismiss,
-    Event,
-    HealthReported,
-    Joined,
-    RunJob,
-)
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import (
     CAPABILITIES,
@@ -85,7 +76,7 @@ class ProviderSession:
     worker reports later on another connection are only recorded.
     """
 
-    accepts: frozenset[type] = frozenset({RunJob, Dismiss})
+    accepts: frozenset[type] = frozenset({words.RunJob, words.Dismiss})
 
     def __init__(
         self, request: UpgradeRequest, config: Config, context: ProtocolContext
@@ -109,7 +100,7 @@ class ProviderSession:
             return None
         return self._last_received + self._config.silence
 
-    def tick(self, now: float) -> Sequence[Event | Output]:
+    def tick(self, now: float) -> Sequence[words.Event | Output]:
         if self._closed:
             return ()
         if self._last_received is None:
@@ -121,27 +112,27 @@ class ProviderSession:
             return (self._close(f"not registered within {limit}", CLOSE_SILENT),)
         return (self._close(f"silent for {limit}", CLOSE_SILENT),)
 
-    def send(self, message: Command, now: float) -> Sequence[Output]:
+    def send(self, message: words.Command, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
-            case RunJob():
+            case words.RunJob():
                 text = encode_job(message)
                 self._jobs.add(message)
                 return (Send(text),)
-            case CancelJob():
+            case words.CancelJob():
                 raise Unsupported("this wire cancels no jobs")
-            case Dismiss(reason, replaced):
+            case words.Dismiss(reason, replaced):
                 code, text = DispatchErrorCode.DISMISSED, reason
                 if replaced:
                     code, text = DispatchErrorCode.REPLACED, REPLACED_TEXT
                 error = _send(ErrorMessage(code, well_formed(reason)))
                 return (error, self._close(reason, DISMISSED, text))
-            case CallMessage() | ModelMessage():
+            case words.CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
-    def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
-        outputs: list[Event | Output] = []
+    def receive(self, batch: Batch, now: float) -> Sequence[words.Event | Output]:
+        outputs: list[words.Event | Output] = []
         for data in batch:
             if self._closed:
                 break
@@ -154,7 +145,9 @@ class ProviderSession:
                 outputs += self._refuse(invalid)
         return outputs
 
-    def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
+    def _receive_message(
+        self, data: Data, now: float
+    ) -> Sequence[words.Event | Output]:
         registered = self._registered
         if registered is None and len(data) > UNREGISTERED_MESSAGE_MAX:
             # Do not parse large messages of an unregistered peer.
@@ -179,7 +172,7 @@ class ProviderSession:
 
     def _on_register(
         self, message: RegisterProvider, now: float
-    ) -> Sequence[Event | Output]:
+    ) -> Sequence[words.Event | Output]:
         accepted = _send(RegisterProviderAck("ok", self._worker_id))
         if self._registered is not None:
             if message == self._registered:
@@ -198,11 +191,11 @@ class ProviderSession:
         remarks = [offer.remark, _unknown_capabilities(message)]
         notices = [Notice(each) for each in remarks if each]
         # Anyone can name a key: such a worker replaces none that has proved it.
-        return (accepted, Joined(f"{key}/unproven", offer), *notices)
+        return (accepted, words.Joined(f"{key}/unproven", offer), *notices)
 
     def _on_heartbeat(
         self, message: ProviderHeartbeat, registered: RegisterProvider, now: float
-    ) -> Sequence[Event | Output]:
+    ) -> Sequence[words.Event | Output]:
         if message.provider_pubkey.lower() != registered.provider_pubkey.lower():
             text = "heartbeat: provider_pubkey: this connection registered another"
             raise InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
@@ -214,7 +207,9 @@ class ProviderSession:
         self._reported = now
         metrics, unusable = read_metrics(message)
         jobs = None if metrics.active_jobs is None else int(metrics.active_jobs)
-        report = HealthReported(MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs))
+        report = words.HealthReported(
+            MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs)
+        )
         return (ack, report, *self._note_unusable(unusable))
 
     def _note_unusable(self, metrics: Sequence[str]) -> Sequence[Notice]:

@@ -6,27 +6,12 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, Raw, UnsetType
 
+from shoal.domain import vocabulary as words
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallMessage,
-    Command,
-    Completed,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
-    ReceiptSent,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
@@ -118,7 +103,7 @@ class DispatchWorkerSession:
     # A rejected job hangs at an original coordinator for ever, and a coordinator
     # notices by the disconnect that a worker leaves.
     accepts: frozenset[type] = frozenset(
-        {AnswerChunk, Completed, Failed, HealthReported}
+        {words.AnswerChunk, words.Completed, words.Failed, words.HealthReported}
     )
 
     def __init__(self, profile: WorkerProfile, state: WorkerState) -> None:
@@ -135,7 +120,7 @@ class DispatchWorkerSession:
     def deadline(self) -> float | None:
         return None if self._closed else self._due
 
-    def tick(self, now: float) -> Sequence[Command | Output]:
+    def tick(self, now: float) -> Sequence[words.Command | Output]:
         if self._closed or (self._due is not None and now < self._due):
             return ()
         if not self._profile.slots:
@@ -148,8 +133,8 @@ class DispatchWorkerSession:
             return (Close(f"no register_ack within {REGISTER_TIMEOUT:g} s"),)
         return self._heartbeat(now)
 
-    def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
-        outputs: list[Command | Output] = []
+    def receive(self, batch: Batch, now: float) -> Sequence[words.Command | Output]:
+        outputs: list[words.Command | Output] = []
         self._last_received = now
         for data in batch:
             if self._closed:
@@ -160,37 +145,39 @@ class DispatchWorkerSession:
                 outputs.append(Notice(f"message of the coordinator ignored: {error}"))
         return outputs
 
-    def send(self, message: Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
             case (
-                Joined()
-                | OffersChanged()
-                | LoadChanged()
-                | Draining()
-                | Rejected()
-                | ReceiptSent()
-                | CallMessage()
+                words.Joined()
+                | words.OffersChanged()
+                | words.LoadChanged()
+                | words.Draining()
+                | words.Rejected()
+                | words.ReceiptSent()
+                | words.CallMessage()
                 | ModelMessage()
             ):
                 raise Unsupported("this wire has no such message")
-            case HealthReported(health):
+            case words.HealthReported(health):
                 self._state.health = health
                 return self._heartbeat(now) if self._registered else ()
-            case AnswerChunk(job_id, _, pieces):
+            case words.AnswerChunk(job_id, _, pieces):
                 return self._collect(job_id, pieces, now)
-            case Completed(job_id):
+            case words.Completed(job_id):
                 running = self._state.running.pop(job_id, None)
                 if running is None:
                     return ()  # it failed in the meantime
                 return self._complete(job_id, running, message, now)
-            case Failed(job_id, _, error):
+            case words.Failed(job_id, _, error):
                 if self._state.running.pop(job_id, None) is None:
                     return ()
                 return self._fail(job_id, error, now)
 
-    def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
+    def _receive_message(
+        self, data: Data, now: float
+    ) -> Sequence[words.Command | Output]:
         message, text = decode_coordinator_message(data)
         match message.type:
             case "register_ack":
@@ -209,7 +196,7 @@ class DispatchWorkerSession:
 
     def _on_registered(
         self, message: CoordinatorMessage, now: float
-    ) -> Sequence[Command | Output]:
+    ) -> Sequence[words.Command | Output]:
         if self._registered:
             return ()
         if message.status != "ok":
@@ -222,7 +209,7 @@ class DispatchWorkerSession:
         unsent = [Send(text) for text in self._state.drain_unsent()]
         return (Notice(f"registered, worker_id {worker_id}", routine=True), *unsent)
 
-    def _on_assignment(self, text: str, now: float) -> Sequence[Command | Output]:
+    def _on_assignment(self, text: str, now: float) -> Sequence[words.Command | Output]:
         message = decode_assignment(text)
         running, profile = self._state.running, self._profile
         job_id = JobId(message.job_id)
@@ -239,7 +226,7 @@ class DispatchWorkerSession:
                 Notice(f"job {job_id!a} was assigned twice: the second is ignored"),
             )
         running[job_id] = RunningJob(work.kind)
-        return (RunJob(job_id, LEASE, work),)
+        return (words.RunJob(job_id, LEASE, work),)
 
     def _collect(
         self, job_id: JobId, pieces: Sequence[AnswerPiece], now: float
@@ -257,7 +244,7 @@ class DispatchWorkerSession:
         return self._fail(job_id, reason, now)
 
     def _complete(
-        self, job_id: JobId, running: RunningJob, done: Completed, now: float
+        self, job_id: JobId, running: RunningJob, done: words.Completed, now: float
     ) -> Sequence[Output]:
         answer = assemble([*running.pieces, *done.rest])
         try:

@@ -3,22 +3,11 @@
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallMessage,
-    CancelJob,
-    Command,
-    Completed,
-    Dismiss,
-    Event,
-    Failed,
-    Joined,
-    RunJob,
-)
 from shoal.protocols.grandsage.admission import BYE, CLOSE_BYE, CLOSE_SILENT
 from shoal.protocols.grandsage.codec import TASK_ID, decode_frame, encode_stop
 from shoal.protocols.grandsage.config import Config
@@ -91,11 +80,11 @@ class GrandSageNodeSession:
     a gap.
     """
 
-    accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+    accepts: frozenset[type] = frozenset({words.RunJob, words.CancelJob, words.Dismiss})
 
     def __init__(
         self,
-        joined: Joined,
+        joined: words.Joined,
         grant: AdmissionGrant,
         config: Config,
         task_ids: TaskIds,
@@ -103,7 +92,7 @@ class GrandSageNodeSession:
     ) -> None:
         self.grant = grant
         self._offer = joined.offer
-        self._joining: Joined | None = joined  # until the connection is open
+        self._joining: words.Joined | None = joined  # until the connection is open
         self._config = config
         self._task_ids = task_ids
         self._last_received = now
@@ -124,7 +113,7 @@ class GrandSageNodeSession:
             return None
         return None if self._closed else self._last_received + self._config.silence
 
-    def tick(self, now: float) -> Sequence[Event | Output]:
+    def tick(self, now: float) -> Sequence[words.Event | Output]:
         if self._closed:
             return ()
         if (joined := self._joining) is not None:
@@ -138,30 +127,30 @@ class GrandSageNodeSession:
         reason = f"silent for {self._config.silence:g} s"
         return (Close(reason, CLOSE_SILENT, "Silent"),)
 
-    def send(self, message: Command, now: float) -> Sequence[Output]:
+    def send(self, message: words.Command, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
-            case RunJob():
+            case words.RunJob():
                 return (Send(self._start_task(message, now)),)
-            case CancelJob(job_id, lease):
+            case words.CancelJob(job_id, lease):
                 task_id = self._ids.get((job_id, lease))
                 if task_id is None:
                     return ()
                 self._remove_task(task_id)
                 self._record_stop(task_id, now)
                 return (Send(encode_stop(task_id)),)
-            case Dismiss(reason, replaced):
+            case words.Dismiss(reason, replaced):
                 self._closed = True
                 return (Close(reason, CLOSE_BYE, BYE if replaced else reason),)
-            case CallMessage() | ModelMessage():
+            case words.CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
-    def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
+    def receive(self, batch: Batch, now: float) -> Sequence[words.Event | Output]:
         if self._closed:
             return ()
         self._last_received = now
-        outputs: list[Event | Output] = []
+        outputs: list[words.Event | Output] = []
         # Pieces of each task in this batch, by the encoded task id.  Nearly every
         # frame is one more piece for one of them.
         extendable: dict[Data, list[AnswerPiece]] = {}
@@ -189,7 +178,7 @@ class GrandSageNodeSession:
         data: Data,
         now: float,
         extendable: dict[Data, list[AnswerPiece]],
-        outputs: list[Event | Output],
+        outputs: list[words.Event | Output],
     ) -> None:
         """Process a message other than one more piece of text.
 
@@ -221,13 +210,13 @@ class GrandSageNodeSession:
             if text:
                 self._silent.pop(task_id, None)
                 pieces = [text]
-                outputs.append(AnswerChunk(task.job_id, task.lease, pieces))
+                outputs.append(words.AnswerChunk(task.job_id, task.lease, pieces))
                 if not task.incomplete:
                     extendable[data[:4]] = pieces
                 elif self._silent:
                     task.characters += len(text)
 
-    def _start_task(self, job: RunJob, now: float) -> str:
+    def _start_task(self, job: words.RunJob, now: float) -> str:
         task_id = self._task_ids.next_id(self._tasks, now)
         text = encode_task(
             task_id,
@@ -253,7 +242,7 @@ class GrandSageNodeSession:
 
     def _fail_dropped(
         self, answered: _SentTask, now: float
-    ) -> Sequence[Event | Output]:
+    ) -> Sequence[words.Event | Output]:
         """Fail the tasks that the node must have dropped: it answered later ones.
 
         Real nodes drop a task that exceeds their context, without a message, and would
@@ -262,7 +251,7 @@ class GrandSageNodeSession:
         much.  One of them holds back up to 15 characters, and more within a word, so
         the later answers must be longer.
         """
-        outputs: list[Event | Output] = []
+        outputs: list[words.Event | Output] = []
         for task_id, task in list(self._silent.items()):
             if task.serial > answered.serial:
                 break
@@ -273,7 +262,7 @@ class GrandSageNodeSession:
             self._record_stop(task_id, now)
             outputs += (
                 Send(encode_stop(task_id)),
-                Failed(task.job_id, task.lease, DROPPED, Fault.CONTEXT),
+                words.Failed(task.job_id, task.lease, DROPPED, Fault.CONTEXT),
             )
         return outputs
 
@@ -292,11 +281,11 @@ class GrandSageNodeSession:
             Notice(f"text for task {task_id}, which is not running: stopped"),
         )
 
-    def _end_task(self, task_id: int, task: _SentTask) -> Sequence[Event]:
+    def _end_task(self, task_id: int, task: _SentTask) -> Sequence[words.Event]:
         self._remove_task(task_id)
-        completed = Completed(task.job_id, task.lease)
+        completed = words.Completed(task.job_id, task.lease)
         if task.incomplete:
-            return (AnswerChunk(task.job_id, task.lease, ["\ufffd"]), completed)
+            return (words.AnswerChunk(task.job_id, task.lease, ["\ufffd"]), completed)
         return (completed,)
 
     def _remove_task(self, task_id: int) -> None:

@@ -5,27 +5,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from urllib.parse import quote, urlencode, urlsplit
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallMessage,
-    CancelJob,
-    Command,
-    Completed,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
-    ReceiptSent,
-    Rejected,
-    RunJob,
-)
 from shoal.protocols.grandsage.admission import (
     CLOSE_INVALID_TOKEN,
     CLOSE_MISSING_PARAMETER,
@@ -141,7 +125,9 @@ class GrandSageServerSession:
 
     # The URL stands for Joined, and a server notices by the disconnect that a node
     # leaves.
-    accepts: frozenset[type] = frozenset({AnswerChunk, Completed, Failed})
+    accepts: frozenset[type] = frozenset(
+        {words.AnswerChunk, words.Completed, words.Failed}
+    )
 
     def __init__(self, model: str, tasks: NodeTasks, declined: str = "") -> None:
         self._model = model
@@ -154,7 +140,7 @@ class GrandSageServerSession:
     def deadline(self) -> float | None:
         return self._due
 
-    def tick(self, now: float) -> Sequence[Command | Output]:
+    def tick(self, now: float) -> Sequence[words.Command | Output]:
         if self._due is not None and now < self._due:
             return ()
         if self._declined:
@@ -163,13 +149,13 @@ class GrandSageServerSession:
         self._due = now + KEEPALIVE_INTERVAL
         return (Send(""), *(self._end_broken_tasks(now) if first else ()))
 
-    def _end_broken_tasks(self, now: float) -> Sequence[Command | Output]:
+    def _end_broken_tasks(self, now: float) -> Sequence[words.Command | Output]:
         """End what the last connection may not have ended.
 
         A server that has ended a task answers the text with a stop, and ignores it.
         """
         begun = self._tasks.drain_begun()
-        outputs: list[Command | Output] = []
+        outputs: list[words.Command | Output] = []
         for task_id in self._tasks.drain_recent_ends(now):
             outputs += self._text(task_id, BROKEN) if task_id in begun else ()
             outputs.append(Send(encode_end(task_id)))
@@ -183,13 +169,15 @@ class GrandSageServerSession:
                 )
         return outputs
 
-    def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
+    def receive(self, batch: Batch, now: float) -> Sequence[words.Command | Output]:
         if self._declined:
             return ()
         received = [self._receive_message(data, now) for data in batch if data]
         return tuple(chain.from_iterable(received))
 
-    def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
+    def _receive_message(
+        self, data: Data, now: float
+    ) -> Sequence[words.Command | Output]:
         try:
             head, text = decode_text(data)
         except PeerError as error:
@@ -218,23 +206,23 @@ class GrandSageServerSession:
         self._tasks.begun.discard(head.id)
         lease = LeaseNumber(head.id)
         # As real nodes do: a server cannot learn that the prompt is too long.
-        return (RunJob(job_id, lease, work, trim=True),)
+        return (words.RunJob(job_id, lease, work, trim=True),)
 
-    def send(self, message: Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[Output]:
         match message:
             case (
-                Joined()
-                | OffersChanged()
-                | HealthReported()
-                | LoadChanged()
-                | Draining()
-                | Rejected()
-                | ReceiptSent()
-                | CallMessage()
+                words.Joined()
+                | words.OffersChanged()
+                | words.HealthReported()
+                | words.LoadChanged()
+                | words.Draining()
+                | words.Rejected()
+                | words.ReceiptSent()
+                | words.CallMessage()
                 | ModelMessage()
             ):
                 raise Unsupported("this wire has no such message")
-            case AnswerChunk(job_id, _, pieces):
+            case words.AnswerChunk(job_id, _, pieces):
                 task_id = self._running.get(job_id)
                 if task_id is None:
                     return ()  # stopped in the meantime
@@ -242,10 +230,10 @@ class GrandSageServerSession:
                 return tuple(
                     chain.from_iterable(self._text(task_id, text) for text in texts)
                 )
-            case Completed(job_id):
+            case words.Completed(job_id):
                 task_id = self._running.pop(job_id, None)
                 return () if task_id is None else (self._end(task_id, now),)
-            case Failed(job_id, _, error, fault):
+            case words.Failed(job_id, _, error, fault):
                 task_id = self._running.pop(job_id, None)
                 if task_id is None:
                     return ()
@@ -286,8 +274,8 @@ class GrandSageServerSession:
         return Send(encode_end(task_id))
 
 
-def _cancel(job_id: JobId, task_id: int) -> CancelJob:
-    return CancelJob(job_id, LeaseNumber(task_id))
+def _cancel(job_id: JobId, task_id: int) -> words.CancelJob:
+    return words.CancelJob(job_id, LeaseNumber(task_id))
 
 
 def _text_of(piece: AnswerPiece) -> str:

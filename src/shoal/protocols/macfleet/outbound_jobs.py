@@ -10,21 +10,10 @@ from typing import TypeAlias
 
 from msgspec import Raw
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
-from shoal.domain.vocabulary import (
-    CallResult,
-    CallsReturned,
-    CancelCalls,
-    CancelJob,
-    Completed,
-    Event,
-    Failed,
-    PushCalls,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import Call, CallStream, Task
 from shoal.protocols.macfleet.codec.frames import FrameType, write_frame
 from shoal.protocols.macfleet.codec.tasks import (
@@ -114,12 +103,12 @@ class FleetOutboundJobs:
         return digest.hexdigest()[:ID_SIZE]
 
     def send(
-        self, job: RunJob, work: Call | Task, now: float
-    ) -> Output | Rejected | Failed:
+        self, job: words.RunJob, work: Call | Task, now: float
+    ) -> Output | words.Rejected | words.Failed:
         """Return the frame of a job, or why it was not sent."""
         lease_id = (job.job_id, job.lease)
         if isinstance(work, Call) and work.needs:
-            return Rejected(*lease_id, NO_FEATURES)
+            return words.Rejected(*lease_id, NO_FEATURES)
         sent = _SentTask(lease_id, as_json=isinstance(work, Task))
         try:
             args, kwargs = (
@@ -129,29 +118,33 @@ class FleetOutboundJobs:
             )
             task_id, output = self._encode(work, args, kwargs, job.remaining, sent, now)
         except (NotConvertible, TooLarge) as error:
-            return Failed(*lease_id, str(error), Fault.REQUEST)
+            return words.Failed(*lease_id, str(error), Fault.REQUEST)
         except InvalidRequest as error:  # a worker on another wire may decode it
-            return Rejected(*lease_id, f"MacFleet's workers cannot decode it: {error}")
+            return words.Rejected(
+                *lease_id, f"MacFleet's workers cannot decode it: {error}"
+            )
         self._ids[lease_id] = task_id
         return output
 
     def open_stream(
-        self, job: RunJob, work: CallStream, now: float
-    ) -> Sequence[Rejected]:
+        self, job: words.RunJob, work: CallStream, now: float
+    ) -> Sequence[words.Rejected]:
         """Open a call stream; return a rejection if the peer does not support it."""
         if work.needs:
-            return (Rejected(job.job_id, job.lease, NO_FEATURES),)
+            return (words.Rejected(job.job_id, job.lease, NO_FEATURES),)
         lease_id = (job.job_id, job.lease)
         ends_by = None if job.remaining is None else now + job.remaining
         self._streams[lease_id] = _OpenCallStream(lease_id, work, ends_by)
         return ()
 
-    def push(self, command: PushCalls, now: float) -> Iterator[Output | Event]:
+    def push(
+        self, command: words.PushCalls, now: float
+    ) -> Iterator[Output | words.Event]:
         """Return a task for each call, and failures of calls that cannot be encoded."""
         stream = self._streams.get((command.job_id, command.lease))
         if stream is None or stream.closing:
             return
-        failed: list[CallResult] = []
+        failed: list[words.CallResult] = []
         remaining = None if stream.ends_by is None else max(0.0, stream.ends_by - now)
         for number, args, kwargs in command.calls:
             try:
@@ -159,20 +152,20 @@ class FleetOutboundJobs:
                     stream.work, args, kwargs, remaining, _SentCall(stream, number), now
                 )
             except (InvalidRequest, TooLarge) as error:
-                failed.append(CallResult(number, b"", str(error)))
+                failed.append(words.CallResult(number, b"", str(error)))
                 continue
             stream.calls[number] = task_id
             yield output
         if failed:
-            yield CallsReturned(*stream.lease_id, failed)
+            yield words.CallsReturned(*stream.lease_id, failed)
 
-    def recall(self, command: CancelCalls) -> None:
+    def recall(self, command: words.CancelCalls) -> None:
         """Drop the results of calls."""
         stream = self._streams.get((command.job_id, command.lease))
         if stream is not None:
             stream.recalled.update(stream.calls.keys() & set(command.numbers))
 
-    def cancel(self, command: CancelJob) -> Sequence[Completed]:
+    def cancel(self, command: words.CancelJob) -> Sequence[words.Completed]:
         """Forget a job, or make no further calls in a call stream.
 
         Pending calls cannot be cancelled, so the slot is occupied until they end.
@@ -188,7 +181,7 @@ class FleetOutboundJobs:
         stream.closing = True
         return self._finish(stream)
 
-    def receive_result(self, result: TaskResult) -> Sequence[Event]:
+    def receive_result(self, result: TaskResult) -> Sequence[words.Event]:
         """Return the result of a job, or of a call in a call stream."""
         if (found := self._sent.pop(result.task_id, None)) is None:
             return ()
@@ -200,18 +193,18 @@ class FleetOutboundJobs:
         if result.error is not None:
             return (_failure(sent.lease_id, result.error),)
         if not sent.as_json:
-            return (Completed(*sent.lease_id, value=bytes(result.value)),)
+            return (words.Completed(*sent.lease_id, value=bytes(result.value)),)
         try:
-            return (Completed(*sent.lease_id, rest=(to_json(result.value),)),)
+            return (words.Completed(*sent.lease_id, rest=(to_json(result.value),)),)
         except NotConvertible as error:
-            return (Failed(*sent.lease_id, str(error)),)
+            return (words.Failed(*sent.lease_id, str(error)),)
 
     @property
     def due(self) -> float | None:
         """When the first task is overdue; None: never."""
         return self._deadlines.next_due
 
-    def expire(self, now: float) -> Iterator[Event]:
+    def expire(self, now: float) -> Iterator[words.Event]:
         """End the tasks whose results are overdue."""
         for task_id in self._deadlines.pop_due(now):
             if task_id not in self._sent:  # its stream has just failed
@@ -246,7 +239,7 @@ class FleetOutboundJobs:
         self._deadlines.set(task_id, now + timeout + RESULT_GRACE)
         return task_id, write_frame(FrameType.TASK, *parts)
 
-    def _end_call(self, sent: _SentCall, result: TaskResult) -> Sequence[Event]:
+    def _end_call(self, sent: _SentCall, result: TaskResult) -> Sequence[words.Event]:
         """Return the result of a call.
 
         If the worker does not have the function, the call stream fails.
@@ -265,20 +258,20 @@ class FleetOutboundJobs:
             stream.recalled.remove(number)
             return ()
         value = b"" if error is not None else bytes(result.value)
-        returned = CallResult(number, value, error or "")
-        return (CallsReturned(*stream.lease_id, [returned]),)
+        returned = words.CallResult(number, value, error or "")
+        return (words.CallsReturned(*stream.lease_id, [returned]),)
 
-    def _finish(self, stream: _OpenCallStream) -> Sequence[Completed]:
+    def _finish(self, stream: _OpenCallStream) -> Sequence[words.Completed]:
         """Return the end of a closing call stream if no call is pending."""
         if stream.calls:
             return ()
         del self._streams[stream.lease_id]
-        return (Completed(*stream.lease_id),)
+        return (words.Completed(*stream.lease_id),)
 
 
-def _failure(lease_id: LeaseId, error: str) -> Rejected | Failed:
+def _failure(lease_id: LeaseId, error: str) -> words.Rejected | words.Failed:
     """Return the failure of a task, or a rejection if the function is unknown."""
     if is_unknown_function(error):
         last = error.rstrip().rpartition("\n")[2]
-        return Rejected(*lease_id, last[:REASON_MAX])
-    return Failed(*lease_id, error)
+        return words.Rejected(*lease_id, last[:REASON_MAX])
+    return words.Failed(*lease_id, error)

@@ -9,31 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallMessage,
-    CallProgress,
-    CallsReturned,
-    CancelCalls,
-    CancelJob,
-    Command,
-    Completed,
-    Dismiss,
-    Draining,
-    Event,
-    Failed,
-    HealthReported,
-    Joined,
-    LoadChanged,
-    OffersChanged,
-    PushCalls,
-    ReceiptSent,
-    Rejected,
-    RunJob,
-    SendBlob,
-)
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.peer_session import (
@@ -61,14 +39,14 @@ JOBS_MAX = 4096  # open jobs per worker, for all peers
 
 _EVENTS = frozenset(
     {
-        OffersChanged,
-        LoadChanged,
-        Draining,
-        HealthReported,
-        AnswerChunk,
-        Completed,
-        Rejected,
-        Failed,
+        words.OffersChanged,
+        words.LoadChanged,
+        words.Draining,
+        words.HealthReported,
+        words.AnswerChunk,
+        words.Completed,
+        words.Rejected,
+        words.Failed,
     }
 )
 
@@ -78,7 +56,7 @@ class PeerJob:
     """A job of a worker: its peer, and the peer's request."""
 
     peer: str
-    request: RunJob
+    request: words.RunJob
 
 
 @dataclass(slots=True)
@@ -92,7 +70,7 @@ class AcceptedJobs:
     _ids: dict[tuple[str, JobId, int], JobId] = field(default_factory=dict)
     _count: int = 0
 
-    def add(self, peer: str, request: RunJob) -> JobId | None:
+    def add(self, peer: str, request: words.RunJob) -> JobId | None:
         """Add a job; return its id on the worker, or None for a duplicate."""
         key = (peer, request.job_id, request.lease)
         if key in self._ids:
@@ -104,7 +82,7 @@ class AcceptedJobs:
         return job_id
 
     def find(
-        self, peer: str, message: CancelJob | PushCalls | CancelCalls
+        self, peer: str, message: words.CancelJob | words.PushCalls | words.CancelCalls
     ) -> JobId | None:
         """Return the worker's id of the job that a peer's message is about."""
         return self._ids.get((peer, message.job_id, message.lease))
@@ -146,7 +124,9 @@ class MembershipState:
         return refused if names_remedy else f"{refused}: check {options}"
 
 
-AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
+AboutJob: TypeAlias = (
+    words.AnswerChunk | words.Completed | words.Rejected | words.Failed
+)
 
 
 class WorkerSession:
@@ -178,7 +158,9 @@ class WorkerSession:
         self._on_relay = on_relay
         self._respectful: set[str] = set()  # peers that respect the offers
         forwarded = {
-            each for each in accepts if issubclass(each, ModelMessage | CallMessage)
+            each
+            for each in accepts
+            if issubclass(each, ModelMessage | words.CallMessage)
         }
         self.accepts: frozenset[type] = (_EVENTS & accepts) | forwarded
 
@@ -190,8 +172,8 @@ class WorkerSession:
     def deadline(self) -> float | None:
         return None if self._inner is None else self._inner.deadline
 
-    def tick(self, now: float) -> Sequence[Command | Admitted | Output]:
-        left: list[Command] = []
+    def tick(self, now: float) -> Sequence[words.Command | Admitted | Output]:
+        left: list[words.Command] = []
         if self._inner is None:
             self._inner = self._new_session(now)
             if self._binding and isinstance(self._inner, BoundSession):
@@ -201,40 +183,45 @@ class WorkerSession:
 
     def receive(
         self, batch: Batch, now: float
-    ) -> Sequence[Command | Admitted | Output]:
+    ) -> Sequence[words.Command | Admitted | Output]:
         assert self._inner is not None, "a session is ticked before it receives data"
         return self.translate(self._inner.receive(batch, now), now)
 
-    def send(self, message: Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[Output]:
         if self._inner is None:
             return ()
         match message:
-            case AnswerChunk() | Completed() | Rejected() | Failed():
+            case (
+                words.AnswerChunk()
+                | words.Completed()
+                | words.Rejected()
+                | words.Failed()
+            ):
                 job = self._jobs.running.get(message.job_id)
                 if job is None:
                     return ()  # cancelled meanwhile
-                if not isinstance(message, AnswerChunk):
+                if not isinstance(message, words.AnswerChunk):
                     self._jobs.remove(message.job_id)
                 outputs = self._inner.send(
                     ToPeer(job.peer, _with_peer_job_id(message, job)), now
                 )
             case (
-                OffersChanged()
-                | LoadChanged()
-                | Draining()
-                | HealthReported()
+                words.OffersChanged()
+                | words.LoadChanged()
+                | words.Draining()
+                | words.HealthReported()
                 | ModelMessage()
             ):
                 outputs = self._inner.send(ToPeer(ALL_PEERS, message), now)
-            case CallMessage():
+            case words.CallMessage():
                 outputs = self._send_call_event(message, now)
-            case Joined() | ReceiptSent():
+            case words.Joined() | words.ReceiptSent():
                 raise AssertionError("such a wire does not carry this event")
         return outputs
 
     def translate(
         self, outputs: Sequence[PeerMessage | Output], now: float
-    ) -> list[Command | Admitted | Output]:
+    ) -> list[words.Command | Admitted | Output]:
         """Translate outputs of the inner session for the worker."""
         translated = [
             *chain.from_iterable(self._translate_one(each, now) for each in outputs)
@@ -246,19 +233,21 @@ class WorkerSession:
 
     def _translate_one(
         self, output: PeerMessage | Output, now: float
-    ) -> Sequence[Command | Admitted | Output]:
+    ) -> Sequence[words.Command | Admitted | Output]:
         match output:
-            case PeerMessage(peer, RunJob() as request):
+            case PeerMessage(peer, words.RunJob() as request):
                 return self._start_job(peer, request, now)
-            case PeerMessage(peer, CancelJob() as message):
+            case PeerMessage(peer, words.CancelJob() as message):
                 job_id = self._jobs.find(peer, message)
                 return () if job_id is None else (self._cancel(job_id),)
             case PeerMessage(peer, PeerLeft()):
                 self._respectful.discard(peer)
                 return [self._cancel(job_id) for job_id in self._jobs.of_peer(peer)]
-            case PeerMessage(peer, PushCalls() | CancelCalls() as message):
+            case PeerMessage(peer, words.PushCalls() | words.CancelCalls() as message):
                 return self._call_stream_command(peer, message)
-            case PeerMessage(_, Dismiss() | SendBlob() | ModelMessage() as message):
+            case PeerMessage(
+                _, words.Dismiss() | words.SendBlob() | ModelMessage() as message
+            ):
                 return (message,)
             case PeerMessage(peer, PeerJoined() as joined):
                 return self._on_joined(peer, joined)
@@ -269,10 +258,12 @@ class WorkerSession:
             case Send() | Bulk() | Close() | Notice():
                 return (output,)
 
-    def _send_call_event(self, message: CallMessage, now: float) -> Sequence[Output]:
+    def _send_call_event(
+        self, message: words.CallMessage, now: float
+    ) -> Sequence[Output]:
         assert self._inner is not None, "the job came from the inner session"
         match message:
-            case CallProgress() | CallsReturned():
+            case words.CallProgress() | words.CallsReturned():
                 job = self._jobs.running.get(message.job_id)
                 if job is None:
                     return ()  # cancelled meanwhile
@@ -284,8 +275,8 @@ class WorkerSession:
                 return self._inner.send(ToPeer(ALL_PEERS, message), now)
 
     def _call_stream_command(
-        self, peer: str, message: PushCalls | CancelCalls
-    ) -> Sequence[Command | Output]:
+        self, peer: str, message: words.PushCalls | words.CancelCalls
+    ) -> Sequence[words.Command | Output]:
         job_id = self._jobs.find(peer, message)
         return () if job_id is None else (replace(message, job_id=job_id),)
 
@@ -308,10 +299,10 @@ class WorkerSession:
         return ""
 
     def _start_job(
-        self, peer: str, request: RunJob, now: float
-    ) -> Sequence[Command | Output]:
+        self, peer: str, request: words.RunJob, now: float
+    ) -> Sequence[words.Command | Output]:
         if reason := self._rejection(peer):
-            rejected = Rejected(request.job_id, request.lease, reason)
+            rejected = words.Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
         job_id = self._jobs.add(peer, request)
@@ -320,17 +311,19 @@ class WorkerSession:
         returnable = peer in self._respectful  # only Shoal's coordinators requeue it
         return (replace(request, job_id=job_id, returnable=returnable),)
 
-    def _cancel(self, job_id: JobId) -> CancelJob:
+    def _cancel(self, job_id: JobId) -> words.CancelJob:
         lease = self._jobs.running[job_id].request.lease
         self._jobs.remove(job_id)
-        return CancelJob(job_id, lease)
+        return words.CancelJob(job_id, lease)
 
 
 def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
     """Return an event with the peer's id of the job."""
     job_id = job.request.job_id
-    if isinstance(event, AnswerChunk):
-        return AnswerChunk(job_id, event.lease, event.pieces)  # hot path: one per token
+    if isinstance(event, words.AnswerChunk):
+        return words.AnswerChunk(
+            job_id, event.lease, event.pieces
+        )  # hot path: one per token
     return replace(event, job_id=job_id)
 
 
@@ -362,16 +355,16 @@ class FramedWorkerSession:
 
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
-    ) -> Sequence[Command | Admitted | Output]:
+    ) -> Sequence[words.Command | Admitted | Output]:
         return self._worker.translate(self._framed.receive_messages(messages, now), now)
 
     def receive(
         self, batch: Batch, now: float
-    ) -> Sequence[Command | Admitted | Output]:
+    ) -> Sequence[words.Command | Admitted | Output]:
         return self._worker.receive(batch, now)
 
-    def send(self, message: Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[Output]:
         return self._worker.send(message, now)
 
-    def tick(self, now: float) -> Sequence[Command | Admitted | Output]:
+    def tick(self, now: float) -> Sequence[words.Command | Admitted | Output]:
         return self._worker.tick(now)

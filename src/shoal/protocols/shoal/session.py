@@ -11,15 +11,9 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from shoal import __version__
+from shoal.domain import errors
 from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import digest_of
-from shoal.domain.errors import (
-    InvalidRequest,
-    NotAdmitted,
-    PeerError,
-    Unavailable,
-    Unsupported,
-)
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Fault
@@ -257,7 +251,7 @@ class ShoalSession:
                         outputs += self._receive_message(self._decode(data), now)
             if self._peer is not None:
                 self._lost_at = now + SILENCE_MAX
-        except PeerError as error:
+        except errors.PeerError as error:
             self._closed = True
             outputs.append(protocol_error(error))
         return outputs
@@ -265,7 +259,7 @@ class ShoalSession:
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
         content = message.message
         if type(content) not in self.accepts:
-            raise Unsupported(f"no message for {type(content).__name__}")
+            raise errors.Unsupported(f"no message for {type(content).__name__}")
         if self._closed:
             return ()
         if self._peer is None:
@@ -304,7 +298,7 @@ class ShoalSession:
             content = self._with_receipt(content, now)
         try:
             parts = _parts(content)
-        except InvalidRequest as error:
+        except errors.InvalidRequest as error:
             return self._fail(content, str(error), now)
         in_order = in_order or _refers_to_blobs(content, parts[0])
         output = write(parts, in_order=in_order)
@@ -389,7 +383,7 @@ class ShoalSession:
     def _on_hello(self, hello: Opening, now: float) -> Sequence[PeerMessage | Output]:
         local = self._local
         if hello.is_worker is (local.is_worker or self._with_pool):
-            raise PeerError("the other end has another role than its path says")
+            raise errors.PeerError("the other end has another role than its path says")
         grant = NO_JOIN_TOKEN
         outputs: list[PeerMessage | Output] = []
         if self._dialled:
@@ -399,14 +393,14 @@ class ShoalSession:
             if self._with_pool:
                 try:
                     self._key = self._proven_key(hello, ProofRole.ACCEPTING)
-                except NotAdmitted as error:
+                except errors.NotAdmitted as error:
                     return (self._close(str(error)),)
                 local.sessions[hello.name] = self
         else:
             try:
                 grant = self._admit(hello, now)
-            except (NotAdmitted, Unavailable) as error:
-                refused = Refusal(str(error), isinstance(error, NotAdmitted))
+            except (errors.NotAdmitted, errors.Unavailable) as error:
+                refused = Refusal(str(error), isinstance(error, errors.NotAdmitted))
                 close = self._close(f"{hello.name!a} is refused: {error}")
                 return (write((encode(refused),)), close)
             outputs += self._greet()
@@ -454,7 +448,7 @@ class ShoalSession:
             return ""
         signed = KEY_LABEL + role.value + self._binding
         if not verify(hello.key, hello.key_proof, signed):
-            raise NotAdmitted(WRONG_KEY)
+            raise errors.NotAdmitted(WRONG_KEY)
         return hello.key.hex()
 
     def _admit(self, hello: Opening, now: float) -> AdmissionGrant:
@@ -462,7 +456,7 @@ class ShoalSession:
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
         if not binding and not local.plain and not is_loopback(self._address):
-            raise NotAdmitted(PLAIN)
+            raise errors.NotAdmitted(PLAIN)
         if self._with_pool and local.token:
             local.throttle.check(self._address)
         self._key = self._proven_key(hello, ProofRole.DIALLING)
@@ -487,7 +481,7 @@ class ShoalSession:
             grant = local.admission(request)
             if token and self._is_guess() and self._with_pool and local.token:
                 local.throttle.failed(self._address)
-                raise NotAdmitted(WRONG_PASSCODE)
+                raise errors.NotAdmitted(WRONG_PASSCODE)
         self._check_name(hello.name, now)
         local.sessions[hello.name] = self
         self._trusted = bool(binding) and not self._is_guess()
@@ -505,14 +499,14 @@ class ShoalSession:
         """
         local = self._local
         if self._with_pool and self._key == local.key:
-            raise NotAdmitted(ITSELF)
+            raise errors.NotAdmitted(ITSELF)
         other = local.sessions.get(name)
         if other is None or not other.is_connected(now):
             return
         if other._key != self._key:
-            raise NotAdmitted(NAME_TAKEN)
+            raise errors.NotAdmitted(NAME_TAKEN)
         if other._dialled and local.key < self._key:
-            raise Unavailable(CONNECTED)
+            raise errors.Unavailable(CONNECTED)
 
     def _described(self, hardware: Hardware | None) -> PeerMessage:
         assert self._peer is not None, "the peer has said hello"
@@ -527,14 +521,14 @@ class ShoalSession:
         local = self._local
         if isinstance(message, Opening):
             if self._peer is not None:
-                raise PeerError("a second hello")
+                raise errors.PeerError("a second hello")
             return self._on_hello(message, now)
         if isinstance(message, Refusal) and self._peer is None:
             if message.final:
                 self._local.on_refused(message.reason)
             return (self._close(message.reason),)
         if self._peer is None:
-            raise PeerError("a message before hello")
+            raise errors.PeerError("a message before hello")
         if not self._is_current(message):
             return ()
         match message:

@@ -4,17 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CancelJob,
-    Completed,
-    Failed,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import ANY_MODEL
 from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.admission import MAY_NOT_SUBMIT
@@ -46,7 +39,9 @@ UNNAMED_MODEL = "any"  # the model in the answer to a request without one
 
 WORKER_FAILED = "the worker failed; the same request may succeed if repeated"
 
-JobReport: TypeAlias = AnswerChunk | Completed | Rejected | Failed
+JobReport: TypeAlias = (
+    words.AnswerChunk | words.Completed | words.Rejected | words.Failed
+)
 
 
 @dataclass(slots=True)
@@ -77,7 +72,7 @@ class TealeInboundJobs:
 
     def receive(
         self, message: InferenceRequest, peer: TealePeer, now: float
-    ) -> RunJob | Notice | bytes:
+    ) -> words.RunJob | Notice | bytes:
         """Return the requested job, or the encoded error that refuses it."""
         key = normalized_id(message.request_id)
         if key in self._jobs:
@@ -102,11 +97,11 @@ class TealeInboundJobs:
         )
         self._jobs[key] = _InboundJob(message.request_id, model, writer)
         self._heartbeats.set_open_jobs(len(self._jobs), now)
-        return RunJob(JobId(message.request_id), ONLY_LEASE, chat)
+        return words.RunJob(JobId(message.request_id), ONLY_LEASE, chat)
 
     def report(
         self, event: JobReport, now: float
-    ) -> tuple[Sequence[bytes], CancelJob | None]:
+    ) -> tuple[Sequence[bytes], words.CancelJob | None]:
         """Encode a report for the peer; nothing if the job has ended.
 
         A piece that is too large to send fails the job, which is then to be cancelled.
@@ -120,8 +115,8 @@ class TealeInboundJobs:
         except PeerError as error:
             failed = self.refuse(job.request_id, str(error), ErrorCode.INTERNAL_ERROR)
             messages = [failed]
-            cancelled = CancelJob(event.job_id, event.lease)
-        if cancelled is not None or not isinstance(event, AnswerChunk):
+            cancelled = words.CancelJob(event.job_id, event.lease)
+        if cancelled is not None or not isinstance(event, words.AnswerChunk):
             del self._jobs[normalized_id(event.job_id)]
             self._heartbeats.set_open_jobs(len(self._jobs), now)
         return messages, cancelled
@@ -148,9 +143,9 @@ class TealeInboundJobs:
     def _messages(self, job: _InboundJob, event: JobReport) -> Sequence[bytes]:
         """Encode a report.  Raises PeerError if a piece is too large to send."""
         match event:
-            case AnswerChunk(pieces=pieces):
+            case words.AnswerChunk(pieces=pieces):
                 return job.writer.write(pieces)
-            case Completed(rest=rest, finish_reason=reason, usage=usage):
+            case words.Completed(rest=rest, finish_reason=reason, usage=usage):
                 complete = InferenceComplete(job.request_id)
                 if usage is not None:
                     complete = InferenceComplete(
@@ -163,10 +158,10 @@ class TealeInboundJobs:
                     *job.writer.write_end(reason, usage),
                     self._form.encode(complete),
                 ]
-            case Rejected(reason=reason):
+            case words.Rejected(reason=reason):
                 code = self._rejection_code(job)
                 return [self.refuse(job.request_id, reason, code)]
-            case Failed(error=why, fault=fault):
+            case words.Failed(error=why, fault=fault):
                 if fault in (Fault.WORKER, Fault.ENGINE):
                     why = WORKER_FAILED
                 return [self.refuse(job.request_id, why, ErrorCode.INTERNAL_ERROR)]

@@ -4,18 +4,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.domain import vocabulary as words
 from shoal.domain.errors import LimitExceeded
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import AnswerPiece
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CancelJob,
-    Completed,
-    Event,
-    Failed,
-    Rejected,
-    RunJob,
-)
 from shoal.domain.work import Chat
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.chats import write_request
@@ -67,7 +59,7 @@ class _OutboundJob:
     reader: ChunkReader
     pieces: list[AnswerPiece]
     heartbeats: int
-    unread: RunJob | None
+    unread: words.RunJob | None
     batch: int = 0  # 0: no output yet
     template: ChunkTemplate | None = None
 
@@ -101,7 +93,7 @@ class TealeOutboundJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def request(self, job: RunJob) -> bytes:
+    def request(self, job: words.RunJob) -> bytes:
         """Return the request for a job.
 
         Raises PeerError if it cannot be encoded, or exceeds the limit of the link.
@@ -121,7 +113,7 @@ class TealeOutboundJobs:
         self._request_ids[job.job_id, job.lease] = request_id
         return message
 
-    def cancel(self, job: CancelJob) -> None:
+    def cancel(self, job: words.CancelJob) -> None:
         """Submit a job no more; at the peer it goes on, and its end is reported."""
         request_id = self._request_ids.get((job.job_id, job.lease))
         if request_id is not None:
@@ -131,7 +123,7 @@ class TealeOutboundJobs:
         """Start a batch: the chunks of one job in it are one event."""
         self._batch += 1
 
-    def receive_text(self, data: Data) -> Sequence[AnswerChunk] | None:
+    def receive_text(self, data: Data) -> Sequence[words.AnswerChunk] | None:
         """Read a chunk that differs from the job's others only in its text.
 
         None: it is another message, which the caller decodes.
@@ -144,7 +136,7 @@ class TealeOutboundJobs:
 
     def receive_chunk(
         self, message: InferenceChunk, data: Data
-    ) -> Sequence[AnswerChunk]:
+    ) -> Sequence[words.AnswerChunk]:
         """Return the output in a chunk; within a batch it extends the last event."""
         job = self._find(message.request_id)
         if job is None:
@@ -161,7 +153,7 @@ class TealeOutboundJobs:
                 self._templates[template.key] = job
         return self._progress(job, pieces)
 
-    def receive_complete(self, message: InferenceComplete) -> Sequence[Event]:
+    def receive_complete(self, message: InferenceComplete) -> Sequence[words.Event]:
         """Return the completion of a job.
 
         A real node whose model server dies completes the answer as if it were whole;
@@ -176,10 +168,10 @@ class TealeOutboundJobs:
         job_id, lease, reader = job.job_id, job.lease, job.reader
         documented = reader.has_nulls and message.tokens_out is None
         if not (reader.ended or documented):
-            return (Rejected(job_id, lease, TRUNCATED),)
-        return (Completed(job_id, lease, reader.finish_reason, reader.usage),)
+            return (words.Rejected(job_id, lease, TRUNCATED),)
+        return (words.Completed(job_id, lease, reader.finish_reason, reader.usage),)
 
-    def receive_error(self, message: InferenceError) -> Sequence[Event]:
+    def receive_error(self, message: InferenceError) -> Sequence[words.Event]:
         """Return a job's failure, or its rejection: then another peer may do it.
 
         It is a rejection if its code says so, if it has no code and there was no
@@ -192,15 +184,15 @@ class TealeOutboundJobs:
             failure = read_server_failure(message.error_message)
             reason = well_formed(failure.reason)
             if failure.fault is None:
-                return (Rejected(job.job_id, job.lease, reason),)
-            return (Failed(job.job_id, job.lease, reason, failure.fault),)
+                return (words.Rejected(job.job_id, job.lease, reason),)
+            return (words.Failed(job.job_id, job.lease, reason, failure.fault),)
         reason = without_internals(well_formed(message.error_message[:REASON_MAX]))
         started = message.code is not None or job.batch > 0
         if started and message.code not in NOT_STARTED_CODES:
-            return (Failed(job.job_id, job.lease, reason),)
-        return (Rejected(job.job_id, job.lease, reason),)
+            return (words.Failed(job.job_id, job.lease, reason),)
+        return (words.Rejected(job.job_id, job.lease, reason),)
 
-    def reject_dropped(self) -> Sequence[Event]:
+    def reject_dropped(self) -> Sequence[words.Event]:
         """Reject the jobs that an idle Rust node has dropped.
 
         It processes one message at a time, and ignores a request that it cannot decode:
@@ -209,14 +201,14 @@ class TealeOutboundJobs:
         dropped = [job for job in self._jobs.values() if job.heartbeats < self._acks]
         for job in dropped:
             self._forget(self._request_ids[job.job_id, job.lease])
-        return [Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
+        return [words.Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
 
     def receive_ack(self, ack: HeartbeatAck) -> bool:
         """Count the answer to a heartbeat; return whether the peer is idle."""
         self._acks += 1
         return not (ack.is_generating or ack.queue_depth)
 
-    def withdraw_unread(self) -> Sequence[RunJob]:
+    def withdraw_unread(self) -> Sequence[words.RunJob]:
         """Return jobs whose requests an idle peer could not read, to submit again.
 
         They were written before the peer had shown its form.
@@ -235,7 +227,7 @@ class TealeOutboundJobs:
             self._forget(self._request_ids[each.job_id, each.lease])
         return unread
 
-    def fail_unreadable(self, error: BadMessage) -> Sequence[Event]:
+    def fail_unreadable(self, error: BadMessage) -> Sequence[words.Event]:
         """End a job whose answer is invalid."""
         if error.kind not in ANSWER_KINDS or not error.request_id:
             return ()
@@ -243,20 +235,20 @@ class TealeOutboundJobs:
         if job is None:
             return ()
         if job.batch == 0:
-            return (Rejected(job.job_id, job.lease, str(error)),)
-        return (Failed(job.job_id, job.lease, str(error)),)
+            return (words.Rejected(job.job_id, job.lease, str(error)),)
+        return (words.Failed(job.job_id, job.lease, str(error)),)
 
     # Private parts.
 
     def _progress(
         self, job: _OutboundJob, pieces: list[AnswerPiece]
-    ) -> Sequence[AnswerChunk]:
+    ) -> Sequence[words.AnswerChunk]:
         if job.batch == self._batch:
             job.pieces += pieces
             return ()
         job.batch = self._batch
         job.pieces = pieces
-        return (AnswerChunk(job.job_id, job.lease, pieces),)
+        return (words.AnswerChunk(job.job_id, job.lease, pieces),)
 
     def _new_request_id(self) -> str:
         self._counter += 1

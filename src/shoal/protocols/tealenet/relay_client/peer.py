@@ -10,19 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CancelJob,
-    Command,
-    Completed,
-    Event,
-    Failed,
-    LoadChanged,
-    OffersChanged,
-    Rejected,
-    RunJob,
-)
 from shoal.protocols.seam.peer_session import (
     PeerDescribed,
     PeerJoined,
@@ -89,16 +78,16 @@ class RelayPeer:
 
     def receive(
         self, session: RelaySession, message: FromPeer
-    ) -> Sequence[PeerMessage] | Rejected:
+    ) -> Sequence[PeerMessage] | words.Rejected:
         """Return the peer's messages for the node, or a job's rejection."""
         match message:
-            case RunJob(job_id, lease):
+            case words.RunJob(job_id, lease):
                 if (job_id, lease) in self.jobs:
-                    return Rejected(job_id, lease, DUPLICATE_JOB)
+                    return words.Rejected(job_id, lease, DUPLICATE_JOB)
                 self.jobs[job_id, lease] = session
-            case CancelJob(job_id, lease):
+            case words.CancelJob(job_id, lease):
                 self.jobs.pop((job_id, lease), None)
-            case OffersChanged() | LoadChanged():
+            case words.OffersChanged() | words.LoadChanged():
                 if session is not self.reporting:
                     return ()
             case PeerDescribed() if self.joined and session is not self.reporting:
@@ -107,12 +96,12 @@ class RelayPeer:
                 pass  # a report on one of this node's jobs
         return (PeerMessage(self.id, message),)
 
-    def session_for(self, message: Event | Command) -> RelaySession | None:
+    def session_for(self, message: words.Event | words.Command) -> RelaySession | None:
         """Return the session that carries a message; None if the session has ended."""
         match message:
-            case AnswerChunk(job_id, lease):
+            case words.AnswerChunk(job_id, lease):
                 return self.jobs.get((job_id, lease))
-            case Completed() | Rejected() | Failed():
+            case words.Completed() | words.Rejected() | words.Failed():
                 return self.jobs.pop((message.job_id, message.lease), None)
             case _:
                 return self.main
@@ -126,7 +115,7 @@ class RelayPeer:
         for job, origin in [*self.jobs.items()]:
             if origin is session:
                 del self.jobs[job]
-                messages.append(PeerMessage(self.id, CancelJob(*job)))
+                messages.append(PeerMessage(self.id, words.CancelJob(*job)))
         if session is self.main:
             return [*messages, *self.leave(reason)]
         if session is self.reporting:
