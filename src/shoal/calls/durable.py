@@ -23,17 +23,7 @@ from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_errors import error_of
 from shoal.coordinator.job_listener import EndedJob
 from shoal.coordinator.open_answers import check_same_request
-from shoal.domain import errors
-from shoal.domain.facts import (
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFact,
-    JobFailed,
-    JobLeased,
-    JobRequeued,
-    JobSubmitted,
-)
+from shoal.domain import errors, facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault, Outcome
@@ -160,7 +150,7 @@ class DurableCalls:
         if job.idempotency_key:
             self._keys[job.owner, job.idempotency_key] = call
         self._hub.blobs.pin(job)
-        self._facts.append(RecordedFact(self._clock.wall(), JobSubmitted(job)))
+        self._facts.append(RecordedFact(self._clock.wall(), facts.JobSubmitted(job)))
         self._changed.append((call, False))
         if self._write_timer is None:
             due = self._clock.now() + ACCEPT_WITHIN
@@ -200,7 +190,7 @@ class DurableCalls:
         if call is None or call.end is not None:
             return False
         self._owners[call.job.owner].scheduler.cancel(call.number)
-        self._end(call, errors.Cancelled(reason), JobCancelled(job_id, reason))
+        self._end(call, errors.Cancelled(reason), facts.JobCancelled(job_id, reason))
         return True
 
     def cancel_all_of(self, owner: str, reason: str) -> int:
@@ -247,13 +237,13 @@ class DurableCalls:
             if self._write_timer is not None:
                 self._write_timer.cancel()
                 self._write_timer = None
-            facts, self._facts = self._facts, []
+            batch, self._facts = self._facts, []
             changed, self._changed = self._changed, []
             waiting, self._waiting = self._waiting, []
             self._writing = True
             try:
                 await self._health.write(
-                    partial(self._store.append, (), self._clock.wall(), facts)
+                    partial(self._store.append, (), self._clock.wall(), batch)
                 )
             except errors.StoreError as error:
                 self._waiting += waiting
@@ -261,7 +251,7 @@ class DurableCalls:
                 return
             finally:
                 self._writing = False
-            for each in facts:
+            for each in batch:
                 self._hub.publish(each.fact)
             for call, ended in changed:
                 self._report_end(call) if ended else self._report_accepted(call)
@@ -295,7 +285,7 @@ class DurableCalls:
                 self._record_lease(call)
             elif self._unrecorded.pop(number, None) is not None:
                 continue  # no client has seen that lease
-            self._record(JobRequeued(call.job_id, call.lease, reason))
+            self._record(facts.JobRequeued(call.job_id, call.lease, reason))
 
     def on_results(self, results: Iterable[CallResult]) -> None:
         for number, value, error in results:
@@ -303,11 +293,13 @@ class DurableCalls:
             self._record_lease(call)
             job_id = call.job_id
             if error:
-                failed = JobFailed(job_id, error, exception=value)
+                failed = facts.JobFailed(job_id, error, exception=value)
                 self._end(call, error_of(failed), failed)
             else:
                 outcome = Outcome("", value=value)
-                self._end(call, outcome, JobCompleted(job_id, call.lease, outcome))
+                self._end(
+                    call, outcome, facts.JobCompleted(job_id, call.lease, outcome)
+                )
 
     def on_failure(self, number: int, error: errors.ShoalError) -> None:
         call = self._calls[number]
@@ -329,7 +321,7 @@ class DurableCalls:
                 "the idempotency key was said to be fresh, and is in use"
             )
 
-    def _record(self, fact: JobFact) -> None:
+    def _record(self, fact: facts.JobFact) -> None:
         self._facts.append(RecordedFact(self._clock.wall(), fact))
         self._wake.set()
 
@@ -339,12 +331,12 @@ class DurableCalls:
             return
         assert call.worker_id is not None, "a worker has the call"
         call.lease = LeaseNumber(call.lease + 1)
-        lease = JobLeased(call.job_id, call.worker_id, call.lease, CARRIED)
+        lease = facts.JobLeased(call.job_id, call.worker_id, call.lease, CARRIED)
         self._facts.append(RecordedFact(call.pushed_at, lease))
         self._wake.set()
 
     def _end(
-        self, call: DurableCall, end: Outcome | errors.ShoalError, fact: JobFact
+        self, call: DurableCall, end: Outcome | errors.ShoalError, fact: facts.JobFact
     ) -> None:
         call.end = end
         del self._calls[call.number]
@@ -426,14 +418,14 @@ class DurableCalls:
                 future.set_exception(error)
 
 
-def _failure(job_id: JobId, error: errors.ShoalError) -> JobFact:
+def _failure(job_id: JobId, error: errors.ShoalError) -> facts.JobFact:
     """Return the fact of a call that ended without a result."""
     match error:
         case errors.NoWorker():
-            return JobExpired(job_id, TimeLimit.QUEUE, str(error))
+            return facts.JobExpired(job_id, TimeLimit.QUEUE, str(error))
         case errors.TimedOut():
-            return JobExpired(job_id, TimeLimit.FIRST_OUTPUT, str(error))
+            return facts.JobExpired(job_id, TimeLimit.FIRST_OUTPUT, str(error))
         case errors.WorkerLost():
-            return JobFailed(job_id, str(error), lost=True)
+            return facts.JobFailed(job_id, str(error), lost=True)
         case _:
-            return JobFailed(job_id, str(error), fault=Fault.REQUEST)
+            return facts.JobFailed(job_id, str(error), fault=Fault.REQUEST)

@@ -3,40 +3,34 @@
 from collections import defaultdict
 from collections.abc import Collection
 
-from shoal.domain.facts import (
-    Fact,
-    JobRequeued,
-    JobUnhedged,
-    WorkerDismissed,
-    WorkerSuspended,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.worker import Suspension
 from shoal.pool.inputs import WorkerApproval, WorkerSuspension
 from shoal.pool.state import PoolState
 
 
-def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[Fact]:
+def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[facts.Fact]:
     """Return the facts of an operator's order.
 
     A removal hands over jobs at once.  It ends approvals, too: otherwise the machine
     could come back under another name.
     """
     name, how = request.name, request.how
-    withdrawn: list[Fact] = []
+    withdrawn: list[facts.Fact] = []
     if how is Suspension.REMOVED:
         keys = _proven_keys(pool, name) if name == peer_of(WorkerId(name)) else ()
         withdrawn += pool.approvals.ended_by(name, request.by, keys)
     known = pool.suspensions.get(name)
     if known is not None and known.how is how and request.within is None:
         return withdrawn
-    suspended = WorkerSuspended(name, how, request.by, request.within)
+    suspended = facts.WorkerSuspended(name, how, request.by, request.within)
     if how is not Suspension.REMOVED:
         return [suspended]
     return [*withdrawn, suspended, *_hand_over(pool, pool.workers_named(name))]
 
 
-def approval_facts(pool: PoolState, request: WorkerApproval) -> list[Fact]:
+def approval_facts(pool: PoolState, request: WorkerApproval) -> list[facts.Fact]:
     """Return the facts of an operator's approval; none if it is in force."""
     keys = _proven_keys(pool, request.name)
     if not keys and request.peer_key is not None:
@@ -44,21 +38,23 @@ def approval_facts(pool: PoolState, request: WorkerApproval) -> list[Fact]:
     return [*pool.approvals.missing(request.name, request.by, keys)]
 
 
-def overdue_drains(pool: PoolState, now: float) -> list[Fact]:
+def overdue_drains(pool: PoolState, now: float) -> list[facts.Fact]:
     """Return the facts of drains that have reached their limits: they are removals."""
     expired = pool.suspensions.expired(now)
     removals = [
-        WorkerSuspended(order.name, Suspension.REMOVED, order.by) for order in expired
+        facts.WorkerSuspended(order.name, Suspension.REMOVED, order.by)
+        for order in expired
     ]
     # Together: two orders may be about one worker, or about both workers of a job.
     workers = {worker_id for order in expired for worker_id in order.workers}
     return [*removals, *_hand_over(pool, workers)]
 
 
-def departures(pool: PoolState) -> list[WorkerDismissed]:
+def departures(pool: PoolState) -> list[facts.WorkerDismissed]:
     """Return the dismissals of drained and removed workers without jobs."""
     return [
-        WorkerDismissed(worker_id, reason) for worker_id, reason in pool.leaving.items()
+        facts.WorkerDismissed(worker_id, reason)
+        for worker_id, reason in pool.leaving.items()
     ]
 
 
@@ -67,7 +63,7 @@ def _proven_keys(pool: PoolState, name: str) -> set[str]:
     return {worker.offer.proven_key for worker in workers}
 
 
-def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[Fact]:
+def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[facts.Fact]:
     """Requeue the jobs of workers, which cancel them where the wire can say so.
 
     It does not count as a lost worker: a job is not to fail for an operator's orders.
@@ -76,12 +72,12 @@ def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[Fact]:
     for worker_id in workers:
         for job, lease in pool.leases_of(worker_id):
             leases[job.job.id].append(lease)
-    facts: list[Fact] = []
+    found: list[facts.Fact] = []
     reason = "handed over: the worker was removed by an operator"
     for job_id, held in leases.items():
         opened = pool.jobs[job_id]
         last = None if len(held) < len(list(opened.holders)) else held.pop()
-        facts += [JobUnhedged(job_id, lease, reason, cut=True) for lease in held]
+        found += [facts.JobUnhedged(job_id, lease, reason, cut=True) for lease in held]
         if last is not None:
-            facts.append(JobRequeued(job_id, last, reason, handed_over=True))
-    return facts
+            found.append(facts.JobRequeued(job_id, last, reason, handed_over=True))
+    return found

@@ -29,22 +29,22 @@ def gang_rejection(pool: PoolState, job: Job) -> str | None:
     return None if reason is None else f"gang: {reason}"
 
 
-def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
-    """Cancel the other members of gangs that cannot go on after ``facts``.
+def gang_ends(pool: PoolState, new: Sequence[Fact]) -> Iterator[JobCancelled]:
+    """Cancel the other members of gangs that cannot go on after ``new`` facts.
 
     A gang that has begun goes on while at least ``least`` members have not failed.  One
     that has not needs all of them.  Once a member is done, those that have lost their
     workers get no others: they would begin alone.
     """
-    superfluous = list(_superfluous(pool, facts))
+    superfluous = list(_superfluous(pool, new))
     yield from superfluous
     ended: defaultdict[str, dict[int, str]] = defaultdict(dict)
-    for fact in (*facts, *superfluous):
+    for fact in (*new, *superfluous):
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
             job = pool.jobs.get(fact.job_id)
             if job is not None and job.gang is not None:
                 ended[job.gang.id][job.rank] = _describe_end(fact)
-    done = {fact.job_id for fact in facts if isinstance(fact, JobCompleted)}
+    done = {fact.job_id for fact in new if isinstance(fact, JobCompleted)}
     for gang_id, ranks in ended.items():
         gang = pool.gangs.get(gang_id)
         assert gang is not None, "its members are open"
@@ -58,8 +58,8 @@ def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
                 yield JobCancelled(job_id, reason)
 
 
-def _superfluous(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
-    for fact in facts:
+def _superfluous(pool: PoolState, new: Sequence[Fact]) -> Iterator[JobCancelled]:
+    for fact in new:
         if isinstance(fact, JobCompleted):
             job = pool.jobs.get(fact.job_id)
             if job is None or job.gang is None or not job.gang.formed:

@@ -3,18 +3,7 @@
 from collections.abc import Mapping
 from enum import Enum
 
-from shoal.domain.facts import (
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFact,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobUnhedged,
-)
+from shoal.domain import facts
 
 
 class JobState(Enum):
@@ -32,44 +21,44 @@ class JobState(Enum):
 
 
 _ = JobState
-_WITHOUT_WORKER: Mapping[type[JobFact], JobState] = {
-    JobFailed: _.FAILED,
-    JobCancelled: _.CANCELLED,
-    JobExpired: _.EXPIRED,
+_WITHOUT_WORKER: Mapping[type[facts.JobFact], JobState] = {
+    facts.JobFailed: _.FAILED,
+    facts.JobCancelled: _.CANCELLED,
+    facts.JobExpired: _.EXPIRED,
 }
 
-END_STATES: Mapping[type[JobFact], JobState] = {
-    JobCompleted: _.DONE,
+END_STATES: Mapping[type[facts.JobFact], JobState] = {
+    facts.JobCompleted: _.DONE,
     **_WITHOUT_WORKER,
 }
 """The state after each end of a job."""
 
 
-TRANSITIONS: dict[JobState, dict[type[JobFact], JobState]] = {
-    _.QUEUED: {JobLeased: _.LEASED, **_WITHOUT_WORKER},
+TRANSITIONS: dict[JobState, dict[type[facts.JobFact], JobState]] = {
+    _.QUEUED: {facts.JobLeased: _.LEASED, **_WITHOUT_WORKER},
     _.LEASED: {
-        JobHedged: _.LEASED,
-        JobUnhedged: _.LEASED,
-        JobStarted: _.STREAMING,
-        JobRequeued: _.QUEUED,
+        facts.JobHedged: _.LEASED,
+        facts.JobUnhedged: _.LEASED,
+        facts.JobStarted: _.STREAMING,
+        facts.JobRequeued: _.QUEUED,
         **END_STATES,
     },
     # Requeued with the text so far: another worker continues it.
-    _.STREAMING: {JobRequeued: _.QUEUED, **END_STATES},
+    _.STREAMING: {facts.JobRequeued: _.QUEUED, **END_STATES},
     _.DONE: {},
     _.FAILED: {},
     _.CANCELLED: {},
     _.EXPIRED: {},
 }
 
-ENDED = frozenset(state for state, facts in TRANSITIONS.items() if not facts)
+ENDED = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
 
 
 class ImpossibleTransition(AssertionError):
     """A fact that cannot follow from the job's state: a bug."""
 
 
-def after(state: JobState, fact: JobFact) -> JobState:
+def after(state: JobState, fact: facts.JobFact) -> JobState:
     """Return the state that ``fact`` leads to.
 
     Raises ImpossibleTransition if it cannot follow.

@@ -5,30 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from shoal.domain import facts
 from shoal.domain import vocabulary as words
-from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerTrusted,
-)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
@@ -99,35 +77,35 @@ RESULT_NAMES: Mapping[type[words.Completed | words.Rejected | words.Failed], str
 Revocation: TypeAlias = tuple[WorkerId, words.CancelJob]
 
 
-def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
+def react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
     """Return the facts that follow from ``hub_input`` in the present pool.
 
     An input about a job or lease that has ended is never an error: messages cross on
     the way.
     """
-    facts = _react(pool, hub_input)
-    return [*facts, *gang_ends(pool, facts)] if pool.gangs else facts
+    found = _react(pool, hub_input)
+    return [*found, *gang_ends(pool, found)] if pool.gangs else found
 
 
-def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
+def _react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
     match hub_input:
         case Submission(job):
             if (reason := trust_rejection(pool, job)) is not None:
-                return [JobSubmitted(job), JobFailed(job.id, reason)]
+                return [facts.JobSubmitted(job), facts.JobFailed(job.id, reason)]
             if (reason := gang_rejection(pool, job)) is not None:
-                refused = JobFailed(job.id, reason, fault=Fault.REQUEST)
-                return [JobSubmitted(job), refused]
-            return [JobSubmitted(job)]
+                refused = facts.JobFailed(job.id, reason, fault=Fault.REQUEST)
+                return [facts.JobSubmitted(job), refused]
+            return [facts.JobSubmitted(job)]
         case Cancellation(job_id, reason):
-            return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
+            return [facts.JobCancelled(job_id, reason)] if job_id in pool.jobs else []
         case FirstOutput(job_id, lease):
             begun = pool.jobs.get(job_id)
             if begun is None or all(lease != held for _, held in begun.holders):
                 return []
-            return [*_first_output(begun, lease), JobStarted(job_id, lease)]
+            return [*_first_output(begun, lease), facts.JobStarted(job_id, lease)]
         case AnswerRejected(job_id, error, lost, cut):
             known = job_id in pool.jobs
-            return [JobFailed(job_id, error, lost, cut)] if known else []
+            return [facts.JobFailed(job_id, error, lost, cut)] if known else []
         case LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else _limit_reached(pool, due, limit)
@@ -141,7 +119,7 @@ def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             return [
                 *older,
                 *pool.approvals.decided_by(worker_id, offer),
-                WorkerJoined(worker_id, offer, cancels, shared),
+                facts.WorkerJoined(worker_id, offer, cancels, shared),
             ]
         case WorkerDisconnected(worker_id, reason):
             return (
@@ -151,48 +129,52 @@ def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             )
         case DrainAnnounced(worker_id, event):
             known = worker_id in pool.workers
-            return [WorkerDraining(worker_id, event.reason)] if known else []
+            return [facts.WorkerDraining(worker_id, event.reason)] if known else []
         case LoadReported(worker_id, condition):
             altered = pool.workers.get(worker_id)
             if altered is None or altered.load == condition:
                 return []
             turned = altered.load.unfit != condition.unfit
-            return [WorkerLoadChanged(worker_id, condition, turned)]
+            return [facts.WorkerLoadChanged(worker_id, condition, turned)]
         case LeaseResult():
             return _on_result(pool, hub_input)
         case ReceiptVerified(worker_id, job_id, verdict, receipt):
-            presented = ReceiptPresented(job_id, worker_id, verdict, receipt)
+            presented = facts.ReceiptPresented(job_id, worker_id, verdict, receipt)
             return [presented, *_receipt_marks(pool, worker_id, job_id, verdict)]
         case AnswerDisputed(worker_id, reason, about):
             return [_mark(pool, worker_id, WRONG_ANSWER_POINTS, reason, about)]
         case WorkerPaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
-            return [] if known else [WorkerTrusted(owner, user, public_key)]
+            return [] if known else [facts.WorkerTrusted(owner, user, public_key)]
         case WorkerUnpaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
-            return [WorkerDistrusted(owner, user, public_key)] if known else []
+            return [facts.WorkerDistrusted(owner, user, public_key)] if known else []
         case WorkerSuspension():
             return suspension_facts(pool, hub_input)
         case WorkerResumption(name, by):
-            return [WorkerResumed(name, by)] if pool.suspensions.ended_by(name) else []
+            return (
+                [facts.WorkerResumed(name, by)]
+                if pool.suspensions.ended_by(name)
+                else []
+            )
         case WorkerApproval():
             return approval_facts(pool, hub_input)
         case AccountTopUp(account, amount, by):
-            return [AccountCredited(account, amount, by)]
+            return [facts.AccountCredited(account, amount, by)]
         case BudgetSet(account, budget, by):
-            return [AccountLimited(account, budget, by)]
+            return [facts.AccountLimited(account, budget, by)]
 
 
-def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
+def revocations(pool: PoolState, fact: facts.Fact) -> list[Revocation]:
     """Return the cancellations that ``fact``, not yet applied, requires."""
     match fact:
-        case JobUnhedged(job_id, lease, cut=True):
+        case facts.JobUnhedged(job_id, lease, cut=True):
             over = [lease]
         case (
-            JobFailed(job_id, cut=True)
-            | JobCancelled(job_id)
-            | JobExpired(job_id)
-            | JobRequeued(job_id, handed_over=True)
+            facts.JobFailed(job_id, cut=True)
+            | facts.JobCancelled(job_id)
+            | facts.JobExpired(job_id)
+            | facts.JobRequeued(job_id, handed_over=True)
         ):
             over = [held for _, held in pool.jobs[job_id].holders]
         case _:
@@ -205,7 +187,7 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
 
 def _receipt_marks(
     pool: PoolState, worker_id: WorkerId, job_id: JobId, verdict: Verdict
-) -> list[Fact]:
+) -> list[facts.Fact]:
     """Mark the worker that presented an invalid receipt."""
     if verdict in HARMLESS_VERDICTS:
         return []
@@ -215,19 +197,21 @@ def _receipt_marks(
 
 def _mark(
     pool: PoolState, worker_id: WorkerId, points: int, reason: str, about: JobId
-) -> WorkerMarked:
+) -> facts.WorkerMarked:
     worker = pool.workers.get(worker_id)
     key = "" if worker is None else worker.offer.proven_key
-    return WorkerMarked(worker_id, points, reason, about, key)
+    return facts.WorkerMarked(worker_id, points, reason, about, key)
 
 
-def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
+def _on_result(pool: PoolState, answered: LeaseResult) -> list[facts.Fact]:
     worker_id, event = answered.worker_id, answered.event
     outcome, verdict = answered.outcome, answered.verdict
     job = pool.jobs.get(event.job_id)
     if job is None or (worker_id, event.lease) not in job.holders:
         return [
-            LateResult(event.job_id, event.lease, worker_id, RESULT_NAMES[type(event)])
+            facts.LateResult(
+                event.job_id, event.lease, worker_id, RESULT_NAMES[type(event)]
+            )
         ]
     match event:
         case words.Completed(job_id, lease, receipt=receipt):
@@ -241,26 +225,32 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
                     marks.append(_mark(pool, worker_id, points, over.reason, job_id))
             return [
                 *_first_output(job, lease),
-                JobCompleted(job_id, lease, outcome, verdict, output_hash, receipt),
+                facts.JobCompleted(
+                    job_id, lease, outcome, verdict, output_hash, receipt
+                ),
                 *marks,
             ]
         case words.Rejected(job_id, lease, reason) if job.hedge is not None:
-            return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
+            return [facts.JobUnhedged(job_id, lease, f"refused it: {reason}")]
         case words.Rejected(_, _, reason) if job.state is JobState.STREAMING:
             return [_gave_up(job, worker_id, reason)]
         case words.Rejected(job_id, lease, reason):
-            return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
+            return [facts.JobRequeued(job_id, lease, reason, refused_by=worker_id)]
         case words.Failed(job_id, lease, error, fault) if job.hedge is not None:
             too_long, failed = fault is Fault.CONTEXT, job.is_of_engine(fault)
             why = error if failed else f"failed: {error}"
-            ended = JobUnhedged(job_id, lease, why, too_long=too_long, failed=failed)
+            ended = facts.JobUnhedged(
+                job_id, lease, why, too_long=too_long, failed=failed
+            )
             return [ended]
         case words.Failed(fault=Fault.CONTEXT) if job.state is JobState.LEASED:
             return [_too_long(pool, job, pool.workers[worker_id], event.error)]
         case words.Failed(job_id, _, error, fault, exception):
             if _may_help_again(pool, job, worker_id, event):
-                return [JobRequeued(job_id, job.lease, error, worker_id, failed=True)]
-            return [JobFailed(job_id, error, fault=fault, exception=exception)]
+                return [
+                    facts.JobRequeued(job_id, job.lease, error, worker_id, failed=True)
+                ]
+            return [facts.JobFailed(job_id, error, fault=fault, exception=exception)]
 
 
 def _may_help_again(
@@ -292,7 +282,7 @@ def _words(error: str) -> str:
     return re.sub(r"\d+", "", error)
 
 
-def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> Fact:
+def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> facts.Fact:
     """Give a job that a worker refused for its length to one that may read more."""
     key = job.context_key
     longest = least_known(worker.context_of(key), stated_context(error))
@@ -303,54 +293,54 @@ def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> Fact
         length_refusal(job, each, tokens) is None for each in others
     )
     if left and len(job.too_long_for) + 1 < LENGTH_REFUSALS_MAX:
-        return JobRequeued(job.job.id, job.lease, error, worker.id, too_long=True)
+        return facts.JobRequeued(job.job.id, job.lease, error, worker.id, too_long=True)
     longest = max([longest, *(each.context_of(key) for each in others)])
     if longest and re.search(rf"\b{longest}\b", error) is None:
         # In words that ``stated_context`` does not read as this worker's.
         error = f"{error} (the longest context here: {longest} tokens)"
-    return JobFailed(job.job.id, error, fault=Fault.CONTEXT)
+    return facts.JobFailed(job.job.id, error, fault=Fault.CONTEXT)
 
 
-def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:
+def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> facts.Fact:
     """Requeue a job whose worker stopped in the middle of the answer.
 
     Counted like a lost worker, so that an answer that no worker finishes has an end:
     unless the worker hands it over because its owner needs the machine.
     """
     if reason.startswith(HANDED_OVER):
-        return JobRequeued(
+        return facts.JobRequeued(
             job.job.id, job.lease, reason, refused_by=worker_id, handed_over=True
         )
     limit = WORKERS_LOST_MAX if job.gang is None else _workers_lost_max(job)
     if job.lost + 1 >= limit:
         error = f"lost {job.lost + 1} workers, the last one: {reason}"
-        return JobFailed(job.job.id, error, lost=True)
-    return JobRequeued(job.job.id, job.lease, reason, refused_by=worker_id)
+        return facts.JobFailed(job.job.id, error, lost=True)
+    return facts.JobRequeued(job.job.id, job.lease, reason, refused_by=worker_id)
 
 
-def _first_output(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
+def _first_output(job: OpenJob, lease: LeaseNumber) -> list[facts.Fact]:
     """End the other lease of a hedged job: its first output decides the race."""
     if job.hedge is None:
         return []
     (other,) = (held for _, held in job.holders if held != lease)
-    return [JobUnhedged(job.job.id, other, "the other was quicker", cut=True)]
+    return [facts.JobUnhedged(job.job.id, other, "the other was quicker", cut=True)]
 
 
-def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[Fact]:
-    facts: list[Fact] = []
+def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[facts.Fact]:
+    found: list[facts.Fact] = []
     for job, lease in pool.leases_of(worker_id):
         lost = f"worker lost: {reason}"
         if job.kind is JobKind.CALL_STREAM:
             # Its holder has calls that did not return, and opens another stream.
-            facts.append(JobFailed(job.job.id, lost, lost=True))
+            found.append(facts.JobFailed(job.job.id, lost, lost=True))
         elif job.hedge is not None:
-            facts.append(JobUnhedged(job.job.id, lease, lost, lost=True))
+            found.append(facts.JobUnhedged(job.job.id, lease, lost, lost=True))
         elif job.lost + 1 >= _workers_lost_max(job):
             error = f"lost {job.lost + 1} workers, the last one: {reason}"
-            facts.append(JobFailed(job.job.id, error, lost=True))
+            found.append(facts.JobFailed(job.job.id, error, lost=True))
         else:
-            facts.append(JobRequeued(job.job.id, lease, lost))
-    return [*facts, WorkerLeft(worker_id, reason)]
+            found.append(facts.JobRequeued(job.job.id, lease, lost))
+    return [*found, facts.WorkerLeft(worker_id, reason)]
 
 
 def _workers_lost_max(job: OpenJob) -> int:
@@ -360,7 +350,7 @@ def _workers_lost_max(job: OpenJob) -> int:
     return CALL_WORKERS_LOST_MAX if is_call else WORKERS_LOST_MAX
 
 
-def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact]:
+def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[facts.Fact]:
     seconds = {
         TimeLimit.QUEUE: job.job.limits.queue,
         TimeLimit.FIRST_OUTPUT: job.job.limits.first_output,
@@ -374,16 +364,18 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact
         error = f"{waiting_reason(pool, job.gang)} ({error})"
         waiting = job.gang.waiting.values()
         expired = [job.job.id] if job.gang.formed else waiting
-        return [JobExpired(each, limit, error) for each in expired]
+        return [facts.JobExpired(each, limit, error) for each in expired]
     if limit is TimeLimit.QUEUE:
         if not has_suitable_worker(pool, job):
             seconds = min(seconds, job.job.limits.without_worker)
             error = f"{limit.value}: over the limit of {seconds:g} s"
         error = f"{no_worker_reason(pool, job)} ({error})"
-        return [JobExpired(job.job.id, limit, error, 0, retry_after(pool, job.job))]
+        return [
+            facts.JobExpired(job.job.id, limit, error, 0, retry_after(pool, job.job))
+        ]
     if limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
         error = no_call_result(seconds)
-    return [JobExpired(job.job.id, limit, error)]
+    return [facts.JobExpired(job.job.id, limit, error)]
 
 
 def next_limit(
