@@ -32,7 +32,7 @@ from shoal.config import ServeConfig
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, TimeLimits
 from shoal.domain.work import Chat
-from shoal.gateway.dashboard.pool_view import PoolView
+from shoal.gateway.operators.pool_view import PoolView
 
 ROUNDS = 3
 KEY = "sk-bench-9f2c71d4e8a6b03597c1d5e2"

@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from report import Goal, Results
-from shoal.gateway.dashboard.files import SECURITY_HEADERS, dashboard_files
+from shoal.gateway.dashboard import SECURITY_HEADERS, dashboard_files
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

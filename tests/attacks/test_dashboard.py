@@ -10,7 +10,7 @@ from aiohttp import WSServerHandshakeError
 
 from attacks.raw import wire
 from attacks.siege import besieged, port_of
-from gateway.dashboard.browser import LINKS, SESSION, Browser, browsing, status_with
+from gateway.browser import LINKS, SESSION, Browser, browsing, status_with
 from gateway.keys import make_key, request
 from gateway.serving import KEY, Pool
 from harness.profiles import some_long

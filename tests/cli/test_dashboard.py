@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dashboard.browser import SESSION, browsing
+from gateway.browser import SESSION, browsing
 from gateway.keys import make_key
 from gateway.serving import serving
 from shoal.app.server import run_coordinator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clients.conftest import INSTALLED
-from gateway.generation.test_engines import CASES, Read, pool
+from gateway.chat.test_engines import CASES, Read, pool
 from gateway.serving import KEY, Pool
 from harness.speed import PATIENCE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clients.conftest import INSTALLED
-from gateway.generation.varied_answers import shown_answers
+from gateway.chat.varied_answers import shown_answers
 from harness.speed import PATIENCE
 
 SCRIPT = Path(__file__).with_name("node") / "strict_answers.mjs"

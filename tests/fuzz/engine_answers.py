@@ -16,14 +16,14 @@ from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import Chat, Completion, Embedding, Rerank, Transcription
 from shoal.engines.input_answers import decode_input_answer
 from shoal.engines.streams.answers import AnswerReader
-from shoal.gateway.anthropic.message_answer import message_form
-from shoal.gateway.generation.job_answers import AnswerForm
+from shoal.gateway.chat.anthropic.message_answer import message_form
+from shoal.gateway.chat.job_answers import AnswerForm
+from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
+from shoal.gateway.chat.openai.answers import answer_form
+from shoal.gateway.chat.responses.body import ResponseFields
+from shoal.gateway.chat.responses.events import ResponseEventEncoder
+from shoal.gateway.chat.responses.response_object import ResponseDraft
 from shoal.gateway.http.responses import encode_json
-from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
-from shoal.gateway.openai.answers import answer_form
-from shoal.gateway.responses.body import ResponseFields
-from shoal.gateway.responses.events import ResponseEventEncoder
-from shoal.gateway.responses.response_object import ResponseDraft
 
 JOB = JobId("job1")
 NOW = 1_700_000_000

@@ -31,7 +31,6 @@ from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
-from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
@@ -40,6 +39,7 @@ from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
+from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
 from shoal.ledger.prices import PriceList
 from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover

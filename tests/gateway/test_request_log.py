@@ -11,10 +11,10 @@ import pytest
 
 from gateway.keys import CHAT
 from gateway.serving import KEY, TOKEN, Pool, eventually
-from shoal.gateway.admin import status
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.operations import OPERATIONS
-from shoal.gateway.runs import RUNS_PATH
+from shoal.gateway.operators import status
+from shoal.gateway.runs.endpoints import RUNS_PATH
 
 PAGE = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
 WORKER = f"/ws?name=n1&model=m1&token={TOKEN}&max_concurrency=8"

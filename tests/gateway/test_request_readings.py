@@ -20,7 +20,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.domain.vocabulary import AnswerChunk, Command, Completed, RunJob
 from shoal.domain.work import Completion, Embedding, Feature, JobKind, Rerank
-from shoal.gateway.request_readings import works_of
+from shoal.gateway.receipts import works_of
 from shoal.ledger import bundle
 from shoal.ledger.canonical import encode
 from shoal.ledger.requests import request_of

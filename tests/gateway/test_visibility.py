@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.test_nodes import HERE, FixedMembership
 from gateway.batches.uploads import create, ended
 from gateway.keys import client, make_key, request
+from gateway.operators.test_nodes import HERE, FixedMembership
 from gateway.providers import Provider, provider
 from gateway.serving import KEY, Pool, serving
 from protocols.dispatch.recorded import SIGNERS

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shoal.app.memory_trim import trim_memory
 from shoal.cli.main import main
-from shoal.gateway.dashboard import event_log
+from shoal.gateway.operators import event_log
 
 HELD = signal.SIGUSR1
 EVENTS = 50

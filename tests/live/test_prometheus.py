@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gateway.test_observability import GRAFANA, queries
+from gateway.metrics.test_observability import GRAFANA, queries
 from live.programs import KEY, GatedModel, Programs, eventually
 from models.tiny_answers import ANSWERS
 

@@ -9,7 +9,7 @@ from harness.slow_imports import openai
 from live.programs import GatedModel, Programs, eventually
 from models.tiny_answers import ANSWERS
 from models.tool_answers import SWIMS, THOUGHT, TOOLS_GGUF, WEATHER, question
-from shoal.gateway.responses.events import NUMBERS_PER_START
+from shoal.gateway.chat.responses.events import NUMBERS_PER_START
 
 WEATHER_TOOL: Any = {"type": "function", **WEATHER["function"], "strict": False}
 STORY = "Tell me a story."

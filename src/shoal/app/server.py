@@ -54,9 +54,9 @@ from shoal.domain.addresses import is_own_host
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
+from shoal.gateway.accounts.sign_in import new_link
 from shoal.gateway.app import Gateway, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
-from shoal.gateway.dashboard.sign_in import new_link
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader

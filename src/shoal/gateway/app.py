@@ -10,10 +10,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.context import Gateway
-from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
-from shoal.gateway.dashboard.files import dashboard_files
-from shoal.gateway.dashboard.live_feed import LIVE_FEED, LiveFeed
-from shoal.gateway.hosted_runs import RUNS, HostedRuns
+from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
 from shoal.gateway.http.errors import ErrorForm
@@ -25,10 +22,13 @@ from shoal.gateway.http.request_record import (
     record_of,
 )
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
-from shoal.gateway.monitoring import METRICS, PrometheusMetrics
+from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
+from shoal.gateway.metrics.traces import JobTraces, RequestTracer
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
-from shoal.gateway.traces import JobTraces, RequestTracer
+from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
+from shoal.gateway.operators.live_feed import LIVE_FEED, LiveFeed
+from shoal.gateway.runs.hosted_runs import RUNS, HostedRuns
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
 

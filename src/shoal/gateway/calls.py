@@ -27,7 +27,7 @@ from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import BYTES_TYPE
-from shoal.gateway.monitoring import METRICS
+from shoal.gateway.metrics.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 from shoal.transports.loop_share import LARGE, LoopShare
 

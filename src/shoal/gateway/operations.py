@@ -1,31 +1,27 @@
 """What HTTP offers: the router and ``/openapi.json`` are made from it."""
 
-from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
-from shoal.gateway.admin import accounts, credentials, models, status, workers
-from shoal.gateway.admin import jobs as all_jobs
-from shoal.gateway.anthropic import endpoints as anthropic
+from shoal.gateway import calls, dashboard, openapi, receipts
+from shoal.gateway.accounts import balances, credentials, sign_in, usage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
-from shoal.gateway.dashboard import batches as all_batches
-from shoal.gateway.dashboard import event_log as pool_events
-from shoal.gateway.dashboard import files as dashboard_files
-from shoal.gateway.dashboard import live_feed as live
-from shoal.gateway.dashboard import models as placed_models
-from shoal.gateway.dashboard import runs as watched_runs
-from shoal.gateway.dashboard import sign_in, usage
+from shoal.gateway.chat.anthropic import endpoints as anthropic
+from shoal.gateway.chat.ollama import endpoints as ollama
+from shoal.gateway.chat.openai import endpoints as openai
+from shoal.gateway.chat.responses import endpoints as responses
+from shoal.gateway.faces import dispatch, grandsage
 from shoal.gateway.http.operation import Operation, below, opened
+from shoal.gateway.jobs import all_jobs, events, pairing, submit_job
 from shoal.gateway.jobs import endpoints as jobs
-from shoal.gateway.jobs import events, pairing, receipts, submit_job
-from shoal.gateway.ollama import endpoints as ollama
-from shoal.gateway.ollama.endpoints import misdirected
-from shoal.gateway.openai import endpoints as openai
-from shoal.gateway.openai import models as openai_models
-from shoal.gateway.responses import endpoints as responses
+from shoal.gateway.metrics import monitoring
+from shoal.gateway.models import listing, placement
+from shoal.gateway.operators import event_log, live_feed, status, workers
+from shoal.gateway.runs import endpoints as runs
+from shoal.gateway.runs import progress
 
 OLLAMA_API = "ollama"
 """The name of the API in the settings: ``--ollama-open`` and ``--ollama-port``."""
 
-OPENAI = (*openai_models.api, *openai.api, *responses.api)
+OPENAI = (*listing.api, *openai.api, *responses.api)
 JOBS = (*dispatch.api, *submit_job.api, *jobs.api, *events.api, *pairing.api)
 OLLAMA = opened(ollama.api, OLLAMA_API)
 
@@ -38,25 +34,25 @@ OPERATIONS: tuple[Operation, ...] = (
     *runs.api,
     *opened(JOBS, "dispatch"),
     *receipts.api,
-    *accounts.api,
+    *balances.api,
     *status.api,
-    *models.api,
+    *placement.copies,
     *workers.api,
     *all_jobs.api,
     *credentials.api,
-    *all_batches.api,
-    *pool_events.api,
-    *live.api,
-    *placed_models.api,
-    *watched_runs.api,
+    *batches.overview,
+    *event_log.api,
+    *live_feed.api,
+    *placement.api,
+    *progress.api,
     *usage.api,
     *monitoring.api,
     *openapi.api,
-    *dashboard_files.api,
+    *dashboard.api,
     *sign_in.api,
     *below("/ollama", OLLAMA),
     *grandsage.api,
-    *misdirected(OLLAMA, grandsage.api),
+    *ollama.misdirected(OLLAMA, grandsage.api),
 )
 """All operations; the router matches them in this order."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gateway.runs.test_endpoints import RUN, TOKEN, beside, link, next_of, open_run
 from gateway.serving import WAIT_MAX, Pool, serving
-from gateway.test_runs import RUN, TOKEN, beside, link, next_of, open_run
 from shoal.domain.errors import ConfigError
 from shoal.training.launch import member_reports
 from shoal.training.launch import script as script_files

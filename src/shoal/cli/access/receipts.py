@@ -196,7 +196,9 @@ def _verified_steps(
 
 def _readings(file: Path) -> list[bytes]:
     """Return what a request may mean, in the form that receipts are about."""
-    from shoal.gateway.request_readings import works_of  # late: with the server
+    from shoal.gateway.receipts import (
+        works_of,  # late: with the server
+    )
     from shoal.ledger.requests import request_of
 
     body = _read(file)

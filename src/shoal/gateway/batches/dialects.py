@@ -12,16 +12,19 @@ from shoal.domain.credentials import usage_of
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Inference
+from shoal.gateway.chat.openai.answers import answer_form
+from shoal.gateway.chat.openai.chat_request import decode_chat_request
+from shoal.gateway.chat.openai.completion_request import decode_completion_request
+from shoal.gateway.chat.openai.embeddings import (
+    decode_embedding_request,
+    encode_embeddings,
+)
+from shoal.gateway.chat.responses.request import decode_response_request
+from shoal.gateway.chat.responses.response_object import ResponseDraft
+from shoal.gateway.chat.responses.stored_responses import chat_of, storable
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import encode_json
-from shoal.gateway.openai.answers import answer_form
-from shoal.gateway.openai.chat_request import decode_chat_request
-from shoal.gateway.openai.completion_request import decode_completion_request
-from shoal.gateway.openai.embeddings import decode_embedding_request, encode_embeddings
-from shoal.gateway.responses.request import decode_response_request
-from shoal.gateway.responses.response_object import ResponseDraft
-from shoal.gateway.responses.stored_responses import chat_of, storable
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ from shoal.gateway.batches.lines import (
     encode_response,
     model_of,
 )
+from shoal.gateway.chat.moderation import check_work, shown_outcome
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.moderation import check_work, shown_outcome
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.job_options import fitting_work
 from shoal.pool.job_admission import unknown_model

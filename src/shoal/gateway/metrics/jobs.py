@@ -12,8 +12,7 @@ from shoal.domain.gen_ai import OPERATION_NAMES
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.gateway.metrics.families import HistogramFamily, counters
-from shoal.gateway.metrics.labels import ModelLabels, WorkerLabels
-from shoal.gateway.metrics.requests import SECONDS
+from shoal.gateway.metrics.requests import SECONDS, ModelLabels, WorkerLabels
 from shoal.pool.state import PoolState
 
 MICROS = 1_000_000  # micro-dollars in a dollar

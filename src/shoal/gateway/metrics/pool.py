@@ -11,7 +11,7 @@ from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
 from shoal.gateway.metrics.families import counters, gauge, gauges, histograms
 from shoal.gateway.metrics.jobs import JobMetrics
-from shoal.gateway.metrics.labels import OTHER, WorkerLabels
+from shoal.gateway.metrics.requests import OTHER, WorkerLabels
 from shoal.pool.worker import Worker
 
 STATES = ("serving", "draining", "suspended", "pending", "unfit")

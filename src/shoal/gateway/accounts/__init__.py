@@ -1,0 +1,1 @@
+"""Accounts and who may use them: balances, keys and tokens, sessions, usage."""

@@ -1,1 +1,0 @@
-"""The operators' API: status, jobs, accounts and credentials."""

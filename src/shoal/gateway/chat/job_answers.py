@@ -1,0 +1,277 @@
+"""Runs requests of any dialect as jobs, and writes answers of text in their form."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from aiohttp import web
+
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain.credentials import usage_of
+from shoal.domain.errors import ShoalError, release_frames
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job
+from shoal.domain.moderation import BLOCKED, FILTERED
+from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.work import Chat, Completion, InputWork
+from shoal.gateway.chat.moderation import (
+    answer_moderator,
+    check_work,
+    shown_outcome,
+)
+from shoal.gateway.context import Gateway
+from shoal.gateway.http import errors
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.request_record import record_of, worker_headers
+from shoal.gateway.http.responses import (
+    SSE_KEEPALIVE,
+    SSE_TYPE,
+    ClientGone,
+    forward_pieces,
+    json_bytes_response,
+    stream_headers,
+    write,
+)
+from shoal.gateway.jobs.job_options import build_job
+
+
+class StreamEncoder(Protocol):
+    """Writes the stream of one answer.
+
+    Whichever method is called first also writes what begins a stream.
+    """
+
+    def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
+        """Write what came."""
+        ...
+
+    def encode_end(self, outcome: Outcome) -> bytes:
+        """Write what comes after the last piece of a whole answer."""
+        ...
+
+    def encode_error(self, error: ShoalError) -> bytes:
+        """Write how an answer ends that breaks off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The encoders of the answer to one job.
+
+    Both take the job's id and the time in Unix seconds.  A stream is of the type
+    ``media``; ``keepalive`` is written where it has been silent, if it is not empty.
+    If it ``names_workers``, a comment precedes what another worker writes than the one
+    in the headers.
+    """
+
+    encode: Callable[[JobId, Outcome, int], bytes]
+    stream: Callable[[JobId, int], StreamEncoder]
+    media: str = SSE_TYPE
+    keepalive: bytes = SSE_KEEPALIVE
+    names_workers: bool = False
+
+
+W_co = TypeVar("W_co", bound=Chat | Completion, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest(Generic[W_co]):
+    """A request for text, and how to answer it.
+
+    ``include_usage``: a stream of chunks ends with the usage.  ``session`` is the
+    client's name for related requests; ``tier`` is the service tier that it asks for.
+    """
+
+    work: W_co
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    tier: str = ""
+
+
+HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
+
+
+async def answer(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    asked: GenerationRequest[Chat | Completion],
+    form: AnswerForm,
+    *,
+    field: str,
+) -> web.StreamResponse:
+    """Have the work done, and return the answer in ``form``.
+
+    ``field`` is the body's field with the texts that the model reads, for the error if
+    they match the moderation list.
+
+    Raises what ``build_job`` and ``Access.submit`` raise, and how the job ended if that
+    is before the first piece of a stream.
+    """
+    check_work(gateway, caller.name, asked.work, field)
+    job = build_job(
+        *(gateway, request, asked.work, caller),
+        session=asked.session,
+        tier=asked.tier,
+        whole=not asked.stream,
+    )
+    if asked.stream:
+        return await stream_answer(gateway, request, caller, job, form)
+    return await answer_whole(gateway, request, caller, job, form)
+
+
+async def answer_inputs(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    work: InputWork,
+    *,
+    field: str,
+) -> tuple[JobId, Outcome, Usage]:
+    """Have work on inputs done; return its job, the outcome to show, and the usage.
+
+    ``field``, and what is raised, are as in ``answer``.
+    """
+    check_work(gateway, caller.name, work, field)
+    job = build_job(gateway, request, work, caller)
+    return await _run(gateway, request, caller, job)
+
+
+async def answer_whole(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    job: Job,
+    form: AnswerForm,
+) -> web.Response:
+    """Have ``job`` done, and return its answer; an error is raised."""
+    job_id, outcome, _ = await _run(gateway, request, caller, job)
+    return json_bytes_response(form.encode(job_id, outcome, int(gateway.clock.wall())))
+
+
+async def stream_answer(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    job: Job,
+    form: AnswerForm,
+) -> web.StreamResponse:
+    """Have ``job`` done, and write its answer while it comes.
+
+    An error before the first piece is raised; a later one ends the stream.
+    """
+    response = web.StreamResponse(headers=stream_headers(form.media))
+    record = record_of(request)
+    try:
+        async with gateway.access.submit(job, caller) as reader:
+            record.set_reader(reader)
+            first = await _first_pieces(reader)
+            if first == []:
+                await reader.outcome()  # an error is still this request's status
+            if first is not None:
+                record.first_output = gateway.clock.now()
+            encoder = form.stream(reader.job_id, int(gateway.clock.wall()))
+            encode: Callable[[Sequence[AnswerPiece]], bytes] = encoder.encode
+            if form.names_workers:
+                encode = _naming_workers(reader, encode)
+            await response.prepare(request)
+            keepalive = partial(_keepalive, gateway, reader.job_id, form)
+            if first is None and (said := keepalive(early=False)):
+                await write(request, response, said)
+            whole = await forward_pieces(
+                request,
+                response,
+                reader,
+                encode,
+                first=first,
+                keepalive=keepalive,
+                watch=answer_moderator(gateway, job.owner),
+            )
+            if not whole:
+                gateway.hub.cancel(reader.job_id, BLOCKED)
+                last = encoder.encode_end(FILTERED)
+            else:
+                last = await _encoded_end(request, job, encoder, reader)
+        # Only now, so that the worker of an answer that was refused is stopped first.
+        await write(request, response, last, last=True)
+    except ClientGone:
+        record.error = "client_gone"
+    return response
+
+
+async def _run(
+    gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
+) -> tuple[JobId, Outcome, Usage]:
+    """Have ``job`` done, and record its usage.
+
+    With an idempotency key, the job that is returned may be an earlier one.
+    """
+    record = record_of(request)
+    async with gateway.access.submit(job, caller) as reader:
+        record.set_reader(reader)
+        outcome = await reader.outcome()
+    usage = record.usage = usage_of(job.work, outcome)
+    shown = shown_outcome(gateway, job.owner, job.work, outcome)
+    return reader.job_id, shown, usage
+
+
+def _keepalive(
+    gateway: Gateway, job_id: JobId, form: AnswerForm, *, early: bool
+) -> bytes:
+    """Return what to write in a silence: what the job waits for, if comments can say.
+
+    ``early``: the silence has just begun, because the job was requeued.
+    """
+    if form.keepalive is SSE_KEEPALIVE:
+        waits_for = gateway.hub.waits_for(job_id)
+        if waits_for is not None:
+            return f": waits for a worker, {ascii(waits_for)[1:-1]}\n\n".encode()
+    return b"" if early else form.keepalive
+
+
+async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:
+    """Return the first pieces, nothing at the end, or None if it takes too long."""
+    try:
+        async with asyncio.timeout(HEADERS_AFTER):
+            return await reader.read()
+    except TimeoutError:
+        return None
+
+
+def _naming_workers(
+    reader: AnswerStream, encode: Callable[[Sequence[AnswerPiece]], bytes]
+) -> Callable[[Sequence[AnswerPiece]], bytes]:
+    """Return ``encode``, with a comment before what another worker writes.
+
+    Clients of server-sent events ignore comments.  The response's headers are written
+    next, and name the worker of now.
+    """
+    named = reader.worker_id, reader.attempts
+
+    def encode_named(pieces: Sequence[AnswerPiece]) -> bytes:
+        nonlocal named
+        if (writes := (reader.worker_id, reader.attempts)) == named:
+            return encode(pieces)
+        named = writes
+        lines = "".join(f": {name}: {text}\n" for name, text in worker_headers(reader))
+        return f"{lines}\n".encode() + encode(pieces)
+
+    return encode_named
+
+
+async def _encoded_end(
+    request: web.Request, job: Job, encoder: StreamEncoder, reader: AnswerStream
+) -> bytes:
+    """Return the end of the stream, from which clients see whether it is whole."""
+    record = record_of(request)
+    try:
+        outcome = await reader.outcome()
+    except ShoalError as error:
+        record.error = errors.error_status(error).code
+        release_frames(error)
+        return encoder.encode_error(error)
+    record.usage = usage_of(job.work, outcome)
+    return encoder.encode_end(outcome)

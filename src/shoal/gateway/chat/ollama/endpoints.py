@@ -1,0 +1,325 @@
+"""Ollama's endpoints: its chats, completions and embeddings, and the models.
+
+Source: Ollama's API reference.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import CannotDo, NotFound, UnknownModel
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Embedding
+from shoal.gateway.chat.embeddings import LARGE_ANSWER, vectors_of
+from shoal.gateway.chat.job_answers import answer, answer_inputs
+from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
+from shoal.gateway.chat.ollama.bodies import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbedOne,
+    OllamaGenerate,
+    OllamaModelName,
+)
+from shoal.gateway.chat.ollama.embeddings import (
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaTexts,
+    decode_embed,
+    decode_embed_one,
+    encode_embed,
+    encode_embed_one,
+)
+from shoal.gateway.chat.ollama.models import (
+    OllamaLoadedModels,
+    OllamaModelInfo,
+    OllamaModels,
+    OllamaVersion,
+    described_model,
+    listed_model,
+    loaded_model,
+    resolve_model,
+)
+from shoal.gateway.chat.ollama.requests import (
+    ModelLoad,
+    OllamaRequest,
+    decode_ollama_chat,
+    decode_ollama_prompt,
+)
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import decode, missing
+from shoal.gateway.http.errors import PLAIN_ERRORS
+from shoal.gateway.http.operation import Operation, Operations
+from shoal.gateway.http.responses import NDJSON_TYPE, TEXT_TYPE, json_bytes_response
+from shoal.gateway.models.listing import model_summaries, model_summary, seen_by
+from shoal.ledger.canonical import to_time
+
+api = Operations(PLAIN_ERRORS)
+
+REFUSAL = "Refuse to manage models"
+RUNNING = "Ollama is running"  # clients compare it
+
+PULLED = b'{"status":"success"}\n'
+PULLING = b'{"status":"pulling manifest"}\n'
+
+
+@api.get("/", "Whether Ollama's API is here", media=TEXT_TYPE, documented=False)
+async def show_running() -> web.Response:
+    return web.Response(text=RUNNING, content_type=TEXT_TYPE)
+
+
+@api.get("/api/version", "Show Ollama's version")
+async def show_version() -> OllamaVersion:
+    return OllamaVersion()
+
+
+@api.post(
+    "/api/chat",
+    "Answer a chat as Ollama does",
+    Scope.USE,
+    body=OllamaChat,
+    streams=NDJSON_TYPE,
+)
+async def create_ollama_chat(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_chat)
+    return await _answer(gateway, request, caller, asked, AnswerShape.CHAT, "messages")
+
+
+@api.post(
+    "/api/generate",
+    "Complete a prompt as Ollama does",
+    Scope.USE,
+    body=OllamaGenerate,
+    streams=NDJSON_TYPE,
+)
+async def create_ollama_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_prompt)
+    shape = AnswerShape.GENERATE
+    return await _answer(gateway, request, caller, asked, shape, "prompt")
+
+
+@api.post(
+    "/api/embed",
+    "Embed texts as Ollama does",
+    Scope.USE,
+    answer=OllamaEmbeddings,
+    body=OllamaEmbed,
+)
+async def embed_texts(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    watch = Stopwatch(gateway.clock.now)
+    asked = await gateway.bodies.decode(request, caller.name, decode_embed)
+    outcome, prompt_tokens = await _embed(gateway, request, caller, asked, "input")
+    wanted = 0 if asked.work is None else len(asked.work.inputs)
+
+    def encode() -> bytes:
+        vectors = [values for _, values in vectors_of(outcome, wanted)]
+        return encode_embed(asked.model, vectors, prompt_tokens, watch)
+
+    large = wanted > LARGE_ANSWER
+    return json_bytes_response(await asyncio.to_thread(encode) if large else encode())
+
+
+@api.post(
+    "/api/embeddings",
+    "Embed a text as Ollama did",
+    Scope.USE,
+    answer=OllamaEmbedding,
+    body=OllamaEmbedOne,
+)
+async def embed_text(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    asked = await gateway.bodies.decode(request, caller.name, decode_embed_one)
+    outcome, _ = await _embed(gateway, request, caller, asked, "prompt")
+    wanted = 0 if asked.work is None else 1
+    vectors = [values for _, values in vectors_of(outcome, wanted)]
+    return json_bytes_response(encode_embed_one(vectors))
+
+
+@api.get("/api/tags", "List the models as Ollama does", Scope.READ)
+async def list_ollama_models(gateway: Gateway, caller: ApiCaller) -> OllamaModels:
+    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    return OllamaModels([listed_model(each, gateway.created_at) for each in listed])
+
+
+@api.get("/api/ps", "List the models that workers have loaded", Scope.READ)
+async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoadedModels:
+    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    return OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
+
+
+@api.post(
+    "/api/show", "Describe a model as Ollama does", Scope.READ, body=OllamaModelName
+)
+async def show_ollama_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> OllamaModelInfo:
+    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(asked.model, gateway.models)
+    shown = model_summary(gateway.hub.pool, name, seen_by(caller))
+    return described_model(shown, gateway.created_at)
+
+
+@api.post(
+    "/api/pull",
+    "Check that the pool has a model",
+    Scope.READ,
+    body=OllamaModelName,
+    streams=NDJSON_TYPE,
+)
+async def pull_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    """Answer that a model of the pool is there; others are copied to workers."""
+    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(asked.model, gateway.models)
+    try:
+        model_summary(gateway.hub.pool, name, seen_by(caller))
+    except UnknownModel as error:
+        raise UnknownModel(
+            f"{error}. Models are not pulled through this API: on a machine that is to "
+            f"run it, `shoal models get {asked.model}` copies it from a peer, and "
+            "`shoal join` offers it"
+        ) from error
+    if asked.stream is False:
+        return json_bytes_response(PULLED)
+    return _lines(PULLING + PULLED)
+
+
+@api.post("/api/create", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/copy", REFUSAL, Scope.USE, documented=False)
+@api.delete("/api/delete", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/push", REFUSAL, Scope.USE, documented=False)
+@api.add("HEAD", "/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
+@api.post("/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
+async def refuse_management(request: web.Request) -> web.Response:
+    raise CannotDo(
+        f"{request.method} {request.path}: models are not managed through this API, "
+        "but on the machines that run them: `shoal models --help`, `shoal join --help`",
+        "model",
+    )
+
+
+_names = msgspec.json.Decoder(OllamaModelName)
+
+
+def decode_model_name(data: bytes) -> OllamaModelName:
+    """Decode a body that is about a model.
+
+    Raises InvalidRequest.
+    """
+    body = decode(_names, data)
+    if not (name := body.model or body.name):
+        raise missing("model")
+    return msgspec.structs.replace(body, model=name)
+
+
+async def _answer(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    asked: OllamaRequest,
+    shape: AnswerShape,
+    field: str,
+) -> web.StreamResponse:
+    if isinstance(asked, ModelLoad):
+        return _loaded(gateway, caller, asked, shape)
+    name = asked.work.model
+    work = replace(asked.work, model=resolve_model(name, gateway.models))
+    answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
+    form = answered.form(gateway.clock.wall())
+    asked = replace(asked, work=work)
+    return await answer(gateway, request, caller, asked, form, field=field)
+
+
+def _loaded(
+    gateway: Gateway, caller: ApiCaller, asked: ModelLoad, shape: AnswerShape
+) -> web.Response:
+    """Answer that a model is loaded, if the caller may use it."""
+    name = resolve_model(asked.model, gateway.models)
+    model_summary(gateway.hub.pool, name, seen_by(caller))
+    answer = {
+        "model": asked.model,
+        "created_at": to_time(gateway.clock.wall()),
+        **shape.fields(""),
+        "done": True,
+        "done_reason": asked.reason,
+    }
+    encoded = msgspec.json.encode(answer) + b"\n"
+    return _lines(encoded) if asked.stream else json_bytes_response(encoded)
+
+
+async def _embed(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    asked: OllamaTexts,
+    field: str,
+) -> tuple[Outcome, int]:
+    """Return the outcome, and the number of tokens that were read."""
+    name = resolve_model(asked.model, gateway.models)
+    if asked.work is None:
+        model_summary(gateway.hub.pool, name, seen_by(caller))
+        return Outcome(""), 0
+    work: Embedding = replace(asked.work, model=name)
+    _, outcome, usage = await answer_inputs(gateway, request, caller, work, field=field)
+    return outcome, usage.prompt_tokens
+
+
+def _lines(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type=NDJSON_TYPE, charset="utf-8")
+
+
+PREFIX_MISSING = "Name the address of Ollama's API"
+OLLAMA_AGENT = "ollama"  # begins the user agent of Ollama's own clients
+
+OLLAMA_FIELDS = frozenset(
+    {"stream", "options", "keep_alive", "format", "think", "tools"}
+)
+"""Fields of Ollama's chats that are in no other body for the same path."""
+
+
+class OllamaMisdirected(NotFound):
+    """A request for Ollama's API lacks its prefix."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Ollama's API is not at the root of this port: add /ollama to the address "
+            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
+        )
+
+
+def is_ollama_client(request: web.Request) -> bool:
+    """Say whether a client of Ollama sends the request, by its own account."""
+    return request.headers.get("User-Agent", "").lower().startswith(OLLAMA_AGENT)
+
+
+def misdirected(
+    operations: Iterable[Operation], others: Iterable[Operation]
+) -> Operations:
+    """Return operations that refuse requests for ``operations`` without the prefix.
+
+    Clients of Ollama are configured with an address without a path.  The error names
+    the right one, in the form that they show.  The paths of ``others`` are left out.
+    """
+
+    async def refuse() -> web.Response:
+        raise OllamaMisdirected
+
+    refused = Operations(PLAIN_ERRORS)
+    taken = {each.path for each in others}
+    for each in operations:
+        if each.documented and each.path not in taken:
+            add = refused.add(each.method, each.path, PREFIX_MISSING, documented=False)
+            add(refuse)
+    return refused

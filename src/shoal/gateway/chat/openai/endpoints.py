@@ -1,0 +1,237 @@
+"""OpenAI's endpoints.
+
+A finished chat or completion can be fetched by its id, for clients whose connection
+broke before the answer came.
+
+Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
+"""
+
+import asyncio
+from functools import partial
+
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import NotFound, ShoalError, StillRunning
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat, Completion
+from shoal.gateway.chat.embeddings import LARGE_ANSWER
+from shoal.gateway.chat.job_answers import answer, answer_inputs
+from shoal.gateway.chat.moderation import stored_end
+from shoal.gateway.chat.openai.answers import (
+    ChatCompletion,
+    TextCompletion,
+    answer_form,
+)
+from shoal.gateway.chat.openai.chat_body import CreateChatCompletion
+from shoal.gateway.chat.openai.chat_request import decode_chat_request
+from shoal.gateway.chat.openai.completion_request import (
+    CreateCompletion,
+    decode_completion_request,
+)
+from shoal.gateway.chat.openai.embeddings import (
+    CreateEmbedding,
+    CreateEmbeddingResponse,
+    decode_embedding_request,
+    encode_embeddings,
+)
+from shoal.gateway.chat.openai.rerank import (
+    CreateRerank,
+    CreateRerankResponse,
+    decode_rerank_request,
+    encode_ranking,
+)
+from shoal.gateway.chat.openai.transcription import (
+    AUDIO_MAX,
+    TranscriptionAnswer,
+    decode_transcription_request,
+    encode_transcription,
+)
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import job_id_in
+from shoal.gateway.http.operation import Operations
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import SSE_TYPE, json_bytes_response
+from shoal.store.port import StoredJob
+
+api = Operations()
+
+
+@api.post(
+    "/v1/chat/completions",
+    "Create a chat completion",
+    Scope.USE,
+    by_calls=True,
+    answer=ChatCompletion,
+    body=CreateChatCompletion,
+    streams=SSE_TYPE,
+)
+async def create_chat_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_chat_request)
+    form = answer_form(asked.work, include_usage=asked.include_usage)
+    return await answer(gateway, request, caller, asked, form, field="messages")
+
+
+@api.get(
+    "/v1/chat/completions/{id}",
+    "Fetch a chat completion",
+    Scope.READ,
+    by_calls=True,
+    answer=ChatCompletion,
+)
+async def show_chat_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return await _show_result(gateway, request, caller, Chat)
+
+
+@api.post(
+    "/v1/completions",
+    "Create a text completion",
+    Scope.USE,
+    by_calls=True,
+    answer=TextCompletion,
+    body=CreateCompletion,
+    streams=SSE_TYPE,
+)
+async def create_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_completion_request)
+    form = answer_form(asked.work, include_usage=asked.include_usage)
+    return await answer(gateway, request, caller, asked, form, field="prompt")
+
+
+@api.get(
+    "/v1/completions/{id}",
+    "Fetch a text completion",
+    Scope.READ,
+    by_calls=True,
+    answer=TextCompletion,
+)
+async def show_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    return await _show_result(gateway, request, caller, Completion)
+
+
+@api.post(
+    "/v1/embeddings",
+    "Create embeddings",
+    Scope.USE,
+    by_calls=True,
+    answer=CreateEmbeddingResponse,
+    body=CreateEmbedding,
+)
+async def create_embeddings(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_embedding_request)
+    texts: list[str] = []
+    if asked.tokens:
+        texts = await gateway.token_texts.decode(asked.tokens, "input")
+    work = asked.work(texts)
+    _, outcome, usage = await answer_inputs(
+        gateway, request, caller, work, field="input"
+    )
+    if len(outcome.choices) <= LARGE_ANSWER:
+        return json_bytes_response(encode_embeddings(asked, outcome, usage))
+    return json_bytes_response(
+        await asyncio.to_thread(encode_embeddings, asked, outcome, usage)
+    )
+
+
+@api.post(
+    "/v1/rerank",
+    "Rank documents",
+    Scope.USE,
+    by_calls=True,
+    answer=CreateRerankResponse,
+    body=CreateRerank,
+)
+async def create_rerank(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_rerank_request)
+    job_id, outcome, usage = await answer_inputs(
+        gateway, request, caller, asked.work, field="documents"
+    )
+    return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
+
+
+@api.post(
+    "/v1/audio/transcriptions",
+    "Transcribe speech",
+    Scope.USE,
+    by_calls=True,
+    answer=TranscriptionAnswer,
+)
+async def create_transcription(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    form, audio = await gateway.bodies.receive_form(request, caller.name, AUDIO_MAX)
+    decode = partial(decode_transcription_request, form)
+    asked = await gateway.bodies.decode_bytes(audio, caller.name, decode)
+    _, outcome, usage = await answer_inputs(
+        gateway, request, caller, asked.work, field="prompt"
+    )
+    encoded = encode_transcription(asked.answer_format, outcome, usage)
+    return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
+
+
+RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
+
+
+async def _show_result(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    type_: type[Chat | Completion],
+) -> web.Response:
+    job_id = job_id_in(request)
+    stored = await _ended_job(gateway, job_id, caller)
+    record_of(request).job_id = job_id
+    work = stored.job.work
+    if not isinstance(work, type_):
+        raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
+    end = stored_end(gateway, stored)
+    if isinstance(end, ShoalError):
+        raise end
+    return json_bytes_response(
+        answer_form(work).encode(job_id, end, int(stored.submitted_at))
+    )
+
+
+async def _ended_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
+    """Return the caller's job once it has ended; wait at most ``RESULT_WAIT``.
+
+    Raises NotFound, or StillRunning.
+    """
+    stored = await _owned_job(gateway, job_id, caller)
+    if stored.ended_at is not None:
+        return stored
+    try:
+        with gateway.hub.observe_job(job_id) as reader:
+            if reader is not None:
+                async with asyncio.timeout(RESULT_WAIT):
+                    await reader.outcome()
+    except TimeoutError:
+        raise StillRunning(f"job {job_id} has not ended yet: ask again") from None
+    except ShoalError:
+        pass  # the store has the job's state
+    gateway.access.ensure_active(caller)  # the key may have been revoked meanwhile
+    stored = await _owned_job(gateway, job_id, caller)
+    if stored.ended_at is None:
+        raise StillRunning(f"job {job_id} has not ended yet: ask again")
+    return stored
+
+
+async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
+    stored = await gateway.store.job(job_id)
+    mine = stored is not None and caller.owns(stored.job.owner, job_id)
+    if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
+        raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
+    return stored

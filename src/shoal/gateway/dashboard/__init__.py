@@ -1,1 +1,0 @@
-"""The dashboard: its files, the sessions of browsers, and the data that it shows."""

@@ -1,0 +1,1 @@
+"""What clients of foreign systems call."""

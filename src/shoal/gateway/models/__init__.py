@@ -1,0 +1,1 @@
+"""Models: for clients, and where each is, fits and is shared."""

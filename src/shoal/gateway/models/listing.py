@@ -1,0 +1,176 @@
+"""The models of the pool with what their workers can do, and the list for clients.
+
+The list is OpenAI's, and Anthropic's as well, because the path is the same.
+
+Sources: OpenAI's API reference, "Models"; Anthropic's API reference, "List Models".
+``context_window`` is Groq's field.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, UnknownModel
+from shoal.domain.job_kinds import INFERENCE_KINDS, TEXT_KINDS
+from shoal.domain.work import Feature, JobKind
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.pool.job_admission import unknown_model
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+api = Operations()
+
+HIDDEN = frozenset({Feature.CONTINUE, Feature.VALUES, Feature.CODE})
+"""Features that no request for a model asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """A model, and the most that a worker with it can do.
+
+    A job goes to a worker that can do all of it, so the most counts.  ``context`` is as
+    in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
+    jobs that they run at a time.
+    """
+
+    name: str
+    kinds: frozenset[JobKind]
+    features: frozenset[Feature]
+    context: int
+    workers: int
+    slots: int
+
+
+def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
+    """Merge what workers offer: all kinds and features, and the largest context."""
+    offers = [worker.offer for worker in workers]
+    slots = [worker.offer.slots for worker in workers if worker.accepts_jobs]
+    kinds = frozenset[JobKind]().union(*(offer.kinds for offer in offers))
+    features = frozenset[Feature]().union(*(offer.features for offer in offers))
+    return ModelSummary(
+        name,
+        kinds & INFERENCE_KINDS,
+        features - HIDDEN,
+        max((offer.context for offer in offers), default=0),
+        len(slots),
+        sum(slots),
+    )
+
+
+def seen_by(caller: ApiCaller) -> str | None:
+    """Return the owner whose models a caller sees; None: it sees all."""
+    return None if caller.has_scope(Scope.MONITOR) else caller.name
+
+
+def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
+    """Return the models that the jobs of ``owner`` may use; None: all.
+
+    Many clients preselect the first one, for chats: those that write text come first,
+    of them those with a worker that takes jobs now, and the most used ones.
+    """
+    found = [
+        summarize_model(name, workers)
+        for name in pool.roster.models
+        if (workers := usable_workers(pool, name, owner))
+    ]
+    done = pool.speeds.jobs_done
+    return sorted(
+        found,
+        key=lambda each: (
+            not each.kinds & TEXT_KINDS,
+            not each.workers,
+            -done[each.name],
+            each.name,
+        ),
+    )
+
+
+def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
+    """Return a model that the jobs of ``owner`` may use; None: any.
+
+    Raises UnknownModel or Forbidden.
+    """
+    if name not in pool.roster.models:
+        raise UnknownModel(unknown_model(pool, name))
+    workers = usable_workers(pool, name, owner)
+    if not workers:
+        raise Forbidden(f"the workers with {name} work for other keys only")
+    return summarize_model(name, workers)
+
+
+def usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worker]:
+    """Return the workers with a model that the jobs of ``owner`` may use; None: all."""
+    return [
+        worker
+        for worker in pool.roster.with_model[model].values()
+        if owner is None or not worker.offer.only_for or owner in worker.offer.only_for
+    ]
+
+
+class ModelObject(msgspec.Struct, frozen=True):
+    """A model; the fields after ``owned_by`` are not OpenAI's."""
+
+    id: str
+    created: int  # Unix seconds
+    kinds: list[str]  # the kinds of jobs that it does
+    features: list[str]  # what requests may ask for
+    context_window: int | None  # tokens of prompt and answer; null: unknown
+    workers: int  # that take new jobs
+    slots: int  # jobs that they run at a time
+    display_name: str
+    created_at: str  # RFC 3339
+    object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    owned_by: str = "shoal"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
+    object: Literal["list"] = "list"
+
+
+@api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
+async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
+    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    models = [_model_object(gateway, each) for each in listed]
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return ModelList(models, first, last)
+
+
+@api.get(
+    "/v1/models/{model}", "Show a model", Scope.READ, by_calls=True, pattern=ANYTHING
+)
+async def show_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> ModelObject:
+    name = request.match_info["model"]
+    shown = model_summary(gateway.hub.pool, name, seen_by(caller))
+    return _model_object(gateway, shown)
+
+
+def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:
+    return ModelObject(
+        model.name,
+        int(gateway.created_at),
+        sorted(kind.value for kind in model.kinds),
+        sorted(feature.value for feature in model.features),
+        model.context or None,
+        model.workers,
+        model.slots,
+        model.name,
+        _rfc3339(gateway.created_at),
+    )
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(int(at), UTC).isoformat().replace("+00:00", "Z")

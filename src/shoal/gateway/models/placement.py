@@ -1,0 +1,222 @@
+"""Models for operators: where each is, where it would fit, and which peers share it."""
+
+import asyncio
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.worker import Hardware
+from shoal.engines.gguf_files import MEMORY_FACTOR
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.gateway.http.responses import without_keys
+from shoal.gateway.models.listing import (
+    ModelSummary,
+    seen_by,
+    summarize_model,
+    usable_workers,
+)
+from shoal.models.names import NAME_MAX
+from shoal.models.size_estimates import estimated_size
+from shoal.pool.worker import Worker
+
+api = Operations()
+copies = Operations()
+
+GB = 1e9
+FITS_MAX = 200  # machines that are examined for a model
+TURN = 100  # models that are described in one turn of the loop
+SIZED_MAX = 200  # models with a size: workers choose names, and may have many
+
+
+class ModelPlace(msgspec.Struct, frozen=True):
+    """A worker with the model; ``name`` is what its machine calls itself, or empty."""
+
+    id: WorkerId
+    name: str
+    busy: int
+    slots: int
+
+
+class ModelFit(msgspec.Struct, frozen=True):
+    """Whether a machine without the model has the memory for it."""
+
+    node: str
+    fits: bool
+    why: str
+
+
+class PlacedModel(msgspec.Struct, frozen=True):
+    """A model, its workers, and the machines that would fit it.
+
+    ``size`` is in bytes; null if it is unknown.  It is ``estimated`` from the name if
+    the coordinator does not have the model.  ``context`` is in tokens; 0: unknown.
+    """
+
+    id: str
+    kinds: list[str]
+    features: list[str]
+    context: int
+    size: int | None
+    estimated: bool
+    workers: list[ModelPlace]
+    fits: list[ModelFit]
+
+
+class PlacedModelList(msgspec.Struct, frozen=True):
+    """Models, by name.
+
+    Without the scope ``monitor`` they have no names of machines, and no ``fits``.
+    """
+
+    data: list[PlacedModel]
+
+
+@api.get(
+    "/admin/models",
+    "List the models, and where each is or would fit",
+    Scope.READ,
+    lists=True,
+)
+async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
+    pool, owner = gateway.hub.pool, seen_by(caller)
+    sees_machines = caller.has_scope(Scope.MONITOR)
+    machines = _machines(gateway) if sees_machines else []
+    models: list[PlacedModel] = []
+    for name in sorted(pool.roster.models):
+        workers = usable_workers(pool, name, owner)
+        if not workers:
+            continue
+        if len(models) % TURN == TURN - 1:
+            await asyncio.sleep(0)
+        known = size = None
+        if len(models) < SIZED_MAX:
+            known = await gateway.sharing.own_size(name)
+            size = estimated_size(name) if known is None else known
+        estimated = size is not None and known is None
+        fits = []
+        if size is not None:
+            having = {peer_of(worker.id) for worker in workers}
+            fits = _fits(size, machines, having, estimated=estimated)
+        places = [_place(gateway, worker, named=sees_machines) for worker in workers]
+        summary = summarize_model(name, workers)
+        models.append(
+            _placed_model(summary, places, fits, size=size, estimated=estimated)
+        )
+    return PlacedModelList(models)
+
+
+def _machines(gateway: Gateway) -> list[tuple[str, Hardware]]:
+    """Return the hardware of the connected peers that report it, by their names."""
+    directory = gateway.directory
+    return [
+        (peer, hardware)
+        for peer in sorted(directory.connected)
+        if (hardware := directory.profile_of(peer).hardware) is not None
+    ]
+
+
+def _fits(
+    size: int,
+    machines: Iterable[tuple[str, Hardware]],
+    having: Collection[str],
+    *,
+    estimated: bool,
+) -> list[ModelFit]:
+    """Return on which machines a model would fit, but for those that have it."""
+    needed = size * MEMORY_FACTOR
+    shown = f"{needed / GB:.1f} GB for the model and its contexts"
+    if estimated:
+        shown += " (estimated from its name)"
+    fits = []
+    lacking = (each for each in machines if each[0] not in having)
+    for machine, hardware in islice(lacking, FITS_MAX):
+        memory, kind = _memory_of(hardware)
+        if memory <= 0:
+            continue  # not reported
+        why = f"{shown}, of {memory:.1f} GB {kind}"
+        fits.append(ModelFit(machine, needed <= memory * GB, why))
+    return fits
+
+
+def _memory_of(hardware: Hardware) -> tuple[float, str]:
+    """Return the memory that a model would be in, in GB, and what it is called."""
+    gpu = hardware.gpu_memory_gb
+    if gpu is not None and gpu > 0:
+        return gpu, "GPU memory"
+    return hardware.memory_gb, "memory"
+
+
+def _place(gateway: Gateway, worker: Worker, *, named: bool) -> ModelPlace:
+    busy, slots = worker.used_slots, worker.offer.slots
+    if not named:
+        return ModelPlace(WorkerId(without_keys(worker.id)), "", busy, slots)
+    name = gateway.directory.profile_of(peer_of(worker.id)).name
+    return ModelPlace(worker.id, name, busy, slots)
+
+
+def _placed_model(
+    summary: ModelSummary,
+    places: list[ModelPlace],
+    fits: list[ModelFit],
+    *,
+    size: int | None,
+    estimated: bool,
+) -> PlacedModel:
+    return PlacedModel(
+        summary.name,
+        sorted(kind.value for kind in summary.kinds),
+        sorted(feature.value for feature in summary.features),
+        summary.context,
+        size,
+        estimated,
+        places,
+        fits,
+    )
+
+
+class ModelCopy(msgspec.Struct, frozen=True):
+    """A copy of a model's files at a peer, or at this coordinator."""
+
+    peer: str  # its wire and name; empty: this coordinator
+    name: str  # what it calls itself, or empty
+    size: int | None  # bytes, approximate; null if unknown
+    address: str  # at which it was dialled; empty if it dialled
+    passed_on: bool  # whether the coordinator passes it on to others
+
+
+class ModelCopies(msgspec.Struct, frozen=True):
+    """The peers that share a model, of the number that were asked."""
+
+    model: str
+    asked: int
+    data: list[ModelCopy]
+
+
+@copies.get(
+    "/admin/models/{model}",
+    "Find the peers that share a model",
+    Scope.MONITOR,
+    pattern=ANYTHING,
+)
+async def find_model(gateway: Gateway, request: web.Request) -> ModelCopies:
+    model = request.match_info["model"]
+    if not 0 < len(model) <= NAME_MAX or not model.isprintable():
+        raise InvalidRequest(f"a model's name has at most {NAME_MAX} characters")
+    sharing, directory = gateway.sharing, gateway.directory
+    copies = []
+    if (size := await sharing.own_size(model)) is not None:
+        copies.append(ModelCopy("", "", size, "", passed_on=True))
+    asked = [*sharing.sources.all]
+    for found in await sharing.sources.find(model, asked):
+        peer = found.source.name
+        name, address = directory.profile_of(peer).name, directory.address_of(peer)
+        passed_on = found.source.passed_on
+        copies.append(ModelCopy(peer, name, found.size, address, passed_on))
+    return ModelCopies(model, len(asked), copies)

@@ -1,1 +1,0 @@
-"""OpenAI's API: chats, completions, embeddings and models."""

@@ -1,0 +1,256 @@
+"""The log of the pool's events: the latest in memory, and older ones in the store.
+
+The store has the facts about workers and accounts, for as long as it keeps them.  It
+has facts about jobs with their jobs, so that only the latest of all jobs are listed.
+Those of calls of functions are left out, for there may be thousands a second.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice, takewhile
+from operator import attrgetter
+from typing import Annotated, NamedTuple, get_args
+
+import msgspec
+from aiohttp import web
+
+from shoal.coordinator.fact_log import FrequentFacts
+from shoal.domain.credentials import Scope
+from shoal.domain.facts import (
+    FACT_NAMES,
+    AccountFact,
+    Fact,
+    JobLeased,
+    JobStarted,
+    WorkerFact,
+    WorkerLoadChanged,
+)
+from shoal.domain.ids import JobId, WorkerId, peer_of
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.operation import Operations
+from shoal.gateway.operators.fact_events import (
+    FactSubject,
+    LeaseHolders,
+    line_of,
+    subjects,
+)
+from shoal.store.port import NumberedFact, Store
+from shoal.transports.clock import Clock
+
+api = Operations()
+
+EVENTS_MAX = 5000  # kept about workers and accounts, and as many about jobs
+FACTS_EXAMINED_MAX = 2000  # in the store, for one page
+NUMBERS_PER_SECOND = 1000  # of events, in the long run
+LOAD = FACT_NAMES[WorkerLoadChanged]  # is not stored
+OF_WORKERS = frozenset({*get_args(WorkerFact), *get_args(AccountFact)})
+
+
+class PoolEvent(msgspec.Struct, frozen=True):
+    """An event; ``at`` is in Unix seconds.
+
+    Newer events have higher numbers.  ``job`` and ``worker`` are null where it is about
+    none.
+    """
+
+    number: int
+    at: float
+    fact: str
+    job: JobId | None
+    worker: str | None
+    text: str
+
+
+def to_event(number: int, at: float, fact: Fact, subject: FactSubject) -> PoolEvent:
+    """Return the event of a fact."""
+    name = FACT_NAMES[type(fact)]
+    return PoolEvent(number, at, name, subject.job, subject.worker, line_of(fact))
+
+
+class _LoggedFact(NamedTuple):
+    """An event as it is kept.
+
+    Every job has two facts that few people read: those are kept, for they are small,
+    and the line about one is written when it is read.  Others may have prompts and
+    answers, so of them only the line is kept.
+    """
+
+    number: int
+    at: float
+    name: str
+    subject: FactSubject
+    line: str | JobLeased | JobStarted
+
+    def event(self) -> PoolEvent:
+        line = self.line if isinstance(self.line, str) else line_of(self.line)
+        subject = self.subject
+        return PoolEvent(
+            self.number, self.at, self.name, subject.job, subject.worker, line
+        )
+
+
+class EventLog:
+    """The latest events since the start, with consecutive numbers.
+
+    Their numbers are greater than those of facts in the store, and than those of an
+    earlier start.  ``next_number`` is that of the next event.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first = self.next_number = int(clock.wall() * NUMBERS_PER_SECOND)
+        self._frequent = FrequentFacts()
+        self._holders = LeaseHolders()
+        self._of_workers: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
+        self._of_jobs: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
+
+    def on_fact(self, fact: Fact) -> None:
+        """Add a fact, unless it is frequent."""
+        if self._frequent.is_frequent(fact):
+            return
+        logged = _LoggedFact(
+            self.next_number,
+            self._clock.wall(),
+            FACT_NAMES[type(fact)],
+            self._holders.subject_of(fact),
+            fact if isinstance(fact, (JobLeased, JobStarted)) else line_of(fact),
+        )
+        self.next_number += 1
+        (self._of_workers if type(fact) in OF_WORKERS else self._of_jobs).append(logged)
+
+    def latest(
+        self, limit: int, before: int | None = None, worker: str = ""
+    ) -> list[PoolEvent]:
+        """Return the latest events, with numbers below ``before``, newest first.
+
+        ``worker`` is as in ``concerns``.
+        """
+        found = (
+            each.event()
+            for each in self._newest_first()
+            if (before is None or each.number < before)
+            and concerns(each.subject.worker, worker)
+        )
+        return [*islice(found, limit)]
+
+    def since(self, number: int, limit: int) -> list[PoolEvent]:
+        """Return the events from a number on, oldest first; of many the latest."""
+        newest = islice(self._newest_first(), limit)
+        found = takewhile(lambda each: each.number >= number, newest)
+        return [each.event() for each in found][::-1]
+
+    def _newest_first(self) -> Iterator[_LoggedFact]:
+        return merge(
+            *(reversed(self._of_workers), reversed(self._of_jobs)),
+            key=attrgetter("number"),
+            reverse=True,
+        )
+
+    async def older(
+        self, store: Store, limit: int, before: int | None = None, worker: str = ""
+    ) -> tuple[list[PoolEvent], int | None]:
+        """Return events from the store that are older than those in memory.
+
+        ``before`` and ``worker`` are as in ``latest``.  Also returns the ``before`` of
+        the next ones, None if there are none: of many events, only so many are tested.
+
+        Raises StoreError.
+        """
+        if before is not None and before >= self._first:
+            before = None
+        skip = 0
+        if before is None:
+            skip = sum(each.name != LOAD for each in self._of_workers)
+        examined = limit if not worker else FACTS_EXAMINED_MAX
+        facts = await store.worker_facts(examined, before, skip)
+        events = [_stored_event(each) for each in facts]
+        found = [each for each in events if concerns(each.worker, worker)]
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].number
+        return found, facts[-1].number if len(facts) == examined else None
+
+
+def concerns(about: str | None, worker: str) -> bool:
+    """Say whether an event about a worker, or none, is about ``worker``.
+
+    That may be the name of its machine; empty: every event is.
+    """
+    if not worker:
+        return True
+    return about is not None and worker in (about, peer_of(WorkerId(about)))
+
+
+def _stored_event(stored: NumberedFact) -> PoolEvent:
+    subject = LeaseHolders().subject_of(stored.fact)
+    return to_event(stored.number, stored.at, stored.fact, subject)
+
+
+EVENT_LOG = web.AppKey("event_log", EventLog)
+
+
+LISTED_MAX = 1000
+EVENT_NUMBER_MAX = 2**53  # what JavaScript can count to
+
+EventNumber = Annotated[int, msgspec.Meta(ge=0, le=EVENT_NUMBER_MAX)]
+
+
+class EventQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many events to list, newest first, with numbers below ``before``.
+
+    ``worker`` is the id of a worker, or the part of it that names its machine.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 100
+    before: EventNumber | msgspec.UnsetType = msgspec.UNSET
+    job: str = ""
+    worker: str = ""
+
+
+class EventList(msgspec.Struct, frozen=True):
+    """Events, newest first; ``next`` is the ``before`` of the next page.
+
+    A page may be short, or empty, and have a next one.
+    """
+
+    data: list[PoolEvent]
+    next: int | None
+
+
+@api.get("/admin/events", "List events, newest first", Scope.MONITOR, lists=True)
+async def list_events(
+    gateway: Gateway, request: web.Request, query: EventQuery
+) -> EventList:
+    log = request.app[EVENT_LOG]
+    if query.job:
+        return await _list_of_job(gateway.store, query)
+    return await _list_of_pool(gateway.store, log, query)
+
+
+async def _list_of_pool(store: Store, log: EventLog, query: EventQuery) -> EventList:
+    limit = query.limit
+    before = None if query.before is msgspec.UNSET else query.before
+    latest = log.latest(limit, before, query.worker)
+    if len(latest) == limit:
+        return EventList(latest, latest[-1].number)
+    older, more = await log.older(store, limit - len(latest), before, query.worker)
+    return EventList(latest + older, more)
+
+
+async def _list_of_job(store: Store, query: EventQuery) -> EventList:
+    """List the history of a job, whose events are numbered from 1."""
+    history = await store.history(JobId(query.job))
+    events = [
+        to_event(number, each.at, each.fact, subject)
+        for number, (each, subject) in enumerate(
+            zip(history, subjects(history), strict=True), start=1
+        )
+    ]
+    end = len(events) + 1 if query.before is msgspec.UNSET else query.before
+    found = [
+        each
+        for each in reversed(events)
+        if each.number < end and concerns(each.worker, query.worker)
+    ]
+    page = found[: query.limit]
+    return EventList(page, page[-1].number if len(found) > len(page) else None)

@@ -1,0 +1,1 @@
+"""Training runs: their members and ranks, their progress, and their results."""
