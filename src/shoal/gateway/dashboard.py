@@ -119,8 +119,8 @@ async def show_dashboard(request: web.Request) -> web.Response:
     documented=False,
     pattern=DASHBOARD_FILE,
 )
-async def show_file(request: web.Request) -> web.Response:
-    return _answer(request, request.match_info["path"])
+async def show_file(request: web.Request, path: str) -> web.Response:
+    return _answer(request, path)
 
 
 def _answer(request: web.Request, path: str) -> web.Response:

@@ -13,7 +13,7 @@ from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import DOLLARS_MAX, MICROS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import decode, read_query
+from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.operation import Operations
 from shoal.ledger import accounts
 from shoal.pool.inputs import AccountTopUp, BudgetSet
@@ -107,9 +107,6 @@ class AccountList(msgspec.Struct, frozen=True):
 
 LATEST = TransferQuery()
 
-_credit = msgspec.json.Decoder(CreditAccount)
-_limit = msgspec.json.Decoder(SetBudget)
-
 
 @api.get("/admin/accounts", "List accounts", Scope.READ, lists=True)
 async def list_accounts(
@@ -148,35 +145,21 @@ async def show_account(
     return account
 
 
-@api.post(
-    "/admin/accounts/{name}/credit",
-    "Credit an account",
-    Scope.ADMIN,
-    body=CreditAccount,
-)
+@api.post("/admin/accounts/{name}/credit", "Credit an account", Scope.ADMIN)
 async def credit_account(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, body: CreditAccount
 ) -> AccountDetail:
     name = _account_name(request, new=True)
-    credit = decode(_credit, await gateway.bodies.read(request))
-    gateway.access.ensure_active(caller)
-    await gateway.hub.process(AccountTopUp(name, credit.amount, caller.name))
+    await gateway.hub.process(AccountTopUp(name, body.amount, caller.name))
     return await _account_detail(gateway, name)
 
 
-@api.put(
-    "/admin/accounts/{name}/budget",
-    "Set an account's budget",
-    Scope.ADMIN,
-    body=SetBudget,
-)
+@api.put("/admin/accounts/{name}/budget", "Set an account's budget", Scope.ADMIN)
 async def set_budget(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, body: SetBudget
 ) -> AccountDetail:
     name = _account_name(request, new=True)
-    limit = decode(_limit, await gateway.bodies.read(request))
-    gateway.access.ensure_active(caller)
-    await gateway.hub.process(BudgetSet(name, limit.budget, caller.name))
+    await gateway.hub.process(BudgetSet(name, body.budget, caller.name))
     return await _account_detail(gateway, name)
 
 

@@ -8,9 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import segno
-from aiohttp import web
 from msgspec import Meta
-from msgspec.json import Decoder
 
 from shoal.domain.credentials import (
     NAME_PATTERN,
@@ -25,14 +23,12 @@ from shoal.domain.credentials import (
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
+from shoal.gateway.http.access import RESERVED_NAMES
 from shoal.gateway.http.authentication import KEY_PREFIX, shown_start
-from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.operation import Operations
 
 api = Operations()
 
-T = TypeVar("T")
 C = TypeVar("C", Key, JoinToken)
 
 ID_LENGTH = 12  # characters
@@ -118,8 +114,6 @@ _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
     Priority.HIGH: "high",
 }
 
-_new_key = Decoder(NewKey)
-
 
 @api.get("/admin/keys", "List the API keys", Scope.MONITOR, lists=True)
 async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
@@ -137,29 +131,26 @@ async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
     )
 
 
-@api.post("/admin/keys", "Create an API key", Scope.ADMIN, body=NewKey, secret=True)
-async def create_key(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> KeyInfo:
-    wanted = await _read(gateway, request, caller, _new_key)
+@api.post("/admin/keys", "Create an API key", Scope.ADMIN, secret=True)
+async def create_key(gateway: Gateway, body: NewKey) -> KeyInfo:
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     key = Key(
         f"key_{gateway.new_secret()[:ID_LENGTH]}",
-        wanted.name,
+        body.name,
         digest_of(secret),
         shown_start(secret),
-        Scope(wanted.scope),
+        Scope(body.scope),
         now,
-        _expiry(wanted, now),
+        _expiry(body, now),
         None,
         Quota(
-            wanted.requests_per_minute,
-            wanted.tokens_per_minute,
-            wanted.tokens_per_day,
-            wanted.budget,
+            body.requests_per_minute,
+            body.tokens_per_minute,
+            body.tokens_per_day,
+            body.budget,
         ),
-        PRIORITIES[wanted.priority_max],
+        PRIORITIES[body.priority_max],
     )
     await gateway.access.keyring.cache.add(key)
     shown = await _key_with_usage(gateway, key)
@@ -171,18 +162,17 @@ async def create_key(
 
 
 @api.get("/admin/keys/{name}", "Show an API key", Scope.MONITOR)
-async def show_key(gateway: Gateway, request: web.Request) -> KeyInfo:
-    return await _key_with_usage(gateway, _key_named(gateway, request))
+async def show_key(gateway: Gateway, name: str) -> KeyInfo:
+    return await _key_with_usage(gateway, _key_named(gateway, name))
 
 
 @api.delete("/admin/keys/{name}", "Revoke an API key", Scope.ADMIN)
-async def revoke_key(gateway: Gateway, request: web.Request) -> KeyInfo:
-    key = await gateway.access.revoke(_key_named(gateway, request))
+async def revoke_key(gateway: Gateway, name: str) -> KeyInfo:
+    key = await gateway.access.revoke(_key_named(gateway, name))
     return await _key_with_usage(gateway, key)
 
 
-def _key_named(gateway: Gateway, request: web.Request) -> Key:
-    name = request.match_info["name"]
+def _key_named(gateway: Gateway, name: str) -> Key:
     if name in RESERVED_NAMES:
         raise InvalidRequest(
             f"{name} is no key that was made here: for another first key, give "
@@ -283,9 +273,6 @@ class Invitation(msgspec.Struct, frozen=True):
     qr: str
 
 
-_new_token = Decoder(NewToken)
-
-
 @api.get("/admin/join", "Show how workers join", Scope.ADMIN, secret=True)
 async def show_invitation(gateway: Gateway) -> Invitation:
     admission = gateway.admission
@@ -328,24 +315,19 @@ async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
     return TokenList([_token_info(gateway, token) for token in page], more)
 
 
-@api.post(
-    "/admin/tokens", "Create a join token", Scope.ADMIN, body=NewToken, secret=True
-)
-async def create_token(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> TokenInfo:
-    wanted = await _read(gateway, request, caller, _new_token)
+@api.post("/admin/tokens", "Create a join token", Scope.ADMIN, secret=True)
+async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
     secret = TOKEN_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     token = JoinToken(
         f"token_{gateway.new_secret()[:ID_LENGTH]}",
-        wanted.name,
+        body.name,
         digest_of(secret),
         now,
-        _expiry(wanted, now),
+        _expiry(body, now),
         None,
-        wanted.uses,
-        tuple(wanted.models),
+        body.uses,
+        tuple(body.models),
     )
     admission = gateway.admission
     await admission.tokens.add(token)
@@ -359,8 +341,8 @@ async def create_token(
 
 
 @api.delete("/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN)
-async def revoke_token(gateway: Gateway, request: web.Request) -> TokenInfo:
-    token = gateway.admission.tokens.find(request.match_info["name"])
+async def revoke_token(gateway: Gateway, name: str) -> TokenInfo:
+    token = gateway.admission.tokens.find(name)
     return _token_info(gateway, await gateway.admission.revoke(token))
 
 
@@ -379,15 +361,6 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
 
 
 # Of both.
-
-
-async def _read(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, decoder: Decoder[T]
-) -> T:
-    wanted = decode(decoder, await gateway.bodies.read(request))
-    # The key may have been revoked while the body was read.
-    gateway.access.ensure_active(caller)
-    return wanted
 
 
 def _page(

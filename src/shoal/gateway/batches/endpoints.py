@@ -159,18 +159,16 @@ async def list_batches(
 
 
 @api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ)
-async def show_batch(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> BatchObject:
-    batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
+async def show_batch(gateway: Gateway, caller: ApiCaller, batch_id: str) -> BatchObject:
+    batch = await visible_batch(gateway, batch_id, caller)
     return shown_batch(batch)
 
 
 @api.post("/v1/batches/{batch_id}/cancel", "Cancel a batch", Scope.USE)
 async def cancel_batch(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, caller: ApiCaller, batch_id: str
 ) -> BatchObject:
-    batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
+    batch = await visible_batch(gateway, batch_id, caller)
     if batch.status is not BatchStatus.CANCELLING:
         cancelled = await gateway.batches.cancel(batch.id)
         batch = await visible_batch(gateway, batch.id, caller)

@@ -129,18 +129,14 @@ async def list_files(
 
 
 @api.get("/v1/files/{file_id}", "Show a file", Scope.READ)
-async def show_file(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> FileObject:
-    found = await owned_file(gateway, request.match_info["file_id"], caller)
+async def show_file(gateway: Gateway, caller: ApiCaller, file_id: str) -> FileObject:
+    found = await owned_file(gateway, file_id, caller)
     return _shown(found)
 
 
 @api.delete("/v1/files/{file_id}", "Delete a file", Scope.USE)
-async def delete_file(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> FileDeleted:
-    found = await owned_file(gateway, request.match_info["file_id"], caller)
+async def delete_file(gateway: Gateway, caller: ApiCaller, file_id: str) -> FileDeleted:
+    found = await owned_file(gateway, file_id, caller)
     if not await gateway.files.remove(found.id):
         raise _not_found(found.id)
     return FileDeleted(found.id)
@@ -153,9 +149,9 @@ async def delete_file(
     media=BYTES_TYPE,
 )
 async def fetch_content(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, file_id: str
 ) -> web.StreamResponse:
-    found = await owned_file(gateway, request.match_info["file_id"], caller)
+    found = await owned_file(gateway, file_id, caller)
     with await gateway.files.read(found.id) as content:
         response = web.StreamResponse()
         response.content_type = BYTES_TYPE

@@ -1,5 +1,6 @@
 """HTTP operations: a method at a path, with its handler, access and description."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +16,11 @@ from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
-from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.errors import OPENAI_ERRORS, ErrorForm
 from shoal.gateway.http.responses import BYTES_TYPE, JSON_TYPE, SSE_TYPE, json_response
 
-GIVEN = ("gateway", "request", "caller", "query")
+GIVEN = ("gateway", "request", "caller", "query", "body")
 SWITCHING_PROTOCOLS = 101
 ANYTHING = ".+"  # a pattern: also slashes
 
@@ -31,8 +32,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Answer]])
 class Operation:
     """A method at a path.
 
-    Its ``handler`` gets those of ``GIVEN`` that it names.  The caller has a key of the
-    ``scope``; without a scope, there is no caller, and no key is needed.  ``errors`` is
+    Its ``handler`` gets what it names of ``GIVEN`` and of the path's parameters.  The
+    caller has a key of the ``scope``; without a scope, there is no caller, and no key
+    is needed.  ``errors`` is
     the form of its errors.  ``answer``, ``body`` and ``query`` are the types of the
     answer, the request's body and its query.
     """
@@ -89,8 +91,14 @@ class Operation:
         self, gateway: Gateway, request: web.Request, caller: ApiCaller | None
     ) -> web.StreamResponse:
         given = {"gateway": gateway, "request": request, "caller": caller}
+        given |= request.match_info
         if "query" in self.takes and self.query is not None:
             given["query"] = read_query(request, self.query)
+        if "body" in self.takes and self.body is not None:
+            data = await gateway.bodies.read(request)
+            given["body"] = decode(msgspec.json.Decoder(self.body), data)
+            if caller is not None:  # the key may have been revoked meanwhile
+                gateway.access.ensure_active(caller)
         answered = await self.handler(**{name: given[name] for name in self.takes})
         if isinstance(answered, web.StreamResponse):
             return answered
@@ -160,18 +168,21 @@ class Operations(list[Operation]):
     ) -> Callable[[Handler], Handler]:
         """Return a decorator that adds the operation of a handler.
 
-        What the handler returns, if that is no response, is the answer, and what it
-        takes as ``query`` is the query.
+        What the handler returns, if that is no response, is the answer; the types of
+        the query and of the body are those of the parameters of these names.
         """
 
         def decorate(handler: Handler) -> Handler:
             has = signature(handler)
-            takes = [name for name in has.parameters if name in GIVEN]
+            known = {*GIVEN, *re.findall(r"{(\w+)}", path)}
+            takes = [name for name in has.parameters if name in known]
             described: Details = {**details}
             if has.return_annotation not in (web.Response, web.StreamResponse):
                 described["answer"] = has.return_annotation
             if "query" in takes:
                 described["query"] = has.parameters["query"].annotation
+            if "body" in takes:
+                described["body"] = has.parameters["body"].annotation
             self.append(
                 Operation(
                     *(method, path, summary, handler, takes, scope, self.errors),

@@ -219,12 +219,12 @@ async def list_providers(
     query=ProviderQuery,
 )
 async def revoke_pairing(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: Gateway, request: web.Request, caller: ApiCaller, provider_pubkey: str
 ) -> PairingRevoked:
     user = read_query(request, ProviderQuery).user_id
     if not isinstance(user, str) or not user:
         raise InvalidRequest(MISSING_QUERY, "user_id")
-    public_key = _public_key(request.match_info["provider_pubkey"])
+    public_key = _public_key(provider_pubkey)
     if public_key not in gateway.hub.pool.trusted_keys.get((caller.name, user), ()):
         raise NotFound(NOT_PAIRED)
     await gateway.hub.process(WorkerUnpaired(caller.name, user, public_key))

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
-from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, UnknownModel
@@ -150,11 +149,8 @@ async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
 @api.get(
     "/v1/models/{model}", "Show a model", Scope.READ, by_calls=True, pattern=ANYTHING
 )
-async def show_model(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> ModelObject:
-    name = request.match_info["model"]
-    shown = model_summary(gateway.hub.pool, name, seen_by(caller))
+async def show_model(gateway: Gateway, caller: ApiCaller, model: str) -> ModelObject:
+    shown = model_summary(gateway.hub.pool, model, seen_by(caller))
     return _model_object(gateway, shown)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 import msgspec
-from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
@@ -205,8 +204,7 @@ class ModelCopies(msgspec.Struct, frozen=True):
     Scope.MONITOR,
     pattern=ANYTHING,
 )
-async def find_model(gateway: Gateway, request: web.Request) -> ModelCopies:
-    model = request.match_info["model"]
+async def find_model(gateway: Gateway, model: str) -> ModelCopies:
     if not 0 < len(model) <= NAME_MAX or not model.isprintable():
         raise InvalidRequest(f"a model's name has at most {NAME_MAX} characters")
     sharing, directory = gateway.sharing, gateway.directory
