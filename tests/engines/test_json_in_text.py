@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.json_limits import NESTING_MAX
-from shoal.engines import json_in_text
-from shoal.engines.json_in_text import compact, escape_surrogates, find_json, to_json
+from shoal.engines import structured_prompts
+from shoal.engines.structured_prompts import (
+    compact,
+    escape_surrogates,
+    find_json,
+    to_json,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -89,7 +94,7 @@ def test_too_deep_value_is_skipped_but_searched() -> None:
 def test_endless_brackets_are_rejected(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(json_in_text, "WASTED_MAX", 1 << 18)
+    monkeypatch.setattr(structured_prompts, "WASTED_MAX", 1 << 18)
 
     with pytest.raises(ValueError, match="begins like JSON"):
         list(find_json(text))

@@ -24,8 +24,7 @@ from shoal.engines.server_errors import (
     stream_error,
 )
 from shoal.engines.streams.json_values import decode_json, expressible, integer
-from shoal.engines.streams.odd_chunks import read_usage
-from shoal.engines.streams.stream_chunks import StreamUsage
+from shoal.engines.streams.stream_chunks import StreamUsage, read_usage
 
 INPUT_ANSWER_MAX = 256 << 20  # bytes: 2048 inputs of 4096 numbers, as text
 FLOAT_SIZE = 4  # bytes

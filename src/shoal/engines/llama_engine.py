@@ -1,12 +1,13 @@
 """The embedded engine: llama.cpp's server in a child process.
 
 A crash in native code ends the running jobs, never the worker: they fail as
-unavailable, and the next job starts a new child.
+unavailable, and the next job starts a new child.  What its server would ignore of a
+job is written in another way, or refused.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,15 +15,23 @@ from pathlib import Path
 
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.work import Feature, Inference, InputWork, JobKind
+from shoal.domain.work import (
+    JSON,
+    Completion,
+    Feature,
+    Inference,
+    InputWork,
+    JobKind,
+    message_text,
+)
 from shoal.domain.worker import ServedModel
 from shoal.engines.continuation import continue_answer
 from shoal.engines.engine import Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
 from shoal.engines.llama_process import CLOSED, LlamaProcess
-from shoal.engines.llama_requests import plain_work
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.resources import processors, threads_for
+from shoal.engines.schemas.plain_schema import plain_schema
 from shoal.engines.server_errors import ServerLost
 from shoal.engines.server_kinds import TEXT, Way
 
@@ -30,6 +39,15 @@ CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
 JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
 OTHER_REQUESTS = 4  # that llama.cpp handles beside jobs
 RESTART_DELAY_MAX = 60.0  # seconds
+
+
+KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
+LACKING = {
+    Feature.TOOLS: ("calls no tools: its chat template has none", "tools"),
+    Feature.IMAGES: ("reads no images", "messages"),
+    Feature.AUDIO: ("hears no audio", "messages"),
+}
+"""What a model without the feature cannot do, and the field that asks for it."""
 
 
 class LlamaEngine:
@@ -217,3 +235,93 @@ def check_installed(path: Path) -> None:
         raise ConfigError(
             f"{path} is no GGUF file: it begins with {magic!r}. Give the path of one."
         )
+
+
+def plain_work(work: Inference, features: Set[Feature]) -> Inference:
+    """Return the job as llama.cpp's server should see it.
+
+    Raises InvalidRequest if a model with these ``features`` cannot do it.
+    """
+    if isinstance(work, InputWork):
+        return work
+    for feature, (fault, field) in LACKING.items():
+        if feature in work.needs - features:
+            raise InvalidRequest(f"this model {fault}", field)
+    if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
+        # llama.cpp's default is 20.
+        work = replace(work, options={**work.options, "top_logprobs": 1})
+    if isinstance(work, Completion):
+        return work
+    return replace(
+        work,
+        messages=tuple(map(plain_message, work.messages)),
+        options=plain_options(work.options),
+    )
+
+
+def plain_options(options: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the options with schemas that llama.cpp obeys.
+
+    Those of tools are only adapted if they are strict: others are best effort.
+
+    Raises InvalidRequest naming a part of a schema that it would ignore.
+    """
+    found = dict(options)
+    if isinstance(form := found.get("response_format"), Mapping):
+        found["response_format"] = _plain_format(form)
+    tools = found.get("tools")
+    if isinstance(tools, Sequence) and not isinstance(tools, str):
+        found["tools"] = [_plain_tool(tool, index) for index, tool in enumerate(tools)]
+    return found
+
+
+def _plain_format(form: Mapping[str, JSON]) -> JSON:
+    described, path = form.get("json_schema"), "response_format"
+    if not isinstance(described, Mapping):
+        return _with_plain_schema(form, "schema", path)
+    path = f"{path}.json_schema"
+    return {**form, "json_schema": _with_plain_schema(described, "schema", path)}
+
+
+def _plain_tool(tool: JSON, index: int) -> JSON:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
+        return tool
+    if function.get("strict") is not True:
+        return tool
+    path = f"tools[{index}].function"
+    return {**tool, "function": _with_plain_schema(function, "parameters", path)}
+
+
+def _with_plain_schema(
+    described: Mapping[str, JSON], name: str, path: str
+) -> Mapping[str, JSON]:
+    schema = described.get(name)
+    if schema is None:
+        return described
+    return {**described, name: plain_schema(schema, f"{path}.{name}")}
+
+
+def plain_message(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the message with its parts joined to one text, if all of them are texts.
+
+    llama.cpp would join them by line breaks.
+
+    Raises InvalidRequest if llama.cpp would have to fetch a part, or does not know it.
+    """
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return message
+    kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
+    if unknown := kinds - KNOWN_PARTS:
+        raise InvalidRequest(f"no model reads {unknown.pop()!r:.40}", "messages")
+    if kinds == {"text"}:
+        return {**message, "content": message_text(message)}
+    for part in content:
+        image = part.get("image_url") if isinstance(part, Mapping) else None
+        url = image.get("url") if isinstance(image, Mapping) else None
+        if url is not None and not str(url).startswith("data:"):
+            raise InvalidRequest(
+                "the embedded engine fetches no images: send a data: URL", "messages"
+            )
+    return message

@@ -53,7 +53,6 @@ from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.ignored_fields import FieldIgnored, check_heeded
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.messages import engine_messages
-from shoal.engines.refused_parts import refused_part
 from shoal.engines.requests import (
     CONTINUE_FLAGS,
     AudioForm,
@@ -61,6 +60,7 @@ from shoal.engines.requests import (
     is_begun,
     openai_request,
     prompt_count,
+    refused_part,
     reject_ignored_options,
     single_choice,
     unsent_stops,

@@ -16,13 +16,15 @@ from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.work import ANY_MODEL, JSON, Call, CallStream, JobKind, Task, Work
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Engine, Finished, Item
-from shoal.engines.json_in_text import compact, find_json, to_json
 from shoal.engines.structured_prompts import (
     Prompter,
     PromptReply,
     StructuredPrompt,
+    compact,
+    find_json,
     first_object,
     prefix,
+    to_json,
 )
 
 SENTIMENTS = ("positive", "negative", "neutral")

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Chat, Feature
-from shoal.engines.llama_requests import plain_work
+from shoal.engines.llama_engine import plain_work
 from shoal.engines.schemas.plain_schema import plain_schema
 
 TEXT = {"type": "string"}

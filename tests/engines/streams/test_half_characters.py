@@ -4,8 +4,7 @@ import pytest
 
 from shoal.domain.outcome import Delta
 from shoal.domain.work import JSON
-from shoal.engines.streams.half_characters import HalfCharacters
-from shoal.engines.streams.json_values import without_halves
+from shoal.engines.streams.json_values import HalfCharacters, without_halves
 
 BYTES = "🐀".encode().decode("ascii", "surrogateescape")
 

@@ -22,16 +22,17 @@ from shoal.engines.server_errors import (
     describes_error,
     stream_error,
 )
-from shoal.engines.streams.half_characters import HalfCharacters
-from shoal.engines.streams.odd_chunks import DONE, read_odd_chunks
+from shoal.engines.streams.json_values import HalfCharacters
 from shoal.engines.streams.sse import ErrorEvent, EventReader
 from shoal.engines.streams.stop_strings import StopStrings
 from shoal.engines.streams.stream_chunks import (
     ABORTED,
+    DONE,
     StreamChoice,
     StreamChunk,
     UsageTally,
     known_finish_reason,
+    read_odd_chunks,
 )
 
 TRUNCATED = "the server's answer ended in the middle"
