@@ -45,10 +45,9 @@ from shoal.ledger.merkle import EMPTY_ROOT, Frontier
 from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.pool.lifecycle import JobState
-from shoal.store.ledger import LedgerEntries, LoggedReceipt, LogHead
+from shoal.store.ledger import JobPlace, LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.port import JobFilter
 from shoal.store.sqlite.store import SqliteStore
-from shoal.store.usage import JobPlace
 
 T = TypeVar("T")
 

@@ -20,9 +20,11 @@ from shoal.domain.work import (
     Transcription,
     Work,
 )
-from shoal.store.codec import LARGE_FROM, decode_work, encode_work
-from shoal.store.large_works import (
+from shoal.store.codec import (
+    LARGE_FROM,
     PART_SIZE,
+    decode_work,
+    encode_work,
     head_of,
     is_large,
     join_parts,

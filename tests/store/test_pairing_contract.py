@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from shoal.domain.facts import WorkerTrusted
-from shoal.store.pairing import PairedWorker, PairingCode
-from shoal.store.port import Store
+from shoal.store.port import PairedWorker, PairingCode, Store
 
 CODE = PairingCode("ABCDEF", "alice", "ada", expires_at=100.0)
 KEY, OTHER = "11" * 32, "22" * 32

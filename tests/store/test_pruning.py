@@ -23,8 +23,13 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat
-from shoal.store.batches import BATCH_ID_LENGTH, StoredBatch, line_key
-from shoal.store.files import FilePurpose, StoredFile
+from shoal.store.batches import (
+    BATCH_ID_LENGTH,
+    FilePurpose,
+    StoredBatch,
+    StoredFile,
+    line_key,
+)
 from shoal.store.sqlite import pruning
 from shoal.store.sqlite.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
 from shoal.store.sqlite.schema import migrate

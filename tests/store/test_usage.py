@@ -24,10 +24,17 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Webhook
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat
-from shoal.store.ledger import NO_ENTRIES, LedgerEntries
+from shoal.store.ledger import (
+    NO_ENTRIES,
+    USAGE_DAYS,
+    JobPlace,
+    LedgerEntries,
+    Refund,
+    UsageField,
+    UsageSum,
+)
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.usage import UsageDays
-from shoal.store.usage import USAGE_DAYS, JobPlace, Refund, UsageField, UsageSum
 from shoal.store.webhooks import WebhookDelivery
 from store.query_plans import SUMS, recorded_statements
 

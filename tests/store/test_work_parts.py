@@ -23,7 +23,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
-from shoal.store.large_works import PART_SIZE
+from shoal.store.codec import PART_SIZE
 from shoal.store.sqlite import work_parts
 from shoal.store.sqlite.store import SqliteStore
 from store.metered import MeteredStore

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
+from shoal.store.batches import FileFilter, FilePurpose, FileStore, StoredFile
 from shoal.store.file_folder import ContentWriter, FileFolder
-from shoal.store.files import FileFilter, FilePurpose, FileStore, StoredFile
 from shoal.store.run_to_end import run_to_end
 
 UPLOADS_MAX = 16  # of one owner at a time: each has an open file and a connection

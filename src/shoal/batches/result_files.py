@@ -4,9 +4,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.store.batches import RESULTS_AT_ONCE, BatchStore, LineResult, StoredBatch
+from shoal.store.batches import (
+    RESULTS_AT_ONCE,
+    BatchStore,
+    FilePurpose,
+    LineResult,
+    StoredBatch,
+    StoredFile,
+)
 from shoal.store.file_folder import ContentWriter, FileFolder
-from shoal.store.files import FilePurpose, StoredFile
 
 
 @dataclass(slots=True)

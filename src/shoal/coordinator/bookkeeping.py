@@ -21,12 +21,13 @@ from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.pool.state import PoolState
 from shoal.store.ledger import (
     NO_ENTRIES,
+    JobPlace,
     LedgerEntries,
     LoggedReceipt,
     LogHead,
+    Refund,
 )
 from shoal.store.port import Store
-from shoal.store.usage import JobPlace, Refund
 from shoal.store.webhooks import WebhookDelivery
 
 _VALID = Verdict.VALID

@@ -61,7 +61,7 @@ from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
-from shoal.store.large_works import is_large
+from shoal.store.codec import is_large
 from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
 

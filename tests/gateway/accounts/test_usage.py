@@ -11,8 +11,7 @@ import pytest
 from gateway.keys import CHAT, make_key, request
 from gateway.serving import EPOCH, KEY, Pool, serving
 from shoal.domain.credentials import DAY
-from shoal.store.ledger import LedgerEntries
-from shoal.store.usage import Refund
+from shoal.store.ledger import LedgerEntries, Refund
 from shoal.transports.clock import LoopClock
 
 NODE = "grandsage:n1"

@@ -32,8 +32,13 @@ from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.store import file_folder
-from shoal.store.batches import BatchChange, BatchStatus, StoredBatch
-from shoal.store.files import FileFilter, FilePurpose
+from shoal.store.batches import (
+    BatchChange,
+    BatchStatus,
+    FileFilter,
+    FilePurpose,
+    StoredBatch,
+)
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
 

@@ -14,8 +14,7 @@ from gateway.serving import KEY, Pool, eventually, serving
 from harness.slow_imports import openai as sdk
 from shoal.batches.client_files import UPLOADS_MAX
 from shoal.domain.errors import QueueFull, TooLarge
-from shoal.store.batches import StoredBatch
-from shoal.store.files import FileFilter
+from shoal.store.batches import FileFilter, StoredBatch
 
 CONTENT = b"".join(b'{"n": %d}\n' % number for number in range(50_000))
 

@@ -18,7 +18,7 @@ from shoal.coordinator.auth_throttle import BLOCK_AFTER, CODE_FAILURES_MAX
 from shoal.gateway.jobs import pairing
 from shoal.gateway.jobs.pairing import LIFETIME, WAITING_MAX
 from shoal.protocols.dispatch import Config
-from shoal.store.pairing import PairingCode
+from shoal.store.port import PairingCode
 
 pytestmark = pytest.mark.shared_pool
 

@@ -21,7 +21,7 @@ from shoal.gateway.http.responses import (
     well_formed,
     without_keys,
 )
-from shoal.store.usage import UsageField, UsageSum
+from shoal.store.ledger import UsageField, UsageSum
 
 api = Operations()
 

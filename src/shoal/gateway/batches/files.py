@@ -29,7 +29,7 @@ from shoal.gateway.http.responses import (
     well_formed,
     write,
 )
-from shoal.store.files import FILES_MAX, FileFilter, FilePurpose, StoredFile
+from shoal.store.batches import FILES_MAX, FileFilter, FilePurpose, StoredFile
 
 api = Operations()
 

@@ -21,7 +21,7 @@ from shoal.ledger.keys import is_valid_key, public_key_of
 from shoal.pool.inputs import WorkerPaired, WorkerUnpaired
 from shoal.pool.trust import pairing_rejection
 from shoal.protocols.seam.admission import token_matches
-from shoal.store.pairing import PairingCode
+from shoal.store.port import PairingCode
 
 api = Operations(PLAIN_ERRORS)
 

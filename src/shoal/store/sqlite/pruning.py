@@ -12,8 +12,7 @@ from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
 from shoal.store.batches import BATCH_ID_LENGTH
 from shoal.store.sqlite.database import SqlRunner
-from shoal.store.sqlite.keys import add_up_usage, forget_ended
-from shoal.store.sqlite.pairing import forget_expired
+from shoal.store.sqlite.keys import add_up_usage, forget_ended, forget_expired
 from shoal.store.sqlite.work_parts import WorkParts, disown_parts
 
 # Of one transaction, which takes a few milliseconds.

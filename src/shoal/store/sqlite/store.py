@@ -31,15 +31,12 @@ from shoal.store.port import (
     StoredJobPage,
     StoredJobSummary,
 )
-from shoal.store.sqlite.batches import SqliteBatches
+from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
 from shoal.store.sqlite.database import Database
-from shoal.store.sqlite.facts import LargeValues, write_facts
-from shoal.store.sqlite.files import SqliteFiles
-from shoal.store.sqlite.histories import read_history
+from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
 from shoal.store.sqlite.job_pages import read_page, read_summary
-from shoal.store.sqlite.keys import SqliteKeys
+from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
-from shoal.store.sqlite.pairing import SqlitePairing
 from shoal.store.sqlite.pruning import delete_job, prune
 from shoal.store.sqlite.usage import SqliteUsage, UsageBatch, UsageDays
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries

@@ -18,9 +18,8 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.store import codec
-from shoal.store.large_works import head_of
-from shoal.store.sqlite.database import SqlRunner
-from shoal.store.usage import (
+from shoal.store.codec import head_of
+from shoal.store.ledger import (
     NO_PLACE,
     ROWS_PER_DAY_MAX,
     USAGE_DAYS,
@@ -28,6 +27,7 @@ from shoal.store.usage import (
     UsageField,
     UsageSum,
 )
+from shoal.store.sqlite.database import SqlRunner
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
 """Kinds whose model is the name of a function, which clients may choose."""

@@ -12,7 +12,7 @@ from functools import partial
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Call, CallStream, JsonWork
-from shoal.store.large_works import (
+from shoal.store.codec import (
     PART_SIZE,
     head_of,
     join_parts,
