@@ -44,7 +44,7 @@ _PLACES = {
     "current_pool": "shoal.client.ambient_pool",
     "is_writer": "shoal.training.meeting",
     "launch": "shoal.client.training_run",
-    "progress": "shoal.tasks.progress",
+    "progress": "shoal.tasks.running_call",
     "register_joblib": "shoal.client.joblib_backend",
     "report": "shoal.training.launch.script_lines",
     "task": "shoal.tasks.registry",

@@ -12,8 +12,8 @@ from shoal.client.training_run import launch as launch
 from shoal.domain.errors import ShoalError as ShoalError
 from shoal.domain.errors import UnknownTask as UnknownTask
 from shoal.domain.errors import WorkerLost as WorkerLost
-from shoal.tasks.progress import progress as progress
 from shoal.tasks.registry import task as task
+from shoal.tasks.running_call import progress as progress
 from shoal.tasks.values import Ref as Ref
 from shoal.training.launch.script_lines import report as report
 from shoal.training.loop.train import train as train

@@ -9,7 +9,7 @@ import shoal
 from client.coordinator_thread import CoordinatorThread
 from shoal.client import ambient_pool
 from shoal.domain.errors import ConfigError
-from shoal.tasks.slot_lending import set_lending_handler
+from shoal.tasks.running_call import set_lending_handler
 
 
 @pytest.fixture

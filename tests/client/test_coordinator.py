@@ -10,7 +10,7 @@ from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
-from shoal.tasks.call_access import COORDINATOR_FINGERPRINT, COORDINATOR_URL, RUNNING
+from shoal.tasks.running_call import COORDINATOR_FINGERPRINT, COORDINATOR_URL, RUNNING
 
 VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
 

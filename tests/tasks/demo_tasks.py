@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import current_pool
-from shoal.tasks.progress import progress
 from shoal.tasks.registry import task
-from shoal.tasks.slot_lending import slot_lent
+from shoal.tasks.running_call import progress, slot_lent
 
 
 @task(name="demo.add")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.tasks.limits import PROGRESS_TEXT_MAX
-from shoal.tasks.progress import progress, set_progress_handler
+from shoal.tasks.running_call import progress, set_progress_handler
 
 
 @pytest.fixture

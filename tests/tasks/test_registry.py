@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.tasks.registry import TASKS, task, task_name, unregistered_message
-from shoal.tasks.task_modules import import_tasks
+from shoal.tasks.registry import (
+    TASKS,
+    import_tasks,
+    task,
+    task_name,
+    unregistered_message,
+)
 
 
 @pytest.fixture(autouse=True)

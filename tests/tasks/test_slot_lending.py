@@ -7,7 +7,7 @@ import pytest
 
 from shoal.domain.work import CallStream
 from shoal.tasks import process_pool
-from shoal.tasks.slot_lending import runs_tasks, set_lending_handler, slot_lent
+from shoal.tasks.running_call import runs_tasks, set_lending_handler, slot_lent
 from tasks.callers import Gate, ProcessCaller, RecordedStream, caller_of
 
 

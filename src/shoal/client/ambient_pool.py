@@ -4,8 +4,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shoal.domain.errors import ConfigError
-from shoal.tasks.call_access import call_access
-from shoal.tasks.slot_lending import runs_tasks
+from shoal.tasks.running_call import call_access, runs_tasks
 
 if TYPE_CHECKING:
     from shoal.client.pool import Pool

@@ -47,7 +47,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.engines.streams.sse import EventReader
-from shoal.tasks.call_access import call_access
+from shoal.tasks.running_call import call_access
 from shoal.transports.tls import (
     WrongServerKey,
     check_url,

@@ -338,7 +338,7 @@ def _blob(data: bytes) -> Blob:
 
 
 def _code(function: object, trust: bool, name: str = "") -> RemoteFunction:
-    from shoal.tasks.pickles import dump_pickle
+    from shoal.tasks.class_instances import dump_pickle
 
     read = plain_result_reader(trust=trust)
     name = (name or call_name(function))[:NAME_MAX]

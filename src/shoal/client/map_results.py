@@ -24,7 +24,7 @@ from operator import length_hint
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from shoal.tasks.slot_lending import LEND_AFTER, runs_tasks, slot_lent
+from shoal.tasks.running_call import LEND_AFTER, runs_tasks, slot_lent
 
 R = TypeVar("R")
 

@@ -33,7 +33,7 @@ from shoal.client.pending_calls import (
     PlainCall,
     resolve_future,
 )
-from shoal.tasks.slot_lending import runs_tasks, slot_lent
+from shoal.tasks.running_call import runs_tasks, slot_lent
 from shoal.transports.clock import fast_loop_factory
 
 

@@ -21,12 +21,10 @@ import msgspec
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.processes.programs import claim_pipes
 from shoal.tasks import process_messages
-from shoal.tasks.call_access import RUNNING
 from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
 from shoal.tasks.invocation import FunctionInvoker, Invoke, hint_remarks, load_tasks
 from shoal.tasks.limits import MAPPED_MAX
-from shoal.tasks.progress import set_progress_handler
-from shoal.tasks.slot_lending import set_lending_handler
+from shoal.tasks.running_call import RUNNING, set_lending_handler, set_progress_handler
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

@@ -5,9 +5,12 @@ as what they were, without their constructors: those would convert or validate o
 what they have made.  A class is looked up among the modules that are imported already,
 so that no peer can cause an import; it has to be of one of these kinds, and no other
 code of it runs.
+
+Workers that trust code get pickles, and return them.
 """
 
 import inspect
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -15,6 +18,7 @@ from enum import Enum, Flag
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+import cloudpickle
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
@@ -236,3 +240,21 @@ _KINDS = (
     ),
     ClassKind(_is_attributes, _attributes, _with_attributes),
 )
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    def reducer_override(self, value: object) -> object:
+        # Its own reduction would run __post_init__ once more.
+        if isinstance(value, msgspec.Struct):
+            return rebuild_struct, (type(value), msgspec.structs.asdict(value))
+        return super().reducer_override(value)
+
+
+def dump_pickle(value: object, stays: Callable[[Any], bool] | None = None) -> bytes:
+    """Pickle a value, and those of its ``PickleBuffer`` of which ``stays`` is true.
+
+    Raises whatever its parts raise.
+    """
+    file = io.BytesIO()
+    _Pickler(file, buffer_callback=stays).dump(value)
+    return file.getvalue()

@@ -131,7 +131,7 @@ class _RecordWriter:
             return b""
 
     def _pickled(self, error: BaseException) -> bytes:
-        from shoal.tasks.pickles import dump_pickle
+        from shoal.tasks.class_instances import dump_pickle
 
         try:
             return self._within(dump_pickle(error))

@@ -7,16 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
-from shoal.tasks.call_access import set_openai_variables
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.extension_types import is_extension
 from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
 from shoal.tasks.process_messages import Mode
-from shoal.tasks.registry import TASKS, unregistered_message
+from shoal.tasks.registry import TASKS, import_tasks, unregistered_message
+from shoal.tasks.running_call import set_openai_variables
 from shoal.tasks.schemas import binder, result_converter, unused_hints
 from shoal.tasks.sent_task import SentTask
-from shoal.tasks.task_modules import import_tasks
 from shoal.tasks.values import (
     NO_KWARGS,
     Form,

@@ -234,7 +234,7 @@ class _Packing:
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
             raise unsupported_type(format_path(path), kind)
-        from shoal.tasks.pickles import dump_pickle
+        from shoal.tasks.class_instances import dump_pickle
 
         self._record_extension(path)
         self.pickled = True

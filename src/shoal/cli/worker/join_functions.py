@@ -41,12 +41,12 @@ from shoal.engines import local_servers
 from shoal.protocols import discover
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.tasks.call_access import COORDINATOR_FINGERPRINT, COORDINATOR_URL
 from shoal.tasks.function_caller import FunctionCaller
 from shoal.tasks.limits import PROCESSES_MAX, SHARERS_MAX
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
+from shoal.tasks.running_call import COORDINATOR_FINGERPRINT, COORDINATOR_URL
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, OpenLink, WorkerEvent
 from shoal.worker.blob_cache import BlobCache

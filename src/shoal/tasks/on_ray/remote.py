@@ -21,7 +21,7 @@ from shoal.tasks.invocation import (
 )
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.process_messages import Mode
-from shoal.tasks.progress import set_progress_handler
+from shoal.tasks.running_call import set_progress_handler
 
 LastProgress: TypeAlias = tuple[float | None, str]
 

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError, InvalidRequest
-from shoal.tasks.call_access import COORDINATOR_FINGERPRINT as COORDINATOR_FINGERPRINT
-from shoal.tasks.call_access import COORDINATOR_URL as COORDINATOR_URL
+from shoal.tasks.running_call import COORDINATOR_FINGERPRINT as COORDINATOR_FINGERPRINT
+from shoal.tasks.running_call import COORDINATOR_URL as COORDINATOR_URL
 from shoal.training.run_events import run_id_of
 
 RUN, RUN_TOKEN = "SHOAL_RUN", "SHOAL_RUN_TOKEN"

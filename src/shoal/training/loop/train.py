@@ -16,7 +16,7 @@ from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.errors import ShoalError
 from shoal.domain.worker import THROTTLE_MAX, machine_load
 from shoal.processes.thermal import ThermalReading, read_thermal_level
-from shoal.tasks.progress import progress
+from shoal.tasks.running_call import progress
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
 from shoal.training.compression.error_feedback import FeedbackCompression
 from shoal.training.elastic_group import ElasticGroup
