@@ -14,8 +14,6 @@ from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
     ClientCall,
-    CodeCall,
-    PlainCall,
     resolve_future,
 )
 
@@ -32,8 +30,6 @@ class AsyncCallFuture(asyncio.Future[Any]):
         self.read = read
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
-        self.as_code: CodeCall | None = None
-        self.as_plain: PlainCall | None = None
 
     @property
     def job_id(self) -> str:

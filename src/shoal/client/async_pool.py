@@ -298,12 +298,8 @@ class AsyncPool:
                 encode_arguments, function, args, kwargs
             )
         future = AsyncCallFuture(function.read, self._carrier)
-        call = self._builder.build(function, arguments, future.on_ended, index)
-        future.as_code = self._builder.build_as_code(
+        call = self._builder.build_with_alternatives(
             function, arguments, future.on_ended, len(args), index
-        )
-        future.as_plain = self._builder.build_as_plain(
-            function, arguments, future.on_ended, index
         )
         await self._carrier.submit(future, call)
         return future

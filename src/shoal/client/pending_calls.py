@@ -56,6 +56,11 @@ class ClientCall:
     sends_code: bool = False  # whether the function is sent along
     trust: bool = False  # whether what its worker sends may be unpickled
     started: bool = False  # whether a worker has reported it
+    # What to send instead: if no worker has a function of the program itself, and if
+    # those that have it take plain values only.
+    as_code: "Callable[[], ClientCall] | None" = None
+    as_plain: "Callable[[], ClientCall] | None" = None
+    unknown: UnknownTask | None = None  # the error of the call by name, before this one
 
     @property
     def size(self) -> int:
@@ -94,35 +99,12 @@ class CallCarrier(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class CodeCall:
-    """What to send if no worker has a function of the program itself.
-
-    ``unknown`` is the error of the call by name, once it has failed.
-    """
-
-    build: Callable[[], ClientCall]
-    unknown: UnknownTask | None = None
-
-
-@dataclass(slots=True)
-class PlainCall:
-    """What to send if the workers with the function take plain values only.
-
-    ``build`` raises PlainValuesOnly naming an argument that is not plain, and TooLarge.
-    """
-
-    build: Callable[[], ClientCall]
-
-
 class CallResultFuture(Protocol):
     """A future for the result of a call, of ``asyncio`` or of ``concurrent``."""
 
     call: ClientCall | None
     read: ReadResult
     carrier: CallCarrier
-    as_code: "CodeCall | None"
-    as_plain: "PlainCall | None"
 
     def set_cancelled(self, reason: str) -> None: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -133,23 +115,22 @@ def resolve_future(
     future: CallResultFuture, value: bytes | None, error: Exception | None
 ) -> None:
     """Set the result of a call: its ``value`` in MessagePack, or an error."""
-    if future.as_code is not None and error is not None:
-        if _send_as_code(future, future.as_code, error):
+    call = future.call
+    assert call is not None
+    if error is not None:
+        instead = _instead_of(call, error)
+        if isinstance(instead, ClientCall):
+            future.call = instead
+            future.carrier.replace(call, instead)
             return
-        error = _error_as_code(future.as_code, error)
-    if future.as_plain is not None and isinstance(error, PlainValuesOnly):
-        unsendable = _send_as_plain(future, future.as_plain, error)
-        if unsendable is None:
-            return
-        error = unsendable
+        error = instead
     result = None
     if value is not None:
         try:
             result = future.read(value)
         except ShoalError as unreadable:
             error = unreadable
-    assert future.call is not None
-    if not future.carrier.release(future.call):
+    if not future.carrier.release(call):
         return  # it was cancelled in the meantime
     if isinstance(error, Cancelled):  # not by this program
         future.set_cancelled(str(error))
@@ -159,46 +140,31 @@ def resolve_future(
         future.set_exception(error)
 
 
-def _send_as_code(future: CallResultFuture, code: CodeCall, error: Exception) -> bool:
-    """Send a call again, as code, if no worker has its function."""
-    if code.unknown is not None or not isinstance(error, UnknownTask):
-        return False
-    assert future.call is not None
-    code.unknown = error
-    try:
-        call = code.build()
-    except InvalidRequest as unsendable:
-        error.add_note(str(unsendable))
-        return False
-    old, future.call = future.call, call
-    return future.carrier.replace(old, call)
-
-
-def _send_as_plain(
-    future: CallResultFuture, plain: PlainCall, error: PlainValuesOnly
-) -> Exception | None:
-    """Send a call again with its blobs in place; return the error if it cannot be."""
-    assert future.call is not None
-    future.as_plain = None
-    try:
-        call = plain.build()
-    except PlainValuesOnly as named:
-        return PlainValuesOnly(f"{named}: {error}")
-    except TooLarge as too_large:
-        return too_large
-    old, future.call = future.call, call
-    future.carrier.replace(old, call)
-    return None
-
-
-def _error_as_code(code: CodeCall, error: Exception) -> Exception:
-    """Return the error of a function that no worker has and none runs as code."""
-    if code.unknown is None or not isinstance(error, CodeRefused):
-        return error
-    return UnknownTask(
-        f"{code.unknown}, and one with `shoal join … --trust-code` would run it: it is "
-        "a function of the program itself, which can be sent"
-    )
+def _instead_of(call: ClientCall, error: Exception) -> ClientCall | Exception:
+    """Return what to send in the place of a call that failed; else its error."""
+    if isinstance(error, UnknownTask) and call.as_code is not None:
+        try:
+            code = call.as_code()
+        except InvalidRequest as unsendable:
+            error.add_note(str(unsendable))
+            return error
+        code.as_plain, code.unknown = call.as_plain, error
+        return code
+    if isinstance(error, CodeRefused) and call.unknown is not None:
+        return UnknownTask(
+            f"{call.unknown}, and one with `shoal join … --trust-code` would run it: "
+            "it is a function of the program itself, which can be sent"
+        )
+    if isinstance(error, PlainValuesOnly) and call.as_plain is not None:
+        try:
+            plain = call.as_plain()
+        except PlainValuesOnly as named:
+            return PlainValuesOnly(f"{named}: {error}")
+        except TooLarge as too_large:
+            return too_large
+        plain.as_code, plain.unknown = call.as_code, call.unknown
+        return plain
+    return error
 
 
 CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls; further submissions wait
@@ -314,47 +280,34 @@ class CallBuilder:
             trust=function.trust,
         )
 
-    def build_as_code(
+    def build_with_alternatives(
         self,
         function: RemoteFunction,
         arguments: EncodedArguments,
         on_ended: OnEnded,
         count: int,
         index: int | None = None,
-    ) -> CodeCall | None:
-        """Return the call as code, to send if no worker has the function.
+    ) -> ClientCall:
+        """Return a call that is sent as code, or with plain values, if need be.
 
         ``count`` is the number of positional arguments, and ``index`` as in ``build``.
         """
-        if (as_code := function.as_code) is None:
-            return None
+        call = self.build(function, arguments, on_ended, index)
 
-        def build() -> ClientCall:
-            code = as_code()
+        def as_code() -> ClientCall:
+            assert function.as_code is not None, "it can be sent as code"
+            code = function.as_code()
             encoded = as_code_arguments(code, arguments, count)
             return self.build(code, encoded, on_ended, index)
 
-        return CodeCall(build)
+        def as_plain() -> ClientCall:
+            return self.build(function, inline_arguments(arguments), on_ended, index)
 
-    def build_as_plain(
-        self,
-        function: RemoteFunction,
-        arguments: EncodedArguments,
-        on_ended: OnEnded,
-        index: int | None = None,
-    ) -> PlainCall | None:
-        """Return the call with its blobs in place, to send if workers take no others.
-
-        ``index`` is as in ``build``.
-        """
-        if not arguments.not_plain or function.code:
-            return None
-
-        def build() -> ClientCall:
-            inline = inline_arguments(arguments)
-            return self.build(function, inline, on_ended, index)
-
-        return PlainCall(build)
+        if function.as_code is not None:
+            call.as_code = as_code
+        if arguments.not_plain and not function.code:
+            call.as_plain = as_plain
+        return call
 
     def _key(self, number: int, index: int | None) -> str:
         if not self.options.key:

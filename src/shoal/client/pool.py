@@ -337,15 +337,10 @@ class Pool(Executor):
         carrier = self._shared.carrier
         future = CallFuture(function.read, carrier)
         arguments = encode_arguments(function, args, kwargs)
-        call = self._builder.build(function, arguments, future.on_ended, index)
-        future.call = call
-        future.as_code = self._builder.build_as_code(
+        future.call = self._builder.build_with_alternatives(
             function, arguments, future.on_ended, len(args), index
         )
-        future.as_plain = self._builder.build_as_plain(
-            function, arguments, future.on_ended, index
-        )
-        carrier.submit(future, call)
+        carrier.submit(future, future.call)
         return future
 
 

@@ -29,8 +29,6 @@ from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
     ClientCall,
-    CodeCall,
-    PlainCall,
     resolve_future,
 )
 from shoal.tasks.running_call import runs_tasks, slot_lent
@@ -49,8 +47,6 @@ class CallFuture(Future[Any]):
         self.read = read
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
-        self.as_code: CodeCall | None = None
-        self.as_plain: PlainCall | None = None
 
     @property
     def job_id(self) -> str:
