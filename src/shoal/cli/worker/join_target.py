@@ -139,8 +139,10 @@ async def _on_this_machine(
     if fingerprint is not None:
         url = url.replace("http://", "https://", 1)
     wire = chosen or _preferred() or _by_scheme(url)
+    target = JoinTarget(url, wire, plain_token, fingerprint, is_shoal=True)
     if not wire.encrypts:
-        return JoinTarget(url, wire, plain_token, fingerprint, is_shoal=True)
+        return target
+    target = replace(target, token_file=token_file)
     try:
         await _health(url, fingerprint)
     except Unavailable as error:
@@ -150,19 +152,8 @@ async def _on_this_machine(
             # The token may be for this machine's coordinator after all.
             with suppress(ConfigError):
                 return await _on_local_network(chosen, token, str(error))
-        return JoinTarget(
-            url,
-            wire,
-            plain_token,
-            fingerprint,
-            is_shoal=True,
-            unreachable=str(error),
-            advice=START,
-            token_file=token_file,
-        )
-    return JoinTarget(
-        *(url, wire, plain_token, fingerprint), is_shoal=True, token_file=token_file
-    )
+        return replace(target, unreachable=str(error), advice=START)
+    return target
 
 
 async def _own_credentials(url: str, data: Path) -> tuple[str, bytes | None]:
@@ -246,13 +237,14 @@ async def _at_url(
         known = parts.scheme in HTTP and await _answers_as_shoal(url, fingerprint)
         return JoinTarget(url, by_scheme, token, fingerprint, is_shoal=known)
     preferred = chosen or _preferred() or by_scheme
+    target = JoinTarget(url, preferred, token, fingerprint)
+    # Only Shoal's tokens name a certificate.
+    guessed = chosen is None and fingerprint is None
     try:
-        health = await _health(url, fingerprint)
-        if _is_shoal(health):
-            return JoinTarget(url, preferred, token, fingerprint, is_shoal=True)
-        if chosen is None and fingerprint is None:
-            wire = await _by_probe(url, preferred)
-            return JoinTarget(url, wire, token, fingerprint)
+        if _is_shoal(await _health(url, fingerprint)):
+            return replace(target, is_shoal=True)
+        if guessed:
+            return replace(target, protocol=await _by_probe(url, preferred))
     except Unavailable as error:
         if isinstance(error, CertificateNotTrusted | NotTls):
             raise ConfigError(str(error)) from error
@@ -261,19 +253,13 @@ async def _at_url(
                 f"{_web_url(url)}: what answers there does not speak HTTP; give the "
                 "address that `shoal serve` printed"
             ) from error
-        # Only Shoal's tokens name a certificate.
-        guessed = chosen is None and fingerprint is None
-        advice = _advice(parts, guessed=guessed)
-        return JoinTarget(
-            url,
-            preferred,
-            token,
-            fingerprint,
+        return replace(
+            target,
             is_shoal=preferred.encrypts,
             unreachable=str(error),
-            advice=advice,
+            advice=_advice(parts, guessed=guessed),
         )
-    return JoinTarget(url, preferred, token, fingerprint)
+    return target
 
 
 def _advice(url: SplitResult, *, guessed: bool) -> str:
@@ -299,38 +285,28 @@ async def _answers_as_shoal(url: str, fingerprint: bytes | None) -> bool:
 
 
 async def _health(url: str, fingerprint: bytes | None) -> object:
-    """Return the health report of the server at a URL.
-
-    Raises Unavailable if there is none in time.
-    """
+    """Return the health report of the server at a URL.  Raises as ``_ask``."""
     parts = urlsplit(url)
+    place = f"{parts.scheme}://{parts.netloc}{HEALTH}"
+    return await _ask(place, url, fingerprint)
+
+
+async def _ask(url: str, named: str, fingerprint: bytes | None = None) -> object:
+    """Return the JSON at a URL.  Raises Unavailable if there is none in time."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT):
-            return await request_json(
-                f"{parts.scheme}://{parts.netloc}{HEALTH}",
-                fingerprint=fingerprint,
-                named=url,
-            )
+            return await request_json(url, fingerprint=fingerprint, named=named)
     except TimeoutError as error:
-        raise Unavailable(f"{url}: no answer within {HEALTH_TIMEOUT:g} s") from error
+        raise Unavailable(f"{named}: no answer within {HEALTH_TIMEOUT:g} s") from error
 
 
 async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
     """Return the wire of a coordinator of another program."""
     web = _web_url(url)
-    probed = [
-        each for each in discover().values() if each.coordinator_probe is not None
-    ]
-    for protocol in probed:
-        assert protocol.coordinator_probe is not None
-        try:
-            async with asyncio.timeout(HEALTH_TIMEOUT):
-                answer = await request_json(
-                    web + protocol.coordinator_probe.path, named=web
-                )
-        except TimeoutError as error:
-            reason = f"{web}: no answer within {HEALTH_TIMEOUT:g} s"
-            raise Unavailable(reason) from error
+    for protocol in discover().values():
+        if protocol.coordinator_probe is None:
+            continue
+        answer = await _ask(web + protocol.coordinator_probe.path, web)
         if _is_shoal(answer):
             return preferred  # behind a proxy that hides its health report
         if protocol.coordinator_probe.is_theirs(answer):
