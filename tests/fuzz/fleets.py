@@ -9,7 +9,6 @@ from fuzz.mutations import SEPARATOR
 from protocols.macfleet.recorded import CASES
 from shoal.domain.errors import ConfigError, PeerError
 from shoal.protocols.macfleet.addresses import parse_pairing_url
-from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
 from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
 from shoal.protocols.macfleet.codec.frames import (
     Frame,
@@ -46,6 +45,7 @@ from shoal.protocols.macfleet.election import (
     rank_nodes,
 )
 from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_suffix
+from shoal.protocols.macfleet.ranks import decode_array, encode_array
 from shoal.protocols.seam.endpoints import DiscoveredService
 
 KEY = fleet_key("vector-token-0001")

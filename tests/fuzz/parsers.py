@@ -37,7 +37,7 @@ from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
 from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
 from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed
 from shoal.protocols.tealenet.handshake import read_greeting
-from shoal.protocols.tealenet.relay_client.directory import NodeDirectory
+from shoal.protocols.tealenet.relay_client.registration import NodeDirectory
 from shoal.transports.mdns import service_of
 
 TRANSFER = "550E8400-E29B-41D4-A716-446655440000"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.models.size_estimates import estimated_size
+from shoal.models.names import estimated_size
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shoal.transports.stepwise_meter import StepwiseMeter
+from shoal.transports.strangers import StepwiseMeter
 
 
 class Work:

@@ -12,14 +12,13 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shoal.domain.addresses import is_loopback, network_key
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
-from shoal.transports.stepwise_meter import StepwiseMeter
 
 T = TypeVar("T")
 
@@ -46,6 +45,40 @@ BY_STRANGER: Mapping[str, object] = {"by_stranger": True}
 
 OVER_BUDGET = "strangers hold too much memory, and this one most"
 TOO_MANY = "too many connections that nobody admitted, and this one is the oldest"
+
+
+class StepwiseMeter(Generator[Any, Any, T], Generic[T]):
+    """Awaits ``work``, and charges what each of its steps took by a ``meter``.
+
+    ``meter`` returns seconds, such as the CPU time of the loop's thread.
+    """
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        meter: Callable[[], float],
+        charge: Callable[[float], None],
+    ) -> None:
+        self._work = work
+        self._meter = meter
+        self._charge = charge
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        began = self._meter()
+        try:
+            return self._work.send(value)
+        finally:
+            self._charge(self._meter() - began)
+
+    def throw(self, *error: Any) -> Any:
+        began = self._meter()
+        try:
+            return self._work.throw(*error)
+        finally:
+            self._charge(self._meter() - began)
 
 
 class LeftEarly(ConnectionError):

@@ -17,10 +17,10 @@ from shoal.protocols.grandsage.admission import (
     NAME_MAX,
     SLOTS_MAX,
     admit,
+    read_contexts,
     read_query,
     slots_of,
 )
-from shoal.protocols.grandsage.config import read_contexts
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Notice

@@ -21,8 +21,7 @@ from shoal.gateway.models.listing import (
     summarize_model,
     usable_workers,
 )
-from shoal.models.names import NAME_MAX
-from shoal.models.size_estimates import estimated_size
+from shoal.models.names import NAME_MAX, estimated_size
 from shoal.pool.worker import Worker
 
 api = Operations()

@@ -10,11 +10,12 @@ from shoal.domain.worker import CHAT_ONLY
 from shoal.protocols.grandsage.admission import (
     PARAMETERS,
     WARNING_HEADER,
+    Config,
     admit,
+    read_contexts,
     read_query,
 )
 from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.config import Config, read_contexts
 from shoal.protocols.grandsage.coordinator import GrandSageNodeSession, TaskIds
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import ProtocolContext

@@ -1,4 +1,4 @@
-"""Admission of nodes by the query of their upgrade request.
+"""The settings, and admission of nodes by the query of their upgrade request.
 
 The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
 """
@@ -6,10 +6,11 @@ The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in an
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
-from shoal.domain.errors import NotAdmitted, Refused
+from shoal.domain.errors import ConfigError, NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
@@ -37,6 +38,59 @@ _SPACE = " \t\n\v\f\r\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(
 )
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of the wire."""
+
+    token: str = field(
+        default="",
+        metadata={
+            "help": "token of nodes, beside the coordinator's join token; without "
+            "either, any token",
+            "secret": True,
+        },
+    )
+    max_new_tokens: int = field(
+        default=1024,
+        metadata={
+            "help": "limit of generated tokens at nodes: they drop "
+            "tasks whose limit exceeds their context"
+        },
+    )
+    context: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "context of a model's nodes, which then limits the generated "
+            "tokens instead; repeatable",
+            "metavar": "MODEL=TOKENS",
+        },
+    )
+    silence: float = field(
+        default=30.0,
+        metadata={
+            "help": "seconds of silence until a node counts as lost; nodes send a "
+            "keepalive every 10, and those that send none must answer pings"
+        },
+    )
+
+
+def read_contexts(settings: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the context of each model, in tokens.
+
+    Raises ConfigError.
+    """
+    contexts: dict[str, int] = {}
+    for each in settings:
+        model, equals, tokens = each.rpartition("=")
+        if not (model and equals and tokens.isascii() and tokens.isdigit()):
+            raise ConfigError(
+                f"--grandsage-context {each}: expected MODEL=TOKENS, such as "
+                "vicuna-7b=4096"
+            )
+        contexts[model] = int(tokens)
+    return contexts
 
 
 def read_query(query: str) -> dict[str, str]:

@@ -1,13 +1,17 @@
 """Jobs that this end submits to a peer, and the peer's answers."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.domain import vocabulary as words
 from shoal.domain.errors import LimitExceeded
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import AnswerPiece
+from shoal.domain.outcome import AnswerPiece, Fault
+from shoal.domain.server_refusals import ServerRefusal, classify_refusal
 from shoal.domain.work import Chat
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.chats import write_request
@@ -25,10 +29,6 @@ from shoal.protocols.tealenet.codec.messages import (
     InferenceError,
 )
 from shoal.protocols.tealenet.codec.scalars import ErrorCode, normalized_id, well_formed
-from shoal.protocols.tealenet.codec.server_failures import (
-    read_server_failure,
-    without_internals,
-)
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
 from shoal.protocols.tealenet.peer import LinkProfile
@@ -44,6 +44,94 @@ NOT_STARTED_CODES = frozenset(
     {ErrorCode.QUEUE_FULL, ErrorCode.UNAVAILABLE, ErrorCode.MODEL_NOT_LOADED}
 )
 """Error codes that mean that the peer has not started the job."""
+
+
+TEXT_MAX = 64 << 10  # characters of an error that are read
+MESSAGE_MAX = 500  # characters of a server's message that are passed on
+
+_STATUS = re.compile(r"(?<![\w.:/-])[45]\d\d(?![\w./-])")
+# Addresses and paths of the node's machine.
+_INTERNALS = re.compile(
+    r"\b\w+://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?<!\w)/\w\S*/\S*"
+)
+
+_FAULTS: Mapping[ServerRefusal, Fault] = {
+    ServerRefusal.BROKEN: Fault.ENGINE,
+    ServerRefusal.CONTEXT: Fault.CONTEXT,
+    ServerRefusal.FAILED: Fault.ENGINE,
+    ServerRefusal.INVALID: Fault.REQUEST,
+    ServerRefusal.TOO_LARGE: Fault.SIZE,
+    ServerRefusal.UNPROCESSABLE: Fault.VALUES,
+}
+"""The refusals that end a job, at once or when repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFailure:
+    """A failure of a model server.
+
+    ``fault`` is None if the server refused the job, which another may do.  ``reason``
+    is for clients: it has no address or path of the server.
+    """
+
+    fault: Fault | None
+    reason: str
+
+
+def read_server_failure(text: str) -> ServerFailure:
+    """Read the text of an ``internal_error``; a text without a status is no response.
+
+    The text is the peer's: anything is read as some failure.
+    """
+    text = text[:TEXT_MAX]
+    head, brace, _ = text.partition("{")
+    problem = _problem(text[len(head) :]) if brace else {}
+    status = _status(_INTERNALS.sub("", head), problem)
+    if status is None:
+        return ServerFailure(None, "the node's model server failed")
+    message = problem.get("message")
+    message = message if isinstance(message, str) else ""
+    codes = {str(problem.get("code")), str(problem.get("type"))}
+    fault = _FAULTS.get(classify_refusal(status, message or head, codes))
+    summary = f"the node's model server failed with status {status}"
+    words = without_internals(message)[:MESSAGE_MAX]
+    if fault is None or not words:
+        return ServerFailure(fault, summary)
+    return ServerFailure(
+        fault, f"{summary}: {words}" if fault is Fault.ENGINE else words
+    )
+
+
+def without_internals(text: str) -> str:
+    """Return a text without the addresses and paths of a peer's machine."""
+    return _INTERNALS.sub("…", text)
+
+
+def _problem(body: str) -> Mapping[str, Any]:
+    """Return the error object at the beginning of a body in JSON; empty if none."""
+    try:
+        decoded, _ = json.JSONDecoder().raw_decode(body)
+    except (ValueError, RecursionError):
+        return {}
+    match decoded:
+        case {"error": str() as message}:
+            return {"message": message}
+        case {"error": dict() as problem}:
+            return problem
+        case {"detail": detail}:
+            return {"message": detail}
+        case dict():
+            return decoded
+        case _:
+            return {}
+
+
+def _status(head: str, problem: Mapping[str, Any]) -> int | None:
+    """Return the status of the server's response; None if there was none."""
+    if found := _STATUS.search(head):
+        return int(found[0])
+    code = problem.get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else None
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as arrays
 from harness.profiles import examples
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
-from shoal.protocols.macfleet.codec import arrays as codec
-from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
+from shoal.protocols.macfleet import ranks as codec
 from shoal.protocols.macfleet.codec.frames import FrameType, frame_header
+from shoal.protocols.macfleet.ranks import decode_array, encode_array
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -164,9 +164,9 @@ def test_an_array_is_sent_from_its_own_memory() -> None:
 
 
 def test_numpy_is_imported_only_for_arrays() -> None:
-    codec = "shoal.protocols.macfleet.codec"
+    fleet = "shoal.protocols.macfleet"
     program = (
-        f"import sys, {codec}.frames, {codec}.tasks, {codec}.arrays\n"
+        f"import sys, {fleet}.codec.frames, {fleet}.codec.tasks, {fleet}.ranks\n"
         "sys.exit('numpy' in sys.modules)"
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.outcome import Fault
-from shoal.protocols.tealenet.codec.server_failures import (
+from shoal.protocols.tealenet.outbound_jobs import (
     MESSAGE_MAX,
     ServerFailure,
     read_server_failure,

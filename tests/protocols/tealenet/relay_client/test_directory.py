@@ -8,8 +8,8 @@ from protocols.tealenet.recordings import Case, recorded
 from shoal.ledger.keys import Signer
 from shoal.protocols.tealenet.codec.relay_messages import NodeEntry
 from shoal.protocols.tealenet.peer import PeerSoftware
-from shoal.protocols.tealenet.relay_client import directory as node_directory
-from shoal.protocols.tealenet.relay_client.directory import (
+from shoal.protocols.tealenet.relay_client import registration
+from shoal.protocols.tealenet.relay_client.registration import (
     COMPLETE_BELOW,
     ENTRIES_MAX,
     FORGOTTEN_AFTER,
@@ -124,7 +124,7 @@ def test_an_unknown_node_has_only_its_id() -> None:
 
 
 def test_known_nodes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_directory, "NODES_MAX", 250)
+    monkeypatch.setattr(registration, "NODES_MAX", 250)
     directory = NodeDirectory(OWN)
     for answer in range(4):
         first = 1 + 100 * answer

@@ -14,8 +14,8 @@ from shoal.protocols.seam.peer_session import (
     PeerRefused,
 )
 from shoal.protocols.seam.session import PeerProfile
-from shoal.protocols.tealenet.relay_client.directory import NodeDirectory
 from shoal.protocols.tealenet.relay_client.peer import RelayPeer
+from shoal.protocols.tealenet.relay_client.registration import NodeDirectory
 from shoal.protocols.tealenet.relay_client.session import RelaySession, RelaySessions
 
 PEER = Signer.from_seed(b"p" * 32).public_key.hex()

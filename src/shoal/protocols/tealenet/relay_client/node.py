@@ -40,9 +40,11 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 )
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer_session import SENDABLE
-from shoal.protocols.tealenet.relay_client.directory import NodeDirectory
 from shoal.protocols.tealenet.relay_client.peers import NodeOutput, RelayPeers
-from shoal.protocols.tealenet.relay_client.registration import NodeRegistration
+from shoal.protocols.tealenet.relay_client.registration import (
+    NodeDirectory,
+    NodeRegistration,
+)
 from shoal.protocols.tealenet.relay_client.session import RelaySessions
 
 DISCOVER_INTERVAL = 10.0  # seconds, as gateways do

@@ -25,8 +25,8 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 from shoal.protocols.tealenet.codec.scalars import HEX_KEY
 from shoal.protocols.tealenet.peer import PeerSoftware
 from shoal.protocols.tealenet.peer_session import FromPeer
-from shoal.protocols.tealenet.relay_client.directory import KnownNode, NodeDirectory
 from shoal.protocols.tealenet.relay_client.peer import RelayPeer
+from shoal.protocols.tealenet.relay_client.registration import KnownNode, NodeDirectory
 from shoal.protocols.tealenet.relay_client.session import (
     SESSIONS_MAX,
     UNADMITTED_MAX,

@@ -38,13 +38,13 @@ from shoal.protocols.tealenet.peer import (
     TealeConnection,
 )
 from shoal.protocols.tealenet.peer_session import FromPeer, TealePeerSession
-from shoal.protocols.tealenet.relay_client.directory import KnownNode
 from shoal.protocols.tealenet.relay_client.encryption import (
     MessageReceived,
     SecureOutput,
     SecureSession,
     SessionParties,
 )
+from shoal.protocols.tealenet.relay_client.registration import KnownNode
 
 READY_TIMEOUT = 4.0  # seconds to wait for relayReady, as gateways do
 SILENCE_TIMEOUT = 60.0  # seconds to wait for the first data in a session
