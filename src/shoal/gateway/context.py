@@ -30,24 +30,7 @@ from shoal.transports.tracing.spans import SpanSink
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The coordinator, as HTTP handlers see it.
-
-    ``files`` are those that clients upload, and ``batches`` runs the requests in them.
-    ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
-    names the keys whose requests are not moderated, ``anonymous`` the protocols and
-    APIs over HTTP that need no key, and ``pages`` the web pages that may use it.
-    ``proxies`` name the client of a request that they forward.
-    ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
-    for jobs; ``unencrypted`` describes the peers of other machines whose connections
-    are not encrypted, by wire.  ``being_paid`` holds the owner and idempotency key of
-    each job with a payment in progress.  ``token_texts`` decodes tokens that clients
-    send in place of texts.  ``directory`` lists the peers, and ``sharing`` shares
-    models with them.  ``probers`` are the membership probers and ``relays`` the
-    coordinator's relays, each with the name of its protocol.  ``created_at`` is the
-    Unix time at which the coordinator was set up, ``started_at`` that of its start.
-    ``spans`` exports traces; None: there are none.  ``webhook_results`` counts the
-    attempts to deliver webhooks.
-    """
+    """The coordinator, as HTTP handlers see it."""
 
     hub: Hub
     calls: DurableCalls
@@ -56,28 +39,31 @@ class Gateway:
     access: Access
     admission: WorkerAdmission
     limits: TimeLimits
-    files: ClientFiles
-    batches: BatchRunner
-    new_secret: Callable[[], str]
+    files: ClientFiles  # that clients upload
+    batches: BatchRunner  # runs the requests in files
+    new_secret: Callable[[], str]  # the random part of keys and tokens
     moderation: Moderation | None = None
-    moderation_bypass: frozenset[str] = frozenset()
+    moderation_bypass: frozenset[str] = frozenset()  # keys that are not moderated
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
-    anonymous: frozenset[str] = frozenset()
+    anonymous: frozenset[str] = frozenset()  # protocols and APIs that need no key
     pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
     proxies: TrustedProxies = TrustedProxies()  # noqa: RUF009  # it is frozen
-    egress_policy: EgressPolicy = EgressPolicy.ANY
+    egress_policy: EgressPolicy = EgressPolicy.ANY  # limits the addresses of webhooks
     payments: Payments = NO_PAYMENTS
+    being_paid: set[tuple[str, str]] = field(default_factory=set)
+    """The owner and the idempotency key of each job with a payment in progress."""
     unencrypted: Mapping[str, str] = field(default_factory=dict)
+    """By wire: peers of other machines whose connections are not encrypted."""
     bodies: BodyReader = field(default_factory=BodyReader)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
-    being_paid: set[tuple[str, str]] = field(default_factory=set)
     directory: PeerDirectory = field(default_factory=PeerDirectory)
     sharing: LibraryServer = field(default_factory=lambda: LibraryServer(Library({})))
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
     relays: list[tuple[str, RelayMachine]] = field(default_factory=list)
-    created_at: float = 0.0
-    started_at: float = 0.0
-    spans: SpanSink | None = None
+    """The membership probers and the coordinator's relays, each with its protocol."""
+    created_at: float = 0.0  # Unix time at which the coordinator was set up
+    started_at: float = 0.0  # Unix time
+    spans: SpanSink | None = None  # exports traces
     webhook_results: WebhookResults = field(default_factory=WebhookResults)
 
     @property

@@ -53,15 +53,6 @@ class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str = ""  # on the worker's receipt
 
 
-@dataclass(frozen=True, slots=True)
-class _HistoryPosition:
-    """A client's position in a job's history, and whether the job has ended."""
-
-    job_id: JobId
-    seen: int  # facts
-    ended: bool
-
-
 @dataclass(slots=True)
 class EventSubscriptions:
     """Signals clients about facts of the jobs that they follow."""
@@ -119,19 +110,21 @@ async def stream_events(
         if ended and seen >= len(history):
             # A browser stops reconnecting at this status.
             return web.Response(status=204)
-        position = _HistoryPosition(job_id, min(seen, len(history)), ended)
-        events = _new_events(gateway, caller, position, signal)
+        seen = min(seen, len(history))
+        events = _new_events(gateway, caller, job_id, signal, seen, ended=ended)
         return await write_events(request, events, api.errors)
 
 
 async def _new_events(
     gateway: Gateway,
     caller: ApiCaller,
-    position: _HistoryPosition,
+    job_id: JobId,
     signal: asyncio.Event,
+    seen: int,
+    *,
+    ended: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the job's events from a position on, until the job has ended."""
-    job_id, seen = position.job_id, position.seen
+    """Yield the events of a job after the first ``seen`` facts, until it has ended."""
     woken = False
     while True:
         signal.clear()
@@ -143,7 +136,7 @@ async def _new_events(
         ]
         if text := b"".join(encoded):
             yield text
-        if position.ended or _has_ended(new):
+        if ended or _has_ended(new):
             return
         seen += len(new)
         # Some facts are signalled shortly before they are stored.
