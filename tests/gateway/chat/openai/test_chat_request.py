@@ -14,9 +14,9 @@ from shoal.domain.work import Chat, Feature
 from shoal.engines.requests import RESERVED
 from shoal.gateway.chat.job_answers import GenerationRequest
 from shoal.gateway.chat.messages import MESSAGES_MAX
-from shoal.gateway.chat.openai.chat_body import CreateChatCompletion
 from shoal.gateway.chat.openai.chat_request import (
     UNSUPPORTED,
+    CreateChatCompletion,
     decode_chat_request,
 )
 from shoal.gateway.chat.options import BEGUN, DECIDED, EXTRA_MAX, STOPS_MAX

@@ -10,7 +10,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
 from shoal.gateway.chat.job_answers import GenerationRequest
-from shoal.gateway.chat.openai.chat_body import StreamOptions
+from shoal.gateway.chat.openai.chat_request import StreamOptions
 from shoal.gateway.chat.options import (
     StopStrings,
     body_type,

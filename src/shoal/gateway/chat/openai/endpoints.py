@@ -23,8 +23,10 @@ from shoal.gateway.chat.openai.answers import (
     TextCompletion,
     answer_form,
 )
-from shoal.gateway.chat.openai.chat_body import CreateChatCompletion
-from shoal.gateway.chat.openai.chat_request import decode_chat_request
+from shoal.gateway.chat.openai.chat_request import (
+    CreateChatCompletion,
+    decode_chat_request,
+)
 from shoal.gateway.chat.openai.completion_request import (
     CreateCompletion,
     decode_completion_request,
