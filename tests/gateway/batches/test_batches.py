@@ -27,8 +27,8 @@ from harness.slow_imports import openai as sdk
 from shoal.batches.batch_run import RETRY_MAX, BatchContext
 from shoal.batches.runner import BatchRunner
 from shoal.domain.moderation import Moderation
-from shoal.gateway.batches.dialects import DIALECTS, DecodedLine, LineDecoder
 from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
+from shoal.gateway.batches.lines import DIALECTS, DecodedLine, LineDecoder
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.store import file_folder

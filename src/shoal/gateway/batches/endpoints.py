@@ -12,8 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.credentials import DAY, Scope
 from shoal.domain.errors import AlreadyEnded, InvalidRequest, NotFound
-from shoal.gateway.batches.dialects import DIALECTS
 from shoal.gateway.batches.files import FileId, owned_file
+from shoal.gateway.batches.lines import DIALECTS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import (

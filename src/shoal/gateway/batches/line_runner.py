@@ -37,15 +37,16 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Policy, Priority
 from shoal.domain.outcome import Outcome
-from shoal.gateway.batches.dialects import DIALECTS, DecodedLine
 from shoal.gateway.batches.lines import (
+    DIALECTS,
+    DecodedLine,
     decode_line,
     encode_failure,
     encode_left_out,
     encode_response,
     model_of,
 )
-from shoal.gateway.chat.moderation import check_work, shown_outcome
+from shoal.gateway.chat.job_answers import check_work, shown_outcome
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.job_options import fitting_work

@@ -1,7 +1,10 @@
-"""Runs requests of any dialect as jobs, and writes answers of text in their form."""
+"""Runs requests of any dialect as jobs, and writes answers of text in their form.
+
+Both are moderated; what a stored job has answered is when it is shown.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -10,16 +13,26 @@ from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import usage_of
-from shoal.domain.errors import ShoalError, release_frames
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    TimedOut,
+    release_frames,
+)
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
-from shoal.domain.moderation import BLOCKED, FILTERED
+from shoal.domain.moderation import BLOCKED, FILTERED, AnswerModerator
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
-from shoal.domain.work import Chat, Completion, InputWork
-from shoal.gateway.chat.moderation import (
-    answer_moderator,
-    check_work,
-    shown_outcome,
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Inference,
+    InputWork,
+    Rerank,
+    Work,
 )
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
@@ -35,6 +48,8 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
+from shoal.pool.lifecycle import JobState
+from shoal.store.port import StoredJob
 
 
 class StreamEncoder(Protocol):
@@ -275,3 +290,44 @@ async def _encoded_end(
         return encoder.encode_error(error)
     record.usage = usage_of(job.work, outcome)
     return encoder.encode_end(outcome)
+
+
+def check_work(gateway: Gateway, owner: str, work: Inference, field: str) -> None:
+    """Raise InvalidRequest if the work matches the moderation list.
+
+    ``field`` is the body's field with the texts that the model reads.
+    """
+    moderation = gateway.moderation_for(owner)
+    if moderation is not None and moderation.blocks_work(work):
+        raise InvalidRequest(f"the {field} match the moderation list", field)
+
+
+def answer_moderator(gateway: Gateway, owner: str) -> AnswerModerator | None:
+    """Return a moderator for one streamed answer to ``owner``, if it is moderated."""
+    moderation = gateway.moderation_for(owner)
+    return None if moderation is None else moderation.moderate_answer()
+
+
+def shown_outcome(
+    gateway: Gateway, owner: str, work: Work, outcome: Outcome
+) -> Outcome:
+    """Return the outcome that is shown: filtered, if its text matches."""
+    moderation = gateway.moderation_for(owner)
+    if moderation is None or isinstance(work, Embedding | Rerank):
+        return outcome  # vectors and scores are no text
+    return moderation.filter_outcome(outcome)
+
+
+END_ERRORS: Mapping[JobState, type[ShoalError]] = {
+    JobState.FAILED: JobError,
+    JobState.CANCELLED: Cancelled,
+    JobState.EXPIRED: TimedOut,
+}
+
+
+def stored_end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError:
+    """Return the moderated outcome of a job that has ended, or why it has none."""
+    job, outcome = stored.job, stored.outcome
+    if outcome is None:
+        return END_ERRORS[stored.state](stored.error or stored.state.value)
+    return shown_outcome(gateway, job.owner, job.work, outcome)

@@ -18,8 +18,8 @@ from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
+from shoal.gateway.chat.job_answers import answer_moderator
 from shoal.gateway.chat.messages import MESSAGES_MAX
-from shoal.gateway.chat.moderation import answer_moderator
 from shoal.gateway.chat.ollama.endpoints import (
     OLLAMA_FIELDS,
     OllamaMisdirected,

@@ -20,7 +20,7 @@ from shoal.gateway.http.responses import without_keys
 from shoal.gateway.jobs.endpoints import find_cursor
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
-from shoal.gateway.operators.fact_events import line_of, subjects
+from shoal.gateway.operators.event_log import line_of, subjects
 from shoal.gateway.runs.progress import cancel_run, explain_run, find_members
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain

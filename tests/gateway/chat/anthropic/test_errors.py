@@ -16,7 +16,7 @@ from shoal.domain.errors import (
     Unauthorized,
     UnknownModel,
 )
-from shoal.gateway.chat.anthropic.errors import ANTHROPIC_ERRORS
+from shoal.gateway.chat.anthropic.message_answer import ANTHROPIC_ERRORS
 from shoal.gateway.http.errors import error_body
 
 

@@ -7,8 +7,11 @@ import msgspec
 from aiohttp import web
 
 from shoal.domain.credentials import Scope
-from shoal.gateway.chat.anthropic.errors import ANTHROPIC_ERRORS
-from shoal.gateway.chat.anthropic.message_answer import AnsweredMessage, message_form
+from shoal.gateway.chat.anthropic.message_answer import (
+    ANTHROPIC_ERRORS,
+    AnsweredMessage,
+    message_form,
+)
 from shoal.gateway.chat.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.chat.anthropic.message_request import (
     decode_count_request,

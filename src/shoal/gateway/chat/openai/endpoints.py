@@ -16,8 +16,7 @@ from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.chat.embeddings import LARGE_ANSWER
-from shoal.gateway.chat.job_answers import answer, answer_inputs
-from shoal.gateway.chat.moderation import stored_end
+from shoal.gateway.chat.job_answers import answer, answer_inputs, stored_end
 from shoal.gateway.chat.openai.answers import (
     ChatCompletion,
     TextCompletion,

@@ -20,8 +20,13 @@ from shoal.domain.job import Job
 from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
-from shoal.gateway.chat.job_answers import AnswerForm, answer_whole, stream_answer
-from shoal.gateway.chat.moderation import answer_moderator, check_work
+from shoal.gateway.chat.job_answers import (
+    AnswerForm,
+    answer_moderator,
+    answer_whole,
+    check_work,
+    stream_answer,
+)
 from shoal.gateway.chat.responses.body import CreateResponse, ResponseInputItem
 from shoal.gateway.chat.responses.events import NUMBERS_PER_START, ResponseEventEncoder
 from shoal.gateway.chat.responses.request import (

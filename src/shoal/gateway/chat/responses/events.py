@@ -17,6 +17,7 @@ import msgspec
 from shoal.domain.errors import ShoalError
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
+from shoal.gateway.chat.logprobs import LogprobQueue
 from shoal.gateway.chat.parts import (
     Part,
     PartBegun,
@@ -26,7 +27,6 @@ from shoal.gateway.chat.parts import (
     PartKind,
     PartReader,
 )
-from shoal.gateway.chat.responses.logprobs import LogprobQueue
 from shoal.gateway.chat.responses.response_object import (
     FunctionCallItem,
     OutputItem,
