@@ -1,4 +1,4 @@
-"""The table of operations: the router has its rows, each with its access."""
+"""All operations: the router has them, each with its access."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ LOWER = {
 """The scopes that do not cover a scope, as far as some do not."""
 
 
-async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:
+async def test_router_has_all_operations(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool:
         assert pool.gateway is not None
         routes = {
