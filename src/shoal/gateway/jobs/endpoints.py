@@ -1,6 +1,7 @@
 """The job API: shows, awaits, lists and cancels jobs of any kind."""
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -83,12 +84,14 @@ async def owned_summary(
     return found
 
 
-async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
+async def _owned_job(
+    gateway: Gateway, job_id: JobId, caller: ApiCaller, missing: str = NOT_FOUND
+) -> StoredJob:
     """Return a job that the caller may see.  Raises NotFound."""
     stored = await gateway.store.job(job_id)
     mine = stored is not None and caller.owns(stored.job.owner, job_id)
     if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
-        raise NotFound(NOT_FOUND)
+        raise NotFound(missing.format(job_id))
     return stored
 
 
@@ -135,27 +138,35 @@ async def cancel_keyed_job(
 async def show_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller, query: JobShowQuery
 ) -> web.Response:
-    job_id = job_id_in(request)
-    stored = await _owned_job(gateway, job_id, caller)
-    record_of(request).job_id = job_id
-    if query.wait and stored.state not in ENDED:
-        await _await_end(gateway, job_id, query.wait)
-        # The key may have been revoked meanwhile.
-        gateway.access.ensure_active(caller)
-        stored = await _owned_job(gateway, job_id, caller)
+    stored = await awaited_job(gateway, request, caller, query.wait)
     return await _job_response(gateway, stored)
 
 
-async def _await_end(gateway: Gateway, job_id: JobId, seconds: float) -> None:
-    """Wait for the end of a job, for at most ``seconds``."""
-    with gateway.hub.observe_job(job_id) as reader:
-        if reader is None:
-            return
-        try:
+async def awaited_job(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    seconds: float,
+    missing: str = NOT_FOUND,
+) -> StoredJob:
+    """Return the requested job, after waiting for its end for at most ``seconds``.
+
+    Raises NotFound, with the text ``missing``, if the caller may not see it.
+    """
+    job_id = job_id_in(request)
+    stored = await _owned_job(gateway, job_id, caller, missing)
+    record_of(request).job_id = job_id
+    if not seconds or stored.state in ENDED:
+        return stored
+    with (
+        gateway.hub.observe_job(job_id) as reader,
+        suppress(TimeoutError, ShoalError),  # the store has the job's state
+    ):
+        if reader is not None:
             async with asyncio.timeout(seconds):
                 await reader.outcome()
-        except (TimeoutError, ShoalError):
-            pass  # the store has the job's state
+    gateway.access.ensure_active(caller)  # the key may have been revoked meanwhile
+    return await _owned_job(gateway, job_id, caller, missing)
 
 
 async def _job_response(gateway: Gateway, stored: StoredJob) -> web.Response:

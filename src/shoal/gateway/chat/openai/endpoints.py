@@ -13,7 +13,6 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotFound, ShoalError, StillRunning
-from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.chat.embeddings import LARGE_ANSWER
 from shoal.gateway.chat.job_answers import answer, answer_inputs, stored_end
@@ -50,11 +49,9 @@ from shoal.gateway.chat.openai.transcription import (
 )
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import SSE_TYPE, json_bytes_response
-from shoal.store.port import StoredJob
+from shoal.gateway.jobs.endpoints import awaited_job
 
 api = Operations()
 
@@ -183,6 +180,7 @@ async def create_transcription(
     return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
 
 
+MISSING = "there is no job {}: it never was, or was pruned"
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
 
 
@@ -192,10 +190,10 @@ async def _show_result(
     caller: ApiCaller,
     type_: type[Chat | Completion],
 ) -> web.Response:
-    job_id = job_id_in(request)
-    stored = await _ended_job(gateway, job_id, caller)
-    record_of(request).job_id = job_id
-    work = stored.job.work
+    stored = await awaited_job(gateway, request, caller, RESULT_WAIT, MISSING)
+    job_id, work = stored.job.id, stored.job.work
+    if stored.ended_at is None:
+        raise StillRunning(f"job {job_id} has not ended yet: ask again")
     if not isinstance(work, type_):
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
     end = stored_end(gateway, stored)
@@ -204,35 +202,3 @@ async def _show_result(
     return json_bytes_response(
         answer_form(work).encode(job_id, end, int(stored.submitted_at))
     )
-
-
-async def _ended_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
-    """Return the caller's job once it has ended; wait at most ``RESULT_WAIT``.
-
-    Raises NotFound, or StillRunning.
-    """
-    stored = await _owned_job(gateway, job_id, caller)
-    if stored.ended_at is not None:
-        return stored
-    try:
-        with gateway.hub.observe_job(job_id) as reader:
-            if reader is not None:
-                async with asyncio.timeout(RESULT_WAIT):
-                    await reader.outcome()
-    except TimeoutError:
-        raise StillRunning(f"job {job_id} has not ended yet: ask again") from None
-    except ShoalError:
-        pass  # the store has the job's state
-    gateway.access.ensure_active(caller)  # the key may have been revoked meanwhile
-    stored = await _owned_job(gateway, job_id, caller)
-    if stored.ended_at is None:
-        raise StillRunning(f"job {job_id} has not ended yet: ask again")
-    return stored
-
-
-async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
-    stored = await gateway.store.job(job_id)
-    mine = stored is not None and caller.owns(stored.job.owner, job_id)
-    if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
-        raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
-    return stored
