@@ -115,6 +115,18 @@ def _interrupt_at_end() -> None:
                 signal.signal(number, interrupt)
 
 
+def limit_option(what: str) -> Callable[[F], F]:
+    """Return a decorator that adds ``--limit``, of a list of ``what``."""
+    return click.option(
+        "--limit",
+        type=int,
+        default=20,
+        show_default=True,
+        metavar="N",
+        help=f"Number of {what}.",
+    )
+
+
 class Duration(click.ParamType[int]):
     """A text such as ``12h``, as seconds."""
 

@@ -3,8 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
@@ -64,6 +66,16 @@ def show_table(
     show(answer, as_json, *(table(columns, rows) if rows or not nothing else [nothing]))
 
 
+def show_page(
+    found: Mapping[str, Any], as_json: bool, columns: Columns, nothing: str
+) -> None:
+    """Print a page of a list, the newest first, and how to get the next."""
+    if found["data"] or found["next"] is None or as_json:
+        show_table(found, as_json, columns, found["data"], nothing)
+    if found["next"] is not None and not as_json:
+        click.echo(f"older ones: --before {found['next']}", err=True)
+
+
 def table(columns: Columns, rows: Iterable[Any], *, wrap: bool = True) -> list[str]:
     """Return the lines of a table, with control characters escaped.
 
@@ -87,6 +99,37 @@ def table(columns: Columns, rows: Iterable[Any], *, wrap: bool = True) -> list[s
     with printed.capture() as captured:
         printed.print(shown)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@contextmanager
+def transfer_progress(
+    text: str, size: int | None = None, *, hidden: bool
+) -> Iterator[Callable[..., None]]:
+    """Show the progress of a transfer within the block, on a terminal.
+
+    The yielded function is ``rich``'s ``Progress.update``, of this transfer: it takes
+    what is ``completed`` or an ``advance``, and a ``total``, in bytes.
+    """
+    from rich.progress import (  # late: most output has no progress
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    shown = console(stderr=True)
+    columns = (
+        *([TextColumn("{task.description}", markup=False)] if text else []),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    hidden = hidden or not shown.is_terminal
+    with Progress(*columns, console=shown, transient=True, disable=hidden) as progress:
+        yield partial(progress.update, progress.add_task(text, total=size))
 
 
 def format_day(at: float | None) -> str:

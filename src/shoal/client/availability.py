@@ -38,13 +38,7 @@ class TaskList(msgspec.Struct, frozen=True):
     unnamed: int = 0
 
 
-async def fetch_tasks(session: ClientSession, address: CoordinatorAddress) -> TaskList:
-    """Return the functions of a coordinator's workers.
-
-    Raises ShoalError if it refuses, ConnectionLost if it is unreachable.
-    """
-    return await JsonRequest("/v1/tasks", TaskList).send(session, address)
-
+TASKS = JsonRequest("/v1/tasks", TaskList)
 
 STALL_TIMEOUT = 5.0  # seconds without a message until the monitor checks
 CALLS_EXAMINED_MAX = 1024  # open ones, for each check
@@ -87,7 +81,7 @@ class StalledCallMonitor:
             if not new:
                 continue
             try:
-                available = await fetch_tasks(self._session, self._address)
+                available = await TASKS.send(self._session, self._address)
             except ShoalError:
                 continue  # the calls report it
             if text := stall_warning(available, new):

@@ -96,8 +96,8 @@ def find_coordinator(
     url: str | None = None,
     api_key: str | None = None,
     *,
-    data_dir: str | Path | None = None,
-    cacert: str | Path | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    cacert: str | os.PathLike[str] | None = None,
     in_shell: bool = False,
 ) -> CoordinatorAddress:
     """Return the coordinator to call.
@@ -154,7 +154,7 @@ def _stored_key(folder: Path, in_shell: bool) -> str:
 
 
 def _tls_context(
-    folder: Path, authorities: str | Path | None, api_key: str | None
+    folder: Path, authorities: str | os.PathLike[str] | None, api_key: str | None
 ) -> ssl.SSLContext | None:
     """The key in a coordinator's folder is sent to that coordinator only."""
     if authorities:
@@ -215,12 +215,17 @@ class CoordinatorApi:
         body: object = None,
         method: str | None = None,
         headers: Mapping[str, str] | None = None,
+        query: Mapping[str, object] | None = None,
     ) -> Any:
         """Return the JSON answer to a request; with a body it is a POST.
+
+        Entries of the ``query`` that are None are left out.
 
         Raises the error of a refusal; ConnectionLost if the coordinator does not
         answer, and PeerError if what answers is none.
         """
+        given = {k: v for k, v in (query or {}).items() if v is not None}
+        path += f"?{urlencode(given)}" if given else ""
         _, answer = self._read(path, body, method, headers)
         try:
             return json.loads(answer)
@@ -236,7 +241,7 @@ class CoordinatorApi:
         """
         answer = self.request(path)
         while answer["next"] is not None:
-            page = self.request(f"{path}?{urlencode({'after': answer['next']})}")
+            page = self.request(path, query={"after": answer["next"]})
             answer = {**page, "data": answer["data"] + page["data"]}
         return answer
 

@@ -11,7 +11,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client.availability import TaskList
+from shoal.client.availability import TASKS, TaskList
 from shoal.client.coordinator import find_coordinator
 from shoal.client.encoding import (
     RemoteFunction,
@@ -298,7 +298,7 @@ class Pool(Executor):
         Raises:
             ShoalError: the coordinator refuses to answer, or is unreachable.
         """
-        return self._shared.carrier.tasks()
+        return self._shared.carrier.request(TASKS)
 
     @property
     def jobs(self) -> Jobs:

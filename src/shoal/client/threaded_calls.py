@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from aiohttp import ClientSession
 
-from shoal.client.availability import TaskList, fetch_tasks
 from shoal.client.blobs import Blob
 from shoal.client.call_channel import CallChannel
 from shoal.client.connection import JsonRequest, ResultRequest, open_session
@@ -156,10 +155,6 @@ class ThreadedCalls:
     def put(self, blob: Blob) -> None:
         """Upload a large value.  Raises as ``BlobClient.upload`` does."""
         self._run(lambda: self._channel.put(blob))
-
-    def tasks(self) -> TaskList:
-        """List the functions of all workers.  Raises as ``fetch_tasks`` does."""
-        return self._run(lambda: fetch_tasks(self._session, self._address))
 
     def request(self, request: "JsonRequest[T] | ResultRequest[T]") -> T:
         """Send a request.  Raises as its ``send`` does."""

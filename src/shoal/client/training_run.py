@@ -118,7 +118,7 @@ def launch(
     archive = pack_script(path, [Path(each) for each in files])
     token = secrets.token_hex(TOKEN_SIZE)
     gangs = [Gang(run_id_of(token), node, nodes, least, slots) for node in range(nodes)]
-    address = _find_address(url, api_key, data_dir, cacert)
+    address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
     carrier, numbers = ThreadedCalls(address), CallNumbers()
     function = remote_function(run_member, trust=False)
     members: list[CallFuture] = []
@@ -170,7 +170,7 @@ def fetch_output(
 
     Raises NotFound, RunFailed if there are no files, ShoalError, OSError.
     """
-    address = _find_address(url, api_key, data_dir, cacert)
+    address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
     carrier = ThreadedCalls(address)
     read: Callable[[bytes], Any] = remote_function(run_member, trust=False).read
     results: list[MemberResult | None] = []
@@ -319,17 +319,6 @@ class TrainingRun:
             if refused := [each for each in waiting if each.done()]:
                 refused[0].result()
             time.sleep(ACCEPTED_EVERY)
-
-
-def _find_address(
-    url: str | None,
-    api_key: str | None,
-    data_dir: PathLike | None,
-    cacert: PathLike | None,
-) -> CoordinatorAddress:
-    folder = None if data_dir is None else Path(data_dir)
-    authorities = None if cacert is None else Path(cacert)
-    return find_coordinator(url, api_key, data_dir=folder, cacert=authorities)
 
 
 def _write_files(

@@ -1,7 +1,7 @@
 """``shoal pair``: pair workers with users, for private jobs."""
 
 import shlex
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import click
 
@@ -65,7 +65,7 @@ def claim(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> Non
 @pass_api
 def list_(api: CoordinatorApi, user: str, as_json: bool) -> None:
     """List a user's workers."""
-    found = api.request(f"{PATH}/list?{urlencode({'user_id': user})}")
+    found = api.request(f"{PATH}/list", query={"user_id": user})
     name = printable(shlex.quote(user))
     nothing = f"no paired worker; create a code with: shoal pair create {name}"
     show_table(found, as_json, COLUMNS, found["providers"], nothing)
@@ -83,7 +83,6 @@ def revoke(
     """Unpair a worker; it gets no more private jobs of the user."""
     if not yes:
         confirm_revocation(public_key, "It gets no more private jobs of this user.")
-    query = urlencode({"user_id": user})
-    path = f"{PATH}/{quote(public_key, safe='')}?{query}"
-    revoked = api.request(path, method="DELETE")
+    path = f"{PATH}/{quote(public_key, safe='')}"
+    revoked = api.request(path, method="DELETE", query={"user_id": user})
     show(revoked, as_json, f"revoked {revoked['provider_pubkey']}")

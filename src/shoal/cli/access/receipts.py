@@ -8,8 +8,8 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.options import data_dir_option, json_option, pass_api
-from shoal.cli.terminal import Columns, format_day, show, show_table
+from shoal.cli.options import data_dir_option, json_option, limit_option, pass_api
+from shoal.cli.terminal import Columns, format_day, show, show_page
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
 from shoal.domain.money import dollars
@@ -43,25 +43,14 @@ def command() -> None:
 
 
 @command.command("ls")
-@click.option(
-    "--limit",
-    type=int,
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Number of receipts.",
-)
+@limit_option("receipts")
 @click.option("--before", type=int, metavar="N", help="Only receipts before this one.")
 @json_option
 @pass_api
 def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) -> None:
     """List the newest receipts."""
-    filters = {"limit": limit, "before": before}
-    query = urlencode({k: v for k, v in filters.items() if v is not None})
-    found = api.request(f"{PATH}?{query}")
-    show_table(found, as_json, COLUMNS, found["data"], "no receipts yet")
-    if found["next"] is not None and not as_json:
-        click.echo(f"older ones: --before {found['next']}", err=True)
+    found = api.request(PATH, query={"limit": limit, "before": before})
+    show_page(found, as_json, COLUMNS, "no receipts yet")
 
 
 @command.command("export")

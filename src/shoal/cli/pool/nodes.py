@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import click
 
@@ -180,10 +180,11 @@ def _give_orders(
 
     Raises ShoalError.
     """
-    query = "" if within is None else f"?{urlencode({'within': within})}"
     names = [name] if ":" in name else _names_of(api, action, name)
+    query = {"within": within}
     return [
-        api.request(f"{_path(each)}/{action}{query}", method="POST") for each in names
+        api.request(f"{_path(each)}/{action}", method="POST", query=query)
+        for each in names
     ]
 
 

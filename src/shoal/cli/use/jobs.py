@@ -6,12 +6,12 @@ import shlex
 import sys
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import json_option, pass_api
-from shoal.cli.terminal import Columns, format_day, printable, show, show_table
+from shoal.cli.options import json_option, limit_option, pass_api
+from shoal.cli.terminal import Columns, format_day, printable, show, show_page
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
 from shoal.domain.job import Privacy
@@ -143,14 +143,7 @@ def submit(
 @command.command("ls")
 @click.option("--state", type=click.Choice(STATES), help="Filter by state.")
 @click.option("--key", metavar="NAME", help="Filter by API key.")
-@click.option(
-    "--limit",
-    type=int,
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Number of jobs.",
-)
+@limit_option("jobs")
 @click.option("--before", metavar="ID", help="Only jobs older than this one.")
 @json_option
 @pass_api
@@ -164,13 +157,7 @@ def list_(
 ) -> None:
     """List the newest jobs."""
     filters = {"limit": limit, "state": state, "owner": key, "before": before}
-    query = urlencode({k: v for k, v in filters.items() if v is not None})
-    found = api.request(f"{PATH}?{query}")
-    nothing = "no such jobs" if found["next"] is None else ""
-    if found["data"] or nothing or as_json:
-        show_table(found, as_json, COLUMNS, found["data"], nothing)
-    if found["next"] is not None and not as_json:
-        click.echo(f"older ones: --before {found['next']}", err=True)
+    show_page(api.request(PATH, query=filters), as_json, COLUMNS, "no such jobs")
 
 
 @command.command("show")
@@ -242,8 +229,7 @@ def quote_command(
 
 def _quote(api: CoordinatorApi, job_type: str, policy: str) -> Any:
     """Return the coordinator's quote for a type of job.  Raises ShoalError."""
-    query = urlencode({"job_type": job_type, "policy": policy})
-    return api.request(f"/v1/quote?{query}")
+    return api.request("/v1/quote", query={"job_type": job_type, "policy": policy})
 
 
 def _check_fields(job_type: str, fields: dict[str, Any], *, whole: bool) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,11 +14,11 @@ from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import (
     Columns,
-    console,
     format_peer,
     printable,
     show,
     show_table,
+    transfer_progress,
 )
 from shoal.cli.use.models import pull
 from shoal.cli.use.models.source import WEB, CopySource, download_from
@@ -160,11 +159,16 @@ def get(
     source.check()
 
     async def copy(stop: asyncio.Event) -> int:
+        def on_progress(done: int, size: int | None) -> None:
+            update(completed=done, total=size)
+
         clock = LoopClock()
         began = clock.now()
-        with _progress(request.model, hidden=as_json) as progress:
+        with transfer_progress(request.model, hidden=as_json) as update:
             async with asyncio.TaskGroup() as tasks:
-                download = tasks.create_task(download_from(source, request, progress))
+                download = tasks.create_task(
+                    download_from(source, request, on_progress)
+                )
                 canceller = tasks.create_task(_cancel_on_stop(stop, download))
                 download.add_done_callback(lambda _: canceller.cancel())
         if download.cancelled():
@@ -233,41 +237,6 @@ async def _cancel_on_stop(
 ) -> None:
     await stop.wait()
     download.cancel()
-
-
-@contextmanager
-def _progress(
-    name: str, *, hidden: bool
-) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of a download within the block, on a terminal.
-
-    The yielded function takes the bytes so far, and the size if it is known.
-    """
-    from rich.progress import (  # late: most downloads of tests have no terminal
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    shown = console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=shown,
-        transient=True,
-        disable=hidden or not shown.is_terminal,
-    ) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, size: progress.update(task, completed=done, total=size)
 
 
 def _model_name(name: str) -> str:

@@ -9,7 +9,7 @@ import click
 from rich.filesize import decimal
 
 from shoal.cli.options import json_option
-from shoal.cli.terminal import console, printable
+from shoal.cli.terminal import console, printable, transfer_progress
 from shoal.domain.errors import ConfigError
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.gguf_files import MEMORY_FACTOR
@@ -96,28 +96,8 @@ def pull(hub: ModelHub, name: HubName, model: GgufModel, *, shown: bool) -> Path
 
     Raises ConfigError, Unavailable.
     """
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    notes = console(stderr=True)
-    with Progress(
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=notes,
-        transient=True,
-        disable=not (shown and notes.is_terminal),
-    ) as progress:
-        task = progress.add_task("", total=model.size)
-        return hub.download(
-            name.repository, model, lambda size: progress.advance(task, size)
-        )
+    with transfer_progress("", model.size, hidden=not shown) as update:
+        return hub.download(name.repository, model, lambda size: update(advance=size))
 
 
 def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
