@@ -11,7 +11,7 @@ from gateway.keys import make_key
 from gateway.serving import serving
 from shoal.app.server import run_coordinator
 from shoal.cli.main import main
-from shoal.cli.pool.dashboard import (
+from shoal.cli.pool.invitations import (
     NO_DESKTOP,
     OTHER_USERS,
     has_other_users,

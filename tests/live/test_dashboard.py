@@ -8,7 +8,7 @@ import pexpect
 import pytest
 
 from live.programs import PATIENCE, Programs
-from shoal.cli.pool.dashboard import OTHER_USERS, has_other_users
+from shoal.cli.pool.invitations import OTHER_USERS, has_other_users
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
 

@@ -67,6 +67,8 @@ HEADINGS = {
 }
 
 WITHIN = {
+    "join-line": "shoal.cli.pool.invitations:join_line",
+    "dashboard": "shoal.cli.pool.invitations:dashboard",
     "quote": "shoal.cli.use.jobs:quote_command",
     "keys": "shoal.cli.access.credentials:keys",
     "tokens": "shoal.cli.access.credentials:tokens",

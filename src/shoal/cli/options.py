@@ -10,13 +10,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shoal.config import USER_DATA, data_folder
 from shoal.config.loader import USER_FILE, flag, variable
 from shoal.config.runtime_file import DEFAULT_ADDRESS
+from shoal.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.protocols.seam.protocol import AnyWireProtocol
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -246,6 +250,25 @@ class SettingsCommand(click.Command):
             ctx.meta[SHOWS_ALL] = True
             click.echo(self.get_help(ctx), color=ctx.color)
             ctx.exit()
+
+
+def parse_pair(option: str, argument: str) -> tuple[str, str]:
+    """Return the name and the value of an option's ``NAME=VALUE``."""
+    name, equals, value = argument.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"{option} {argument}: expected NAME=VALUE")
+    return name, value
+
+
+def wire_options(wires: "Mapping[str, AnyWireProtocol]") -> Callable[[F], F]:
+    """Return a decorator that adds the options of wires."""
+
+    def add(function: F) -> F:
+        for wire, protocol in wires.items():
+            function = setting_options(protocol.config, wire, protocol.peers)(function)
+        return function
+
+    return add
 
 
 def setting_options(

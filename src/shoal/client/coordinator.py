@@ -197,6 +197,16 @@ class CoordinatorApi:
         self.cacert = cacert
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """What names the coordinator, as the arguments of ``shoal.Pool``."""
+        return {
+            "url": self.url,
+            "api_key": self.api_key,
+            "data_dir": self.data_dir,
+            "cacert": self.cacert,
+        }
+
+    @property
     def base_url(self) -> str:
         """The URL of the coordinator, as people know it."""
         return self.url or local_url(self.data_dir)
@@ -329,13 +339,7 @@ class CoordinatorApi:
 
     @cached_property
     def _address(self) -> CoordinatorAddress:
-        return find_coordinator(
-            self.url,
-            self.api_key,
-            data_dir=self.data_dir,
-            cacert=self.cacert,
-            in_shell=True,
-        )
+        return find_coordinator(**self.arguments, in_shell=True)
 
     def _unreachable(self, error: Exception) -> ShoalError:
         """Return why there is no connection, and what to do."""

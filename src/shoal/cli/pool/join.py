@@ -2,11 +2,9 @@
 
 import ipaddress
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -20,6 +18,7 @@ from shoal.cli.options import (
     data_dir_option,
     given,
     setting_options,
+    wire_options,
 )
 from shoal.cli.use.models.pull import resolve_model
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
@@ -35,17 +34,8 @@ from shoal.domain.money import dollars, parse_dollars
 from shoal.engines.selection import FIELDS, parse_model_option
 from shoal.protocols import discover
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 ANY = "any"
 _PORT = re.compile(r":[0-9]+$")
-
-
-def _fleet_options(function: F) -> F:
-    """Add the options of the wires on which workers listen."""
-    for wire, protocol in listening_wires().items():
-        function = setting_options(protocol.config, wire, protocol.peers)(function)
-    return function
 
 
 @click.command("join", cls=SettingsCommand)
@@ -69,7 +59,7 @@ def _fleet_options(function: F) -> F:
 )
 @click.option("--yes", is_flag=True, help="Pull models without a question.")
 @setting_options(JoinConfig, "join", "this worker")
-@_fleet_options
+@wire_options(listening_wires())
 @data_dir_option
 @config_file_option
 @log_options("warning")

@@ -88,32 +88,6 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
     return name
 
 
-@command.command("approve")
-@_order_parameters
-def approve(api: CoordinatorApi, name: str, as_json: bool) -> None:
-    """Approve a new node, for a coordinator with --approve-nodes.
-
-    Such a coordinator gives a node no jobs before.  The key that the node has proved is
-    approved, under any name; without one, its name.  `shoal nodes remove` refuses a
-    node, and ends its approval.
-    """
-    _print("approve", _give_orders(api, "approve", name), as_json=as_json)
-
-
-@command.command("pause")
-@_order_parameters
-def pause(api: CoordinatorApi, name: str, as_json: bool) -> None:
-    """Give a node no new jobs; it finishes those that it runs."""
-    _print("pause", _give_orders(api, "pause", name), as_json=as_json)
-
-
-@command.command("resume")
-@_order_parameters
-def resume(api: CoordinatorApi, name: str, as_json: bool) -> None:
-    """End a pause, drain or removal."""
-    _print("resume", _give_orders(api, "resume", name), as_json=as_json)
-
-
 @command.command("drain")
 @click.option(
     "--within",
@@ -134,14 +108,31 @@ def drain(
     _print("drain", orders, as_json=as_json)
 
 
-@command.command("remove")
-@_order_parameters
-def remove(api: CoordinatorApi, name: str, as_json: bool) -> None:
+def _add_order(action: str, help_: str) -> None:
+    @command.command(action, help=help_)
+    @_order_parameters
+    def give(api: CoordinatorApi, name: str, as_json: bool) -> None:
+        _print(action, _give_orders(api, action, name), as_json=as_json)
+
+
+_add_order(
+    "approve",
+    """Approve a new node, for a coordinator with --approve-nodes.
+
+    Such a coordinator gives a node no jobs before.  The key that the node has proved is
+    approved, under any name; without one, its name.  `shoal nodes remove` refuses a
+    node, and ends its approval.
+    """,
+)
+_add_order("pause", "Give a node no new jobs; it finishes those that it runs.")
+_add_order("resume", "End a pause, drain or removal.")
+_add_order(
+    "remove",
     """Give the jobs of a node to others, and disconnect it.
 
     It is refused until a resume.
-    """
-    _print("remove", _give_orders(api, "remove", name), as_json=as_json)
+    """,
+)
 
 
 def describe(action: str, order: Order) -> str:

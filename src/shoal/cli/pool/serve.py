@@ -5,9 +5,8 @@ import gc
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -23,6 +22,7 @@ from shoal.cli.options import (
     config_file_option,
     given,
     setting_options,
+    wire_options,
 )
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
@@ -33,23 +33,14 @@ from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
 from shoal.transports.http_server import public_url
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 STDERR = "-"  # in place of a log file
 SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
 
 
-def _wire_options(function: F) -> F:
-    """Add the options of all wires."""
-    for wire, protocol in discover().items():
-        function = setting_options(protocol.config, wire, protocol.peers)(function)
-    return function
-
-
 @click.command("serve", cls=SettingsCommand)
 @setting_options(ServeConfig, "serve", "this coordinator")
-@_wire_options
+@wire_options(discover())
 @setting_options(X402Config, "x402", "payments for jobs")
 @config_file_option
 @log_options("info")

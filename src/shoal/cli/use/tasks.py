@@ -7,12 +7,11 @@ from typing import Any
 import click
 import msgspec
 
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import json_option, parse_pair, pass_api
 from shoal.cli.terminal import Columns, printable, show, table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import remote_traceback
 from shoal.client.pool import Pool
-from shoal.domain.errors import ConfigError
 
 COLUMNS: Columns = {"NAME": "name", "WORKERS": "workers", "SLOTS": "slots"}
 NOTHING = (
@@ -84,9 +83,9 @@ def run(
     NAME is the name of the function, from `shoal tasks ls`; ARG is a positional
     argument: JSON, else text.
     """
-    kwargs = dict(map(_parse_keyword, keywords))
-    pool = Pool(api.url, api.api_key, data_dir=api.data_dir, cacert=api.cacert)
-    with pool:
+    pairs = (parse_pair("--kwarg", each) for each in keywords)
+    kwargs = {name: _value(value) for name, value in pairs}
+    with Pool(**api.arguments) as pool:
         options = pool.with_options(timeout=timeout, exact=False)
         future = options.submit(name, *map(_value, args), **kwargs)
         try:
@@ -101,13 +100,6 @@ def run(
             return 1
     click.echo(_text(value, as_json=as_json))
     return 0
-
-
-def _parse_keyword(argument: str) -> tuple[str, Any]:
-    name, equals, value = argument.partition("=")
-    if not name or not equals:
-        raise ConfigError(f"--kwarg {argument}: expected NAME=VALUE")
-    return name, _value(value)
 
 
 def _value(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -41,7 +41,9 @@ def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
     for finding in examine(Examined(api, serve)):
         worst |= finding.severity is Severity.FAILED
         if as_json:
-            click.echo(json.dumps(_as_json(finding)))
+            click.echo(
+                json.dumps({**asdict(finding), "severity": finding.severity.value})
+            )
         else:
             _print(finding)
     return worst
@@ -70,12 +72,3 @@ def _print(finding: Finding) -> None:
     out.print(line, soft_wrap=True)
     if finding.remedy:
         out.print(f"{'':20}→ {printable(finding.remedy)}", markup=False, soft_wrap=True)
-
-
-def _as_json(finding: Finding) -> dict[str, str]:
-    return {
-        "severity": finding.severity.value,
-        "subject": finding.subject,
-        "text": finding.text,
-        "remedy": finding.remedy,
-    }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.options import pass_api
+from shoal.cli.options import parse_pair, pass_api
 from shoal.cli.use.train.run_display import (
     CANCELLED,
     DONE,
@@ -46,14 +46,7 @@ FETCH = "fetch"
 def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     """Fetch the files that the script of a run has left in $SHOAL_OUTPUT."""
     try:
-        for name in fetch_output(
-            run,
-            output,
-            url=api.url,
-            api_key=api.api_key,
-            data_dir=api.data_dir,
-            cacert=api.cacert,
-        ):
+        for name in fetch_output(run, output, **api.arguments):
             click.echo(output / name)
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror}") from error
@@ -184,14 +177,11 @@ def command(
         backend=backend,
         slots=slots,
         files=files,
-        environment=dict(map(_parse_variable, variables)),
+        environment=dict(parse_pair("--env", each) for each in variables),
         name=name,
         queue=queue,
         output=output is not None or detach,
-        url=api.url,
-        api_key=api.api_key,
-        data_dir=api.data_dir,
-        cacert=api.cacert,
+        **api.arguments,
     )
     try:
         if detach:
@@ -263,10 +253,3 @@ def _try_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output {folder}: {error.strerror}") from error
-
-
-def _parse_variable(argument: str) -> tuple[str, str]:
-    name, equals, value = argument.partition("=")
-    if not name or not equals:
-        raise ConfigError(f"--env {argument}: expected NAME=VALUE")
-    return name, value
