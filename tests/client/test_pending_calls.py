@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.client import pending_calls
-from shoal.client.blobs import Blob
+from shoal.client.connection import Blob
 from shoal.client.pending_calls import OVERHEAD, CallMemory, ClientCall
 
 

@@ -72,6 +72,7 @@ WITHIN = {
     "quote": "shoal.cli.use.jobs:quote_command",
     "keys": "shoal.cli.access.credentials:keys",
     "tokens": "shoal.cli.access.credentials:tokens",
+    "pair": "shoal.cli.access.credentials:pair",
     "completion": "shoal.cli.local.program:completion",
     "help": "shoal.cli.local.program:help_",
     "version": "shoal.cli.local.program:version",

@@ -15,8 +15,7 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgTy
 
 from shoal.client import messages
 from shoal.client.availability import CALLS_EXAMINED_MAX, StalledCallMonitor
-from shoal.client.blobs import Blob, BlobClient
-from shoal.client.connection import CallDialer
+from shoal.client.connection import Blob, BlobClient, CallDialer
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.errors import ConnectionLost
 from shoal.client.options import report_progress

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from shoal.client.blobs import Blob
+from shoal.client.connection import Blob
 from shoal.client.errors import PlainValuesOnly
 from shoal.client.remote_exceptions import home_module
 from shoal.domain.errors import InvalidRequest, TooLarge

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from shoal.client import messages
-from shoal.client.blobs import Blob
+from shoal.client.connection import Blob
 from shoal.client.encoding import (
     EncodedArguments,
     ReadResult,

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from aiohttp import ClientSession
 
-from shoal.client.blobs import Blob
 from shoal.client.call_channel import CallChannel
-from shoal.client.connection import JsonRequest, ResultRequest, open_session
+from shoal.client.connection import Blob, JsonRequest, ResultRequest, open_session
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost

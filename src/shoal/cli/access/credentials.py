@@ -1,5 +1,6 @@
-"""``shoal keys`` and ``shoal tokens``: who may call, and who may join."""
+"""``shoal keys``, ``tokens`` and ``pair``: who may call, join, and do private jobs."""
 
+import shlex
 import sys
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -7,8 +8,9 @@ from urllib.parse import quote
 import click
 
 from shoal.cli.options import DURATION, json_option, pass_api, yes_option
-from shoal.cli.terminal import Columns, format_day, show, show_table
+from shoal.cli.terminal import Columns, format_day, printable, show, show_table
 from shoal.client.coordinator import CoordinatorApi
+from shoal.domain.errors import ClientError, InvalidRequest
 
 Credential: TypeAlias = dict[str, Any]
 """A key or a token, as the admin API describes it."""
@@ -197,7 +199,7 @@ def _revocation(path: str, help_: str, consequence: str) -> click.Command:
     @pass_api
     def command(api: CoordinatorApi, name: str, yes: bool, as_json: bool) -> None:
         if not yes:
-            confirm_revocation(name, consequence)
+            _confirm(name, consequence)
         revoked = api.request(f"{path}/{quote(name, safe='')}", method="DELETE")
         show(revoked, as_json, f"revoked {revoked['name']} ({revoked['id']})")
 
@@ -211,7 +213,7 @@ def _expiry(credential: Credential) -> str:
     return format_day(credential["expires_at"]) or "never"
 
 
-def confirm_revocation(name: str, consequence: str) -> None:
+def _confirm(name: str, consequence: str) -> None:
     """Ask at a terminal whether to revoke ``name``; without one, do not ask.
 
     Raises click.exceptions.Exit with status 1 unless the answer is yes.
@@ -249,3 +251,80 @@ tokens.add_command(
         "Workers that joined with it are disconnected.",
     )
 )
+
+
+PAIR_PATH = "/v1/trust"
+PAIR_COLUMNS: Columns = {"WORKER": "provider_pubkey", "PAIRED": "paired_at"}
+REFUSALS = {
+    "invalid_code": "there is no such code; a new one: shoal pair create USER",
+    "already_claimed": "the code has been used; a new one: shoal pair create USER",
+    "expired": "the code has expired; a new one: shoal pair create USER",
+}
+"""Explanations of the coordinator's refusals of a code."""
+
+
+@click.group("pair")
+def pair() -> None:
+    """Pair workers with users: a paired worker may run a user's private jobs.
+
+    USER is one of this API key, as in the jobs' user_id.  PUBLIC_KEY is that of the
+    worker, 64 hexadecimal digits, as `shoal join` prints it.
+    """
+
+
+@pair.command("create")
+@click.argument("user")
+@json_option
+@pass_api
+def create_code(api: CoordinatorApi, user: str, as_json: bool) -> None:
+    """Create a pairing code for one worker."""
+    created = api.request(f"{PAIR_PATH}/create", {"user_id": user})
+    code = created["pairing_code"]
+    until = f"One worker can use this code until {created['expires_at']}:"
+    show(created, as_json, code, "", until, f"  shoal join … --pairing-code {code}")
+
+
+@pair.command("claim")
+@click.argument("code")
+@click.argument("public_key")
+@json_option
+@pass_api
+def claim_code(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> None:
+    """Pair a worker by a code, as `shoal join --pairing-code` does."""
+    # Codes are upper case, and the coordinator compares the case.
+    body = {"pairing_code": code.upper(), "provider_pubkey": public_key}
+    try:
+        claimed = api.request(f"{PAIR_PATH}/claim", body)
+    except ClientError as error:
+        raise InvalidRequest(REFUSALS.get(str(error), str(error))) from error
+    user = printable(claimed["user_id"])
+    show(claimed, as_json, f"paired {printable(public_key)} with {user}")
+
+
+@pair.command("ls")
+@click.argument("user")
+@json_option
+@pass_api
+def list_pairs(api: CoordinatorApi, user: str, as_json: bool) -> None:
+    """List a user's workers."""
+    found = api.request(f"{PAIR_PATH}/list", query={"user_id": user})
+    name = printable(shlex.quote(user))
+    nothing = f"no paired worker; create a code with: shoal pair create {name}"
+    show_table(found, as_json, PAIR_COLUMNS, found["providers"], nothing)
+
+
+@pair.command("revoke")
+@click.argument("user")
+@click.argument("public_key")
+@yes_option
+@json_option
+@pass_api
+def revoke_pair(
+    api: CoordinatorApi, user: str, public_key: str, yes: bool, as_json: bool
+) -> None:
+    """Unpair a worker; it gets no more private jobs of the user."""
+    if not yes:
+        _confirm(public_key, "It gets no more private jobs of this user.")
+    path = f"{PAIR_PATH}/{quote(public_key, safe='')}"
+    revoked = api.request(path, method="DELETE", query={"user_id": user})
+    show(revoked, as_json, f"revoked {revoked['provider_pubkey']}")
