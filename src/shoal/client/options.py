@@ -101,22 +101,16 @@ class Options:
 
     def encode(self) -> dict[str, object]:
         """Return the wire form, without the key, which may get an index."""
-        options: dict[str, object] = {}
-        if self.timeout is not None:
-            options["timeout"] = float(self.timeout)
-        if self.queue is not None:
-            options["queue"] = float(self.queue)
-        if self.priority != "normal":
-            options["priority"] = self.priority
-        if not self.durable:
-            options["kept"] = False
-        if self.on_progress is not None:
-            options["progress"] = True
-        if self.wait:
-            options["wait"] = True
-        if self.gang is not None:
-            options["gang"] = asdict(self.gang)
-        return options
+        options: dict[str, object] = {
+            "timeout": None if self.timeout is None else float(self.timeout),
+            "queue": None if self.queue is None else float(self.queue),
+            "priority": None if self.priority == "normal" else self.priority,
+            "kept": None if self.durable else False,
+            "progress": None if self.on_progress is None else True,
+            "wait": self.wait or None,
+            "gang": None if self.gang is None else asdict(self.gang),
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
 def with_changes(options: Options, changes: OptionChanges) -> Options:
