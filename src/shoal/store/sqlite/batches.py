@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from shoal.store.batches import (
     line_of,
 )
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import SqlRunner, select, select_first
 
 FILE_COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
@@ -49,12 +49,7 @@ class SqliteFiles:
 
     async def find(self, file_id: str) -> StoredFile | None:
         query = f"SELECT {FILE_COLUMNS} FROM files WHERE id = ?"
-
-        def find(sql: sqlite3.Connection) -> StoredFile | None:
-            row = sql.execute(query, (file_id,)).fetchone()
-            return None if row is None else _file(row)
-
-        return await self._database.read(find)
+        return await self._database.read(select_first(_file, query, file_id))
 
     async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
         where, values = "owner = ?", [wanted.owner]
@@ -69,9 +64,7 @@ class SqliteFiles:
             f"SELECT {FILE_COLUMNS} FROM files WHERE {where}"
             f" ORDER BY number {order} LIMIT ?"
         )
-        return await self._database.read_list(
-            lambda sql: [_file(row) for row in sql.execute(query, (*values, limit))]
-        )
+        return await self._database.read_list(select(_file, query, *values, limit))
 
     async def size_of(self, owner: str) -> int:
         return await self._database.read(lambda sql: _count(sql, owner)[1])
@@ -94,9 +87,7 @@ class SqliteFiles:
                        SELECT 1 FROM batches
                        WHERE input_file = files.id AND ended_at IS NULL)
                    LIMIT ?"""
-        return await self._database.read(
-            lambda sql: [id_ for (id_,) in sql.execute(query, (at, limit))]
-        )
+        return await self._database.read(select(str, query, at, limit))
 
     async def known(self, ids: Collection[str]) -> set[str]:
         query = "SELECT 1 FROM files WHERE id = ?"
@@ -144,8 +135,7 @@ def _count(sql: sqlite3.Connection, owner: str) -> tuple[int, int]:
     return count, total
 
 
-def _file(row: tuple[Any, ...]) -> StoredFile:
-    id_, owner, name, purpose, *rest = row
+def _file(id_: str, owner: str, name: str, purpose: str, *rest: Any) -> StoredFile:
     return StoredFile(id_, owner, name, FilePurpose(purpose), *rest)
 
 
@@ -186,7 +176,7 @@ class SqliteBatches:
         await self._database.transact(add)
 
     async def find(self, batch_id: str) -> StoredBatch | None:
-        return await self._database.read(lambda sql: _find(sql, batch_id))
+        return await self._database.read(_find(batch_id))
 
     async def listed(
         self, owner: str | None, after: str | None, limit: int
@@ -200,23 +190,19 @@ class SqliteBatches:
         query = (
             f"SELECT {COLUMNS} FROM batches WHERE {where} ORDER BY number DESC LIMIT ?"
         )
-        return await self._database.read_list(
-            lambda sql: [_batch(row) for row in sql.execute(query, (*values, limit))]
-        )
+        return await self._database.read_list(select(_batch, query, *values, limit))
 
     async def open(self) -> list[StoredBatch]:
         query = (
             f"SELECT {COLUMNS} FROM batches WHERE ended_at IS NULL ORDER BY created_at"
         )
-        return await self._database.read_list(
-            lambda sql: [_batch(row) for row in sql.execute(query)]
-        )
+        return await self._database.read_list(select(_batch, query))
 
     async def change(
         self, batch_id: str, change: BatchChange, expected: Collection[BatchStatus]
     ) -> bool:
         def update(sql: sqlite3.Connection) -> bool:
-            before = _find(sql, batch_id)
+            before = _find(batch_id)(sql)
             if before is None or before.status not in expected:
                 return False
             for new in (change.output, change.error):
@@ -264,9 +250,7 @@ class SqliteBatches:
 
     async def recorded(self, batch_id: str) -> list[int]:
         query = "SELECT line FROM batch_results WHERE batch_id = ?"
-        return await self._database.read_list(
-            lambda sql: [line for (line,) in sql.execute(query, (batch_id,))]
-        )
+        return await self._database.read_list(select(int, query, batch_id))
 
     async def begun(self, batch: StoredBatch) -> list[int]:
         query = (
@@ -276,13 +260,8 @@ class SqliteBatches:
         # The character after the slash is the zero.
         values = (batch.owner, f"{batch.id}/", f"{batch.id}0")
         lines = range(1, batch.lines + 1)
-        return await self._database.read_list(
-            lambda sql: [
-                line
-                for (key,) in sql.execute(query, values)
-                if (line := line_of(key)) in lines
-            ]
-        )
+        found = await self._database.read_list(select(line_of, query, *values))
+        return [line for line in found if line in lines]
 
     async def results(
         self, batch_id: str, after: int, size: int
@@ -334,13 +313,12 @@ def _errors_text(errors: Sequence[BatchError]) -> str:
     return json.dumps([asdict(each) for each in errors])
 
 
-def _find(sql: sqlite3.Connection, batch_id: str) -> StoredBatch | None:
+def _find(batch_id: str) -> Callable[[sqlite3.Connection], StoredBatch | None]:
     query = f"SELECT {COLUMNS} FROM batches WHERE id = ?"
-    row = sql.execute(query, (batch_id,)).fetchone()
-    return None if row is None else _batch(row)
+    return select_first(_batch, query, batch_id)
 
 
-def _batch(row: tuple[Any, ...]) -> StoredBatch:
+def _batch(*row: Any) -> StoredBatch:
     id_, owner, endpoint, input_file, window, created_at, expires_at = row[:7]
     metadata, status, model, lines, completed, failed = row[7:13]
     errors, output_file, error_file, times = row[13:]

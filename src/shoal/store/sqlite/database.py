@@ -88,6 +88,30 @@ class SqlRunner(Protocol):
         ...
 
 
+def select(
+    make: Callable[..., T], query: str, *values: object
+) -> Callable[[sqlite3.Connection], list[T]]:
+    """Return what reads the rows of a query; ``make`` takes the columns of each."""
+    return lambda sql: [make(*row) for row in sql.execute(query, values)]
+
+
+def select_first(
+    make: Callable[..., T], query: str, *values: object
+) -> Callable[[sqlite3.Connection], T | None]:
+    """Return what reads the first row of a query; None: there is none."""
+
+    def read(sql: sqlite3.Connection) -> T | None:
+        row = sql.execute(query, values).fetchone()
+        return None if row is None else make(*row)
+
+    return read
+
+
+def execute(query: str, *values: object) -> Callable[[sqlite3.Connection], int]:
+    """Return what carries a statement out, and returns how many rows it changed."""
+    return lambda sql: sql.execute(query, values).rowcount
+
+
 class Database:
     """An SQLite file that one process at a time may write.
 

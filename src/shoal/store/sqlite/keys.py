@@ -15,7 +15,7 @@ from shoal.domain.credentials import (
 )
 from shoal.domain.job import Priority
 from shoal.store.port import PairedWorker, PairingCode
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import SqlRunner, execute, select
 
 C = TypeVar("C", Key, JoinToken)
 
@@ -231,55 +231,37 @@ class SqlitePairing:
         self._database = database
 
     async def add(self, code: PairingCode) -> bool:
-        def add(sql: sqlite3.Connection) -> bool:
-            query = """INSERT OR IGNORE INTO pairing_codes
-                       (code, owner, user, expires_at) VALUES (?, ?, ?, ?)"""
-            values = (code.code, code.owner, code.user, code.expires_at)
-            return sql.execute(query, values).rowcount > 0
-
-        return await self._database.transact(add)
+        query = """INSERT OR IGNORE INTO pairing_codes
+                   (code, owner, user, expires_at) VALUES (?, ?, ?, ?)"""
+        values = (code.code, code.owner, code.user, code.expires_at)
+        return await self._database.transact(execute(query, *values)) > 0
 
     async def find(self, beginning: str) -> list[PairingCode]:
-        def find(sql: sqlite3.Connection) -> list[PairingCode]:
-            query = f"{CODE} WHERE code >= ? AND code < ?"
-            found = sql.execute(query, (beginning, beginning + LAST))
-            return [PairingCode(*row) for row in found]
-
-        return await self._database.read(find)
+        query = f"{CODE} WHERE code >= ? AND code < ?"
+        found = select(PairingCode, query, beginning, beginning + LAST)
+        return await self._database.read(found)
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
-        def claim(sql: sqlite3.Connection) -> bool:
-            query = """UPDATE pairing_codes SET public_key = ?, claimed_at = ?
-                       WHERE code = ? AND claimed_at IS NULL AND expires_at > ?"""
-            return sql.execute(query, (public_key, at, code, at)).rowcount > 0
-
-        return await self._database.transact(claim)
+        query = """UPDATE pairing_codes SET public_key = ?, claimed_at = ?
+                   WHERE code = ? AND claimed_at IS NULL AND expires_at > ?"""
+        claim = execute(query, public_key, at, code, at)
+        return await self._database.transact(claim) > 0
 
     async def count_claimable(self, owner: str, at: float) -> int:
-        def count(sql: sqlite3.Connection) -> int:
-            query = """SELECT count(*) FROM pairing_codes
-                       WHERE owner = ? AND claimed_at IS NULL AND expires_at > ?"""
-            ((waiting,),) = sql.execute(query, (owner, at))
-            return int(waiting)
-
-        return await self._database.read(count)
+        query = """SELECT count(*) FROM pairing_codes
+                   WHERE owner = ? AND claimed_at IS NULL AND expires_at > ?"""
+        (waiting,) = await self._database.read(select(int, query, owner, at))
+        return waiting
 
     async def count_paired(self, owner: str) -> int:
-        def count(sql: sqlite3.Connection) -> int:
-            query = "SELECT count(*) FROM trusted WHERE owner = ?"
-            ((paired,),) = sql.execute(query, (owner,))
-            return int(paired)
-
-        return await self._database.read(count)
+        query = "SELECT count(*) FROM trusted WHERE owner = ?"
+        (paired,) = await self._database.read(select(int, query, owner))
+        return paired
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
-        def partners(sql: sqlite3.Connection) -> list[PairedWorker]:
-            query = """SELECT paired_at, public_key FROM trusted
-                       WHERE owner = ? AND user = ?"""
-            rows = sorted(sql.execute(query, (owner, user)))
-            return [PairedWorker(key, paired_at) for paired_at, key in rows]
-
-        return await self._database.read(partners)
+        query = "SELECT public_key, paired_at FROM trusted WHERE owner = ? AND user = ?"
+        found = await self._database.read(select(PairedWorker, query, owner, user))
+        return sorted(found, key=lambda each: (each.paired_at, each.public_key))
 
 
 def forget_expired(sql: sqlite3.Connection, before: float) -> None:

@@ -21,7 +21,7 @@ from shoal.store.ledger import (
     PostedTransfer,
 )
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 LAST = 2**63 - 1  # not below any number of a row
@@ -56,15 +56,11 @@ class SqliteLedger:
 
     async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
         query = f"{RECEIPT} WHERE job_id = ? ORDER BY leaf"
-        return await self._database.read(lambda sql: _receipts(sql, query, job_id))
+        return await self._database.read(select(_receipt, query, job_id))
 
     async def receipt_owner(self, job_id: JobId) -> str | None:
-        def owner(sql: sqlite3.Connection) -> str | None:
-            query = "SELECT owner FROM receipts WHERE job_id = ?"
-            row = sql.execute(query, (job_id,)).fetchone()
-            return None if row is None else row[0]
-
-        return await self._database.read(owner)
+        query = "SELECT owner FROM receipts WHERE job_id = ? AND owner IS NOT NULL"
+        return await self._database.read(select_first(str, query, job_id))
 
     async def recent_receipts(
         self, owner: str | None, limit: int, before: int | None = None
@@ -72,17 +68,12 @@ class SqliteLedger:
         where, owners = ("", ()) if owner is None else ("owner = ? AND", (owner,))
         query = f"{RECEIPT} WHERE {where} leaf < ? ORDER BY leaf DESC LIMIT ?"
         values = (*owners, LAST if before is None else before, limit)
-        return await self._database.read_list(
-            lambda sql: _receipts(sql, query, *values)
-        )
+        return await self._database.read_list(select(_receipt, query, *values))
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
         query = "INSERT OR IGNORE INTO payments VALUES (?, ?, ?)"
-
-        def claim(sql: sqlite3.Connection) -> bool:
-            return sql.execute(query, (reference, job_id, at)).rowcount == 1
-
-        return await self._database.transact(claim)
+        claim = execute(query, reference, job_id, at)
+        return await self._database.transact(claim) == 1
 
     async def head(self, size: int | None = None) -> LogHead | None:
         return await self._database.read(lambda sql: _head(sql, size))
@@ -171,20 +162,11 @@ def _number(level: int, position: int) -> int:
 def _head(sql: sqlite3.Connection, size: int | None) -> LogHead | None:
     if size is None:
         query = f"{HEAD} WHERE size <= ? ORDER BY size DESC LIMIT 1"
-        row = sql.execute(query, (LAST,)).fetchone()
-    else:
-        row = sql.execute(f"{HEAD} WHERE size = ?", (size,)).fetchone()
-    return None if row is None else LogHead(*row)
+        return select_first(LogHead, query, LAST)(sql)
+    return select_first(LogHead, f"{HEAD} WHERE size = ?", size)(sql)
 
 
-def _receipts(
-    sql: sqlite3.Connection, query: str, *values: object
-) -> list[LoggedReceipt]:
-    return [_receipt(row) for row in sql.execute(query, values)]
-
-
-def _receipt(row: tuple[Any, ...]) -> LoggedReceipt:
-    index, packed, signature, at = row
+def _receipt(index: int, packed: bytes, signature: bytes, at: float) -> LoggedReceipt:
     body = unpack(packed)
     return LoggedReceipt(index, read(body).claims, body, signature, at)
 

@@ -32,7 +32,7 @@ from shoal.store.port import (
     StoredJobSummary,
 )
 from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
-from shoal.store.sqlite.database import Database
+from shoal.store.sqlite.database import Database, select
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
 from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
@@ -161,9 +161,7 @@ class SqliteStore:
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
         query = "SELECT owner, user, public_key FROM trusted"
-        return await self.database.read_list(
-            lambda sql: [WorkerTrusted(*row) for row in sql.execute(query)]
-        )
+        return await self.database.read_list(select(WorkerTrusted, query))
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
         query = "SELECT at, name, how, by FROM suspensions"
@@ -176,20 +174,17 @@ class SqliteStore:
 
     async def approvals(self) -> list[WorkerApproved]:
         query = "SELECT name, by, public_key FROM approvals"
-        return await self.database.read(
-            lambda sql: [WorkerApproved(*row) for row in sql.execute(query)]
-        )
+        return await self.database.read(select(WorkerApproved, query))
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         query = """SELECT at, body FROM facts
                    WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
                    ORDER BY at, number"""
 
-        def read(sql: sqlite3.Connection) -> list[RecordedFact]:
-            rows = sql.execute(query, (since,))
-            return [RecordedFact(at, codec.decode_marked(body)) for at, body in rows]
+        def marked(at: float, body: str) -> RecordedFact:
+            return RecordedFact(at, codec.decode_marked(body))
 
-        return await self.database.read_list(read)
+        return await self.database.read_list(select(marked, query, since))
 
     async def worker_facts(
         self, limit: int, before: int | None = None, skip: int = 0
@@ -199,22 +194,17 @@ class SqliteStore:
                    WHERE job_id IS NULL AND number < ?
                    ORDER BY number DESC LIMIT ? OFFSET ?"""
 
-        def read(sql: sqlite3.Connection) -> list[NumberedFact]:
-            rows = sql.execute(query, (below, limit, skip))
-            return [
-                NumberedFact(at, codec.decode_worker_fact(type_, body), number)
-                for at, type_, body, number in rows
-            ]
+        def numbered(at: float, name: str, body: str, number: int) -> NumberedFact:
+            return NumberedFact(at, codec.decode_worker_fact(name, body), number)
 
-        return await self.database.read_list(read)
+        facts = select(numbered, query, below, limit, skip)
+        return await self.database.read_list(facts)
 
     async def models_since(self, since: float) -> set[str]:
         query = """SELECT model.value
                    FROM facts, json_each(facts.body, '$.offer.models') AS model
                    WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
-        return await self.database.read_list(
-            lambda sql: {name for (name,) in sql.execute(query, (since,))}
-        )
+        return {*await self.database.read_list(select(str, query, since))}
 
     async def prune(self, before: float) -> int:
         return await prune(self.database, self._works, before)

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error
@@ -31,10 +31,8 @@ class SqliteWebhooks:
             f"{DELIVERY} WHERE due_at <= ? AND job_id NOT IN ({_placeholders(without)})"
             f" AND host NOT IN ({_placeholders(hosts_without)}) ORDER BY due_at LIMIT ?"
         )
-        values = (at, *without, *hosts_without, limit)
-        return await self._database.read(
-            lambda sql: [_state(row) for row in sql.execute(query, values)]
-        )
+        due = select(_state, query, at, *without, *hosts_without, limit)
+        return await self._database.read(due)
 
     async def next_due(
         self,
@@ -48,13 +46,8 @@ class SqliteWebhooks:
             f" AND host NOT IN ({_placeholders(hosts_without)})"
             " ORDER BY due_at LIMIT 1"
         )
-        values = (*without, *hosts_without)
-
-        def next_due(sql: sqlite3.Connection) -> float | None:
-            row = sql.execute(query, values).fetchone()
-            return None if row is None else float(row[0])
-
-        return await self._database.read(next_due)
+        due = select_first(float, query, *without, *hosts_without)
+        return await self._database.read(due)
 
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
@@ -64,15 +57,12 @@ class SqliteWebhooks:
             " SET attempts = attempts + 1, error = ?, due_at = ?,"
             " secret = iif(? IS NULL, '', secret) WHERE job_id = ?"
         )
-        values = (error, due_at, due_at, job_id)
-        await self._database.transact(lambda sql: sql.execute(query, values))
+        attempt = execute(query, error, due_at, due_at, job_id)
+        await self._database.transact(attempt)
 
     async def state_of(self, job_id: JobId) -> DeliveryState | None:
-        def of(sql: sqlite3.Connection) -> DeliveryState | None:
-            row = sql.execute(f"{DELIVERY} WHERE job_id = ?", (job_id,)).fetchone()
-            return None if row is None else _state(row)
-
-        return await self._database.read(of)
+        state = select_first(_state, f"{DELIVERY} WHERE job_id = ?", job_id)
+        return await self._database.read(state)
 
 
 def write_deliveries(
@@ -89,11 +79,8 @@ def write_deliveries(
     )
 
 
-def _state(row: tuple[Any, ...]) -> DeliveryState:
-    job_id, url, secret, attempts, due_at, error = row
-    return DeliveryState(
-        WebhookDelivery(JobId(job_id), Webhook(url, secret)), attempts, due_at, error
-    )
+def _state(job_id: str, url: str, secret: str, *rest: Any) -> DeliveryState:
+    return DeliveryState(WebhookDelivery(JobId(job_id), Webhook(url, secret)), *rest)
 
 
 def _placeholders(values: Collection[object]) -> str:
