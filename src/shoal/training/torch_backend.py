@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,8 @@ from shoal.training.point_to_point import ArrayTransfer
 from shoal.training.torch_process_group import NAME, ShoalProcessGroup
 from shoal.training.torch_tensors import tensor_reduction
 
-Make: TypeAlias = Callable[[Place], Operation]
+P = ParamSpec("P")
+Collective: TypeAlias = Callable[Concatenate[Place, P], Operation]
 """Returns an operation for a rank in a group of some size; it may be called again."""
 
 log = logging.getLogger("shoal.training")
@@ -72,20 +73,17 @@ class FixedRunner:
     def reduce(self, memory: memoryview, op: ReduceOp, dtype: torch.dtype) -> None:
         """Combine the numbers of all ranks, in place."""
         combined = tensor_reduction(op, dtype, self.group.place.size)
-        self.run(
-            Kind.ALL_REDUCE,
-            lambda place: collectives.all_reduce(place, memory, memory, combined),
-        )
+        self.run(Kind.ALL_REDUCE, collectives.all_reduce, memory, memory, combined)
 
     def broadcast(self, memory: memoryview, root: int, *, replicated: bool) -> None:
         """Copy the root's memory; ``replicated``: any rank may take its place."""
-        self.run(
-            Kind.BROADCAST, lambda place: collectives.broadcast(place, memory, root)
-        )
+        self.run(Kind.BROADCAST, collectives.broadcast, memory, root)
 
-    def run(self, kind: Kind, make: Make) -> None:
+    def run(
+        self, kind: Kind, make: Collective[P], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """Carry out an operation that needs all ranks."""
-        self.group.run(kind, make(self.group.place))
+        self.group.run(kind, make(self.group.place, *args, **kwargs))
 
     def send(self, transfer: ArrayTransfer) -> None:
         """Begin to send memory to a rank, from any thread."""
@@ -147,10 +145,12 @@ class ElasticRunner:
 
         self._sequence.run(Kind.BROADCAST, call)
 
-    def run(self, kind: Kind, make: Make) -> None:
+    def run(
+        self, kind: Kind, make: Collective[P], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         def call(group: RankGroup) -> None:
             self._check(kind.name.lower(), group)
-            group.run(kind, make(group.place))
+            group.run(kind, make(group.place, *args, **kwargs))
 
         self._sequence.run(kind, call)
 

@@ -10,7 +10,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +157,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                 parts = outputs[index] if self._rank == root else []
                 with Memory(own) as memory, Memories(parts) as memories:
                     self._runner.run(
-                        Kind.GATHER,
-                        partial(
-                            collectives.gather, own=memory, parts=memories, root=root
-                        ),
+                        Kind.GATHER, collectives.gather, memory, memories, root
                     )
 
         return self._submit("gather", [each for some in outputs for each in some], call)
@@ -176,13 +172,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                 parts = inputs[index] if self._rank == root else []
                 with Memory(own) as memory, Memories(parts) as memories:
                     self._runner.run(
-                        Kind.SCATTER,
-                        partial(
-                            collectives.scatter,
-                            parts=memories,
-                            result=memory,
-                            root=root,
-                        ),
+                        Kind.SCATTER, collectives.scatter, memories, memory, root
                     )
 
         return self._submit("scatter", outputs, call)
@@ -198,12 +188,8 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                 with Memory(whole) as own, Memory(output) as memory:
                     self._runner.run(
                         Kind.REDUCE_SCATTER,
-                        partial(
-                            collectives.reduce_scatter,
-                            own=own,
-                            result=memory,
-                            reduction=combined,
-                        ),
+                        collectives.reduce_scatter,
+                        *(own, memory, combined),
                     )
 
         return self._submit("reduce_scatter", outputs, call)
@@ -224,8 +210,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         def call() -> None:
             with Memories(inputs) as parts, Memories(outputs) as results:
                 self._runner.run(
-                    Kind.ALL_TO_ALL,
-                    partial(collectives.all_to_all, parts=parts, results=results),
+                    Kind.ALL_TO_ALL, collectives.all_to_all, parts, results
                 )
 
         return self._submit("all_to_all", outputs, call)
@@ -304,10 +289,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             end = ends[self._rank]
             with Memory(own) as memory:
                 whole[end - len(memory) : end] = memory
-            self._runner.run(
-                Kind.ALL_GATHER,
-                partial(collectives.all_gather, result=whole, ends=ends),
-            )
+            self._runner.run(Kind.ALL_GATHER, collectives.all_gather, whole, ends)
             for each, end in zip(gathered, ends, strict=True):
                 with Memory(each) as memory:
                     memory[:] = whole[end - len(memory) : end]
