@@ -164,12 +164,10 @@ class RankGroup:
     def gather(self, array: Array, root: int = 0) -> Array | None:
         """Return the arrays of all ranks to the root, stacked; None to others."""
         self._check_rank(root)
-        own = bytes_of(np.ascontiguousarray(array))
-        if self.place.rank != root:
-            self.run(Kind.GATHER, collectives.gather(self.place, own, (), root))
-            return None
-        result = np.empty((self.place.size, *array.shape), array.dtype)
-        parts = [bytes_of(part) for part in result]
+        own, parts, result = bytes_of(np.ascontiguousarray(array)), [], None
+        if self.place.rank == root:
+            result = np.empty((self.place.size, *array.shape), array.dtype)
+            parts = [bytes_of(part) for part in result]
         self.run(Kind.GATHER, collectives.gather(self.place, own, parts, root))
         return result
 

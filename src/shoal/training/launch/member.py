@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -24,28 +25,13 @@ from shoal.domain.errors import ConfigError, ShoalError, Unavailable
 from shoal.processes.programs import describe_exit
 from shoal.tasks.sent_task import sent_as
 from shoal.training import run_events
-from shoal.training.launch import MEMBER_CALL, script_start
+from shoal.training.launch import MEMBER_CALL, script, script_start
 from shoal.training.launch.master_access import (
     MasterDoor,
     MasterForwarder,
     is_reachable,
 )
 from shoal.training.launch.member_reports import MemberReports
-from shoal.training.launch.script import (
-    COORDINATOR_FINGERPRINT,
-    COORDINATOR_URL,
-    OUTPUT_FOLDER,
-    Contents,
-    Coordinator,
-    Placement,
-    collect_output,
-    free_port,
-    reachable_host,
-    run_variables,
-    torchrun_variables,
-    unpack_script,
-    worker_variables,
-)
 from shoal.training.launch.script_lines import (
     BAR_END,
     OutputLines,
@@ -93,7 +79,7 @@ class MemberResult(TypedDict):
     """What a member returns: where it ran, and the files that the script left."""
 
     machine: str
-    files: dict[str, Contents]
+    files: dict[str, script.Contents]
 
 
 class LeftOut(Unavailable):
@@ -124,175 +110,173 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
             work, output = folder / "script", folder / "output"
             work.mkdir()
             output.mkdir()
-            unpack_script(archive, work)
+            script.unpack_script(archive, work)
             if not reports.wait(lambda: reports.round.number >= 0, ROUND_TIMEOUT):
                 raise Unavailable(f"no answer from {coordinator.url}")
-            while not _run_round(plan, coordinator, folder, reports):
+            while not _start(plan, coordinator, folder, reports).run():
                 pass  # a machine is lost: the script begins anew on the others
             store = partial(store_piece, coordinator.url, plan["token"], tls)
-            return {"machine": gethostname(), "files": collect_output(output, store)}
+            return {
+                "machine": gethostname(),
+                "files": script.collect_output(output, store),
+            }
     finally:
         reports.close()
         link.close()
 
 
-def _own_coordinator() -> Coordinator:
+def _own_coordinator() -> script.Coordinator:
     """Return the coordinator that this worker joined.  Raises ConfigError."""
-    url = os.environ.get(COORDINATOR_URL, "")
+    url = os.environ.get(script.COORDINATOR_URL, "")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
             "this worker cannot run members of a training run: it has to join its "
             "coordinator by an address that begins with http:// or https://"
         )
-    return Coordinator(url, os.environ.get(COORDINATOR_FINGERPRINT, ""))
+    return script.Coordinator(url, os.environ.get(script.COORDINATOR_FINGERPRINT, ""))
 
 
-def _run_round(
-    plan: MemberPlan, coordinator: Coordinator, folder: Path, reports: MemberReports
-) -> bool:
-    """Run the script in the present round; return whether it is done.
-
-    If not, there is another round.  Raises ScriptFailed, and LeftOut if the round has
-    no place for this machine.
-    """
+def _start(
+    plan: MemberPlan,
+    coordinator: script.Coordinator,
+    folder: Path,
+    reports: MemberReports,
+) -> "_Start":
+    """Return the start of the present round.  Raises LeftOut if it is elsewhere."""
     current = reports.round
     if plan["node"] not in current.nodes:
         raise LeftOut(current.reason or TOO_LATE)
     node = current.nodes.index(plan["node"])
-    place = Placement(node, len(current.nodes), plan["processes"])
-    with ExitStack() as finally_:
-        master = _meet(plan["token"], place, coordinator, reports, current, finally_)
-        if master is None:
-            return False
-        first = place.rank(0)
-        reports.event(run_events.STARTED, first, f"{plan['name']} on {gethostname()}")
+    place = script.Placement(node, len(current.nodes), plan["processes"])
+    return _Start(plan, coordinator, folder, reports, current, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A start of the script on this machine, in a ``round`` that has its ``place``."""
+
+    plan: MemberPlan
+    coordinator: script.Coordinator
+    folder: Path
+    reports: MemberReports
+    round: Round
+    place: script.Placement
+
+    def run(self) -> bool:
+        """Return whether the script is done; if not, there is another round.
+
+        Raises ScriptFailed, and Unavailable if this machine has no address.
+        """
+        first, event = self.place.rank(0), self.reports.event
+        with ExitStack() as finally_:
+            if (master := self._meet(finally_)) is None:
+                return False
+            event(run_events.STARTED, first, f"{self.plan['name']} on {gethostname()}")
+            try:
+                done = self._run_processes(master)
+            except ScriptFailed as error:
+                event(run_events.ENDED, first, headline(str(error)))
+                raise
+        text = "with status 0" if done else "the script begins anew"
+        event(run_events.ENDED, first, text)
+        return done
+
+    @property
+    def _is_over(self) -> bool:
+        return self.reports.round != self.round
+
+    def _meet(self, finally_: ExitStack) -> tuple[str, int] | None:
+        """Return the address at which all ranks meet: rank 0's member chooses it.
+
+        It holds until ``finally_``.  None: there is another round.
+        """
+        coordinator, token = self.coordinator, self.plan["token"]
+        number = str(self.round.number)
         try:
-            done = _run_processes(
-                plan, place, master, coordinator, folder, reports, current
-            )
-        except ScriptFailed as error:
-            reports.event(run_events.ENDED, first, headline(str(error)))
-            raise
-    text = "with status 0" if done else "the script begins anew"
-    reports.event(run_events.ENDED, first, text)
-    return done
+            own = address_towards(coordinator.host, coordinator.port)
+        except OSError as error:
+            raise Unavailable(f"no route to {coordinator.url}: {error}") from error
 
+        def relay() -> RelayedSockets:
+            return RelayedSockets(coordinator.url, token, coordinator.fingerprint)
 
-def _meet(
-    token: str,
-    place: Placement,
-    coordinator: Coordinator,
-    reports: MemberReports,
-    current: Round,
-    finally_: ExitStack,
-) -> tuple[str, int] | None:
-    """Return the address at which all ranks meet: the one that rank 0's member chooses.
+        if self.place.node == 0:
+            port = script.free_port(run_id_of(token))
+            if self.place.nodes > 1:
+                door = MasterDoor(relay(), token, own, port)
+                finally_.enter_context(closing(door))
+                note = f"{number} {port} {own} {door.port}"
+                self.reports.leave_note(run_events.MASTER, note)
+            return own, port
 
-    It holds until ``finally_``.  None: there is another round.  Raises Unavailable if
-    this machine has no address.
-    """
-    try:
-        own = address_towards(coordinator.host, coordinator.port)
-    except OSError as error:
-        raise Unavailable(f"no route to {coordinator.url}: {error}") from error
+        def known() -> list[str] | None:
+            found, *address = (self.reports.master or "").split(" ")
+            return address if found == number else None
 
-    def relay() -> RelayedSockets:
-        return RelayedSockets(coordinator.url, token, coordinator.fingerprint)
+        self.reports.wait(lambda: known() is not None or self._is_over)
+        if (found := known()) is None:
+            return None
+        port, host = int(found[0]), script.reachable_host(found[1], own, coordinator)
+        if is_reachable(token, host, int(found[2])):
+            return host, port
+        return finally_.enter_context(closing(MasterForwarder(relay(), port))).address
 
-    if place.node == 0:
-        port = free_port(run_id_of(token))
-        if place.nodes > 1:
-            door = MasterDoor(relay(), token, own, port)
-            finally_.enter_context(closing(door))
-            note = f"{current.number} {port} {own} {door.port}"
-            reports.leave_note(run_events.MASTER, note)
-        return own, port
+    def _run_processes(self, master: tuple[str, int]) -> bool:
+        """Start a process for each rank here, and wait for all.
 
-    def known() -> list[str] | None:
-        number, *address = (reports.master or "").split(" ")
-        return address if number == str(current.number) else None
-
-    reports.wait(lambda: known() is not None or reports.round != current)
-    if (found := known()) is None:
-        return None
-    port, host = int(found[0]), reachable_host(found[1], own, coordinator)
-    if is_reachable(token, host, int(found[2])):
-        return host, port
-    return finally_.enter_context(closing(MasterForwarder(relay(), port))).address
-
-
-def _run_processes(
-    plan: MemberPlan,
-    place: Placement,
-    master: tuple[str, int],
-    coordinator: Coordinator,
-    folder: Path,
-    reports: MemberReports,
-    current: Round,
-) -> bool:
-    """Start a process for each rank here, and wait for all.
-
-    Returns False if there is another round meanwhile.  Raises ScriptFailed.
-    """
-    run_id = run_id_of(plan["token"])
-    common = {
-        **worker_variables(plan["whole_machine"], place.processes),
-        **run_variables(
-            plan["token"], plan["backend"], coordinator, output=plan["output"]
-        ),
-        OUTPUT_FOLDER: str(folder / "output"),
-        **plan["environment"],
-    }
-    command = [sys.executable, plan["script"], *plan["arguments"]]
-    running: list[RankProcess] = []
-    try:
-        for local in range(place.processes):
-            variables = torchrun_variables(place, local, master, run_id, current.number)
-            running.append(
-                RankProcess(
-                    place.rank(local),
-                    command,
-                    {**common, **variables},
-                    folder / "script",
-                    reports,
+        Returns False if there is another round meanwhile.
+        """
+        plan, place, token = self.plan, self.place, self.plan["token"]
+        common = {
+            **script.worker_variables(plan["whole_machine"], place.processes),
+            **script.run_variables(
+                token, plan["backend"], self.coordinator, output=plan["output"]
+            ),
+            script.OUTPUT_FOLDER: str(self.folder / "output"),
+            **plan["environment"],
+        }
+        command = [sys.executable, plan["script"], *plan["arguments"]]
+        running: list[RankProcess] = []
+        try:
+            for local in range(place.processes):
+                own = script.torchrun_variables(
+                    *(place, local, master, run_id_of(token), self.round.number)
                 )
-            )
-        return _wait_for_all(running, plan["script"], reports, current)
-    finally:
+                rank, folder = place.rank(local), self.folder / "script"
+                variables = {**common, **own}
+                running.append(
+                    RankProcess(rank, command, variables, folder, self.reports)
+                )
+            return self._wait_for_all(running)
+        finally:
+            for each in running:
+                each.terminate()
+            for each in running:
+                each.wait_stopped()
+
+    def _wait_for_all(self, running: "Sequence[RankProcess]") -> bool:
+        """Wait until all processes have ended with status 0, or there is another round.
+
+        Raises ScriptFailed.
+        """
+        ended: list[RankProcess] = []
+
+        def wait(process: RankProcess) -> None:
+            process.wait()
+            ended.append(process)
+            self.reports.wake()
+
+        def failed() -> list[RankProcess]:
+            return [each for each in ended if each.status != 0]
+
         for each in running:
-            each.terminate()
-        for each in running:
-            each.wait_stopped()
-
-
-def _wait_for_all(
-    running: "Sequence[RankProcess]",
-    script: str,
-    reports: MemberReports,
-    current: Round,
-) -> bool:
-    """Wait until all processes have ended with status 0; False: there is another round.
-
-    Raises ScriptFailed.
-    """
-    ended: list[RankProcess] = []
-
-    def wait(process: RankProcess) -> None:
-        process.wait()
-        ended.append(process)
-        reports.wake()
-
-    def failed() -> list[RankProcess]:
-        return [each for each in ended if each.status != 0]
-
-    for each in running:
-        threading.Thread(target=wait, args=(each,), daemon=True).start()
-    reports.wait(
-        lambda: len(ended) == len(running) or bool(failed()) or reports.round != current
-    )
-    if failed() and reports.round == current:  # else it follows from what was lost
-        raise ScriptFailed(describe_failure(failed()[0], script))
-    return len(ended) == len(running) and not failed()
+            threading.Thread(target=wait, args=(each,), daemon=True).start()
+        self.reports.wait(
+            lambda: len(ended) == len(running) or bool(failed()) or self._is_over
+        )
+        if failed() and not self._is_over:  # else it follows from what was lost
+            raise ScriptFailed(describe_failure(failed()[0], self.plan["script"]))
+        return len(ended) == len(running) and not failed()
 
 
 class ScriptFailed(ShoalError):
