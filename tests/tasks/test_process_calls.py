@@ -154,7 +154,7 @@ async def test_idle_stream_gives_its_process_to_others() -> None:
 async def test_busy_streams_take_turns_on_a_process(
     monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr("shoal.tasks.process_calls.STREAM_TURN", 0.0)
+    monkeypatch.setattr("shoal.tasks.limits.STREAM_TURN", 0.0)
     many = 3 * SENT_AHEAD_MAX
     async with caller_of(sharers=2) as caller:
         one = RecordedStream.open(caller.processes, CallStream("either"))
@@ -174,7 +174,7 @@ async def test_busy_streams_take_turns_on_a_process(
 async def test_single_call_gets_its_turn_beside_a_busy_stream(
     monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr("shoal.tasks.process_calls.STREAM_TURN", 0.0)
+    monkeypatch.setattr("shoal.tasks.limits.STREAM_TURN", 0.0)
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("waits"))
         calling.push(gate.args, gate.args)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.domain.work import CallStream
-from shoal.tasks import process_pool
+from shoal.tasks import limits
 from shoal.tasks.running_call import runs_tasks, set_lending_handler, slot_lent
 from tasks.callers import Gate, ProcessCaller, RecordedStream, caller_of
 
@@ -91,7 +91,7 @@ async def test_cancelled_call_lends_no_longer(gate: Gate) -> None:
 async def test_processes_beyond_the_slots_end(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_pool, "SPARE_TIMEOUT", 0.0)
+    monkeypatch.setattr(limits, "SPARE_TIMEOUT", 0.0)
     async with caller_of() as caller:
         waiting = asyncio.create_task(caller("lends", *gate.args))
         await gate.reached()
@@ -108,7 +108,7 @@ async def test_processes_beyond_the_slots_end(
 async def test_number_of_lent_slots_is_limited(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process_pool, "LENT_MAX", 0)
+    monkeypatch.setattr(limits, "LENT_MAX", 0)
     async with caller_of() as caller:
         loans = recorded_loans(caller)
         waiting = asyncio.create_task(caller("lends", *gate.args))

@@ -14,15 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from shoal.domain.errors import (
-    CannotDo,
-    ConfigError,
-    ContextExceeded,
-    InvalidRequest,
-    JobError,
-    ShoalError,
-    Unavailable,
-)
+from shoal.domain import errors
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.server_refusals import stated_context
@@ -36,6 +28,7 @@ from shoal.domain.work import (
     JobKind,
 )
 from shoal.domain.worker import ServedModel
+from shoal.engines import requests
 from shoal.engines.catalog import (
     ListedModel,
     NoModelList,
@@ -50,22 +43,9 @@ from shoal.engines.continuation import (
     prompt_tokens,
 )
 from shoal.engines.engine import TRACEPARENT, Finished, Item
-from shoal.engines.ignored_fields import FieldIgnored, check_heeded
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.messages import engine_messages
-from shoal.engines.requests import (
-    CONTINUE_FLAGS,
-    AudioForm,
-    choice_count,
-    is_begun,
-    openai_request,
-    prompt_count,
-    refused_part,
-    reject_ignored_options,
-    single_choice,
-    unsent_stops,
-    with_chosen_tools,
-)
+from shoal.engines.requests import FieldIgnored, check_heeded
 from shoal.engines.server_errors import (
     NotServed,
     RefusedWork,
@@ -87,9 +67,9 @@ def split_url(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # an invalid port raises
     except ValueError as error:
-        raise ConfigError(f"engine URL: {error}; {expected}") from error
+        raise errors.ConfigError(f"engine URL: {error}; {expected}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"engine URL: {expected}")
+        raise errors.ConfigError(f"engine URL: {expected}")
     userinfo, _, location = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{location}{parts.path.rstrip('/') or '/v1'}", userinfo
 
@@ -113,7 +93,7 @@ def describe_client_error(error: aiohttp.ClientError) -> str:
     return str(error)
 
 
-def form_data(form: AudioForm) -> aiohttp.FormData:
+def form_data(form: requests.AudioForm) -> aiohttp.FormData:
     """Return a form for one request."""
     data = aiohttp.FormData(form.fields)
     data.add_field(
@@ -163,7 +143,7 @@ MEDIA = ("image/", "audio/", "video/")
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 
-class EngineLoading(ConfigError):
+class EngineLoading(errors.ConfigError):
     """The server has no list of models yet: it is starting."""
 
 
@@ -251,18 +231,18 @@ class OpenAIEngine:
                 await self.refresh()
         except TimeoutError as error:
             await self.close()
-            raise ConfigError(f"{self.url}/models gives no answer") from error
-        except Unavailable as error:
+            raise errors.ConfigError(f"{self.url}/models gives no answer") from error
+        except errors.Unavailable as error:
             await self.close()
             loads = isinstance(error, NoModelList) and error.status == LOADING_STATUS
-            kind = EngineLoading if loads else ConfigError
+            kind = EngineLoading if loads else errors.ConfigError
             raise kind(f"{self.url}/models: {error}") from error
         except BaseException:
             await self.close()
             raise
         if not self._listed:
             await self.close()
-            raise ConfigError(f"{self.url} has no models: give it one to run")
+            raise errors.ConfigError(f"{self.url} has no models: give it one to run")
 
     async def refresh(self) -> None:
         catalog = self._catalog or ServerCatalog(self.query)
@@ -288,12 +268,14 @@ class OpenAIEngine:
     async def run(
         self, work: Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
-        if is_begun(work):
+        if requests.is_begun(work):
             await self._check_continues(work)
         answer = self.generate(work)
         if (continues or thoughts) and isinstance(work, Chat | Completion):
             if (way := self._way_of(work)) is None:
-                raise Unavailable("the engine cannot continue an answer of this model")
+                raise errors.Unavailable(
+                    "the engine cannot continue an answer of this model"
+                )
             listed = self._find(work.model)
             begun = work if listed is None else replace(work, model=listed.id)
             if isinstance(begun, Chat):
@@ -324,18 +306,20 @@ class OpenAIEngine:
         """Run ``work`` from its beginning; ``flags`` are more fields of a chat."""
         if (server := self.server_kind) is not None:
             if not server.chooses_tools:
-                work = with_chosen_tools(work)
-            reject_ignored_options(work, server)
+                work = requests.with_chosen_tools(work)
+            requests.reject_ignored_options(work, server)
         listed = self._find(work.model)
         way = self._proven_way(work.model)
         takes_flags = way in (Way.FLAGS, Way.TOKENS)
         if way is None and self.server_kind is not None:
             takes_flags = self.server_kind.continues
-        if flags is None and is_begun(work) and takes_flags:
-            flags = CONTINUE_FLAGS  # else it would begin a new answer
+        if flags is None and requests.is_begun(work) and takes_flags:
+            flags = requests.CONTINUE_FLAGS  # else it would begin a new answer
         name = listed.id if listed is not None else work.model
         answer = AnswerReader(
-            choice_count(work.options), prompt_count(work), self._secret
+            requests.choice_count(work.options),
+            requests.prompt_count(work),
+            self._secret,
         )
         try:
             async with await self._open_clamped(work, name, flags) as response:
@@ -344,7 +328,7 @@ class OpenAIEngine:
                         for item in await self._read_whole(response, work):
                             yield item
                         return
-                    answer.stop_at(unsent_stops(work, self._refused_by(name)))
+                    answer.stop_at(requests.unsent_stops(work, self._refused_by(name)))
                     async for data in response.content.iter_any():
                         for piece in answer.feed(data):
                             yield piece
@@ -365,7 +349,7 @@ class OpenAIEngine:
         end = answer.finished()
         for choice in answer.missing:
             # The server makes one at a time, and may not say so.
-            single = self.generate(single_choice(work, choice), flags)
+            single = self.generate(requests.single_choice(work, choice), flags)
             async with aclosing(single) as items:
                 async for item in items:
                     if isinstance(item, Finished):
@@ -376,7 +360,7 @@ class OpenAIEngine:
     async def query(self, query: ServerQuery) -> ServerReply:
         """Query the server.  Raises Unavailable if it does not respond."""
         if self._session is None:
-            raise Unavailable("the engine is not running")
+            raise errors.Unavailable("the engine is not running")
         url = self.url.removesuffix("/v1") if query.native else self.url
         try:
             async with await self._request(
@@ -427,7 +411,7 @@ class OpenAIEngine:
                 counted = await prompt_tokens(self, Chat(listed.id, QUESTION))
                 if counted is None:
                     return  # nothing can be proved
-            raise CannotDo(
+            raise errors.CannotDo(
                 "messages: the last one is the assistant's, and the engine of this "
                 "model would not continue it. End with a message of the user, or use a "
                 "model whose engine continues answers, as `shoal status` shows",
@@ -448,7 +432,7 @@ class OpenAIEngine:
         """
         try:
             return await self._open(work, name, flags)
-        except ContextExceeded as error:
+        except errors.ContextExceeded as error:
             limit = None if isinstance(work, InputWork) else work.max_tokens
             listed = self._find(work.model)
             context = stated_context(str(error)) or (listed and listed.model.context)
@@ -468,21 +452,21 @@ class OpenAIEngine:
         What the server refuses and can do without is left out, now and henceforth.
         """
         if self._session is None:
-            raise Unavailable("the engine is not running")
+            raise errors.Unavailable("the engine is not running")
         expected = "application/json"
         if not isinstance(work, InputWork):
             expected = "text/event-stream"
         refused = self._refused_by(name)
         while True:
-            request = openai_request(work, name, flags, refused)
+            request = requests.openai_request(work, name, flags, refused)
             response = await self._request(
                 self._session, f"{self.url}{request.path}", request.form or request.body
             )
             try:
                 await self._check(response, expected)
-            except ShoalError as error:
+            except errors.ShoalError as error:
                 response.close()
-                if (part := refused_part(error, request.parts)) is None:
+                if (part := requests.refused_part(error, request.parts)) is None:
                     raise
                 refused |= {part}
             except BaseException:
@@ -498,7 +482,7 @@ class OpenAIEngine:
     ) -> list[Item]:
         body = await read_prefix(response, INPUT_ANSWER_MAX + 1)
         if len(body) > INPUT_ANSWER_MAX:
-            raise JobError(f"the engine sent more than {INPUT_ANSWER_MAX} bytes")
+            raise errors.JobError(f"the engine sent more than {INPUT_ANSWER_MAX} bytes")
         if len(body) > DECODE_INLINE_MAX:
             read = asyncio.to_thread(decode_input_answer, work, body, self._secret)
             pieces, usage = await read
@@ -510,7 +494,7 @@ class OpenAIEngine:
         self,
         session: aiohttp.ClientSession,
         url: str,
-        body: bytes | AudioForm | None,
+        body: bytes | requests.AudioForm | None,
     ) -> aiohttp.ClientResponse:
         """Send a request, GET without a body; return the response, its body unread.
 
@@ -526,7 +510,9 @@ class OpenAIEngine:
                     "GET" if body is None else "POST",
                     url,
                     # A form can be sent only once.
-                    data=form_data(body) if isinstance(body, AudioForm) else body,
+                    data=form_data(body)
+                    if isinstance(body, requests.AudioForm)
+                    else body,
                     headers=headers,
                     allow_redirects=False,
                 )
@@ -552,7 +538,7 @@ class OpenAIEngine:
                 secret=self._secret,
             )
         if "html" in type_ or type_.startswith(MEDIA):
-            raise JobError(f"the engine sent {type_}, expected {expected}")
+            raise errors.JobError(f"the engine sent {type_}, expected {expected}")
 
     def _forget_server(self) -> None:
         """Another server may answer at this address next."""
@@ -579,7 +565,7 @@ class OpenAIEngine:
             try:
                 async with asyncio.timeout(WAY_LIMIT):
                     self._ways[name] = await find_way(self, listed.id)
-            except (Unavailable, TimeoutError):
+            except (errors.Unavailable, TimeoutError):
                 self._busy_trials[name] += 1
 
     async def _retry_refused(self) -> None:
@@ -593,10 +579,10 @@ class OpenAIEngine:
                     aclosing(self.run(minimal_job(name, kind))) as items,
                 ):
                     await anext(items)
-            except (InvalidRequest, TimeoutError):
+            except (errors.InvalidRequest, TimeoutError):
                 # A server rejects a missing model at once; it loads others first.
                 self._refused.remove(name, kind)
-            except ShoalError:
+            except errors.ShoalError:
                 continue
             else:
                 self._refused.remove(name, kind)

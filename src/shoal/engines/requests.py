@@ -5,6 +5,9 @@ was refused for one of these parts is repeated without it, or with another in it
 and the server gets no other for this model any more.  No part is left out without which
 the answer would mean something else: then the client gets the server's error.
 
+Servers of unknown kinds ignore what they do not know, without a word.  So they are
+believed as far as their answers show it.
+
 Source: OpenAI API reference, "Create chat completion", "Create completion", "Create
 embeddings" and "Create transcription"; for rerankings, the API that vLLM, llama-server
 and others share; for refusals, errors of real servers, in their issue trackers.
@@ -13,24 +16,34 @@ and others share; for refusals, errors of real servers, in their issue trackers.
 import base64
 import binascii
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence, Set
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeGuard
 
 import msgspec
 
-from shoal.domain.errors import ContextExceeded, InvalidRequest, JobError, ShoalError
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+)
 from shoal.domain.options import OPTIONS
+from shoal.domain.outcome import Delta
 from shoal.domain.work import (
     JSON,
     Chat,
     Completion,
     Embedding,
+    Feature,
     Inference,
     Rerank,
     Transcription,
     message_text,
 )
+from shoal.engines.engine import Finished, Item
 from shoal.engines.messages import LATE_SYSTEM, SYSTEM, engine_messages, refusable_parts
 from shoal.engines.server_errors import NotServed
 from shoal.engines.server_kinds import ServerKind
@@ -78,7 +91,7 @@ CONTINUE_FLAGS: Mapping[str, JSON] = {
 """Fields of a chat whose last message is the beginning of the answer, for vLLM and its
 relatives, which begin a new turn without them."""
 
-
+JSON_BEGINS = '{["-0123456789tfn'  # the first characters of values
 STOPS_TAKEN = 4  # stop strings that servers with a limit take, as OpenAI's
 
 OWN = frozenset({"stream_options", "encoding_format"})
@@ -333,3 +346,50 @@ def refused_part(error: ShoalError, parts: Collection[str]) -> str | None:
     if _SYSTEM.search(message):
         return next((each for each in (LATE_SYSTEM, SYSTEM) if each in parts), None)
     return None
+
+
+class FieldIgnored(CannotDo):
+    """The server ignored a field, and so lacks a feature.
+
+    A model that was to call a tool, and did not, may call one all the same.
+    """
+
+    def __init__(self, field: str, feature: Feature | None = None) -> None:
+        super().__init__(
+            f"{field}: the model server ignored it. Repeat the request, which other "
+            "workers may do, or `shoal join` an engine that does: see docs/engines.md",
+            field,
+        )
+        self.feature = feature
+
+
+async def check_heeded(
+    work: Inference, items: AsyncGenerator[Item, None]
+) -> AsyncGenerator[Item, None]:
+    """Yield the ``items`` of an answer.
+
+    Raises FieldIgnored at the first that shows that the server ignored a field.
+    """
+    begun = called = False
+    must_call = work.options.get("tool_choice") not in (None, "auto", "none")
+    async with aclosing(items) as answer:
+        async for item in answer:
+            if isinstance(item, Finished):
+                if must_call and not called and item.finish_reason == "stop":
+                    raise FieldIgnored("tool_choice")
+            elif not called and (must_call or not begun):
+                delta = item if isinstance(item, Delta) else Delta(0, {"content": item})
+                called = "tool_calls" in delta.fields
+                text = str(delta.fields.get("content") or "").lstrip()
+                checked = text and not begun
+                if (
+                    checked
+                    and Feature.LOGPROBS in work.needs
+                    and delta.logprobs is None
+                ):
+                    raise FieldIgnored("logprobs", Feature.LOGPROBS)
+                in_json = Feature.SCHEMA in work.needs
+                if checked and in_json and text[0] not in JSON_BEGINS:
+                    raise FieldIgnored("response_format", Feature.SCHEMA)
+                begun = begun or bool(text)
+            yield item

@@ -9,16 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.domain.errors import (
-    ContextExceeded,
-    EngineFailed,
-    InvalidRequest,
-    JobError,
-    ShoalError,
-    TooLarge,
-    Unavailable,
-    Unprocessable,
-)
+from shoal.domain import errors
 from shoal.domain.server_refusals import ServerRefusal, classify_refusal
 from shoal.domain.work import (
     Chat,
@@ -39,11 +30,11 @@ RETRY_AFTER_MAX = 600  # seconds
 DECODE_ERRORS = (ValueError, RecursionError)
 
 
-class ServerLost(Unavailable):
+class ServerLost(errors.Unavailable):
     """The server cannot be reached, or its connection broke."""
 
 
-class NotServed(Unavailable):
+class NotServed(errors.Unavailable):
     """The server lacks the model, or this ``kind`` of work; others may have it."""
 
     def __init__(self, message: str, *, model: bool) -> None:
@@ -63,7 +54,7 @@ class ServerProblem:
 
 def refusal_error(
     status: int, content_type: str, body: bytes, *, retry_after: str = "", secret: str
-) -> ShoalError:
+) -> errors.ShoalError:
     """Return the error for a response with an error status.
 
     Args:
@@ -75,12 +66,12 @@ def refusal_error(
     if problem is None and "html" in content_type:
         problem = ServerProblem(f"it sent {content_type}, expected JSON")
     error = _error(status, problem or _plain_problem(body, secret))
-    if isinstance(error, Unavailable):
+    if isinstance(error, errors.Unavailable):
         error.retry_after = _seconds(retry_after, error.retry_after)
     return error
 
 
-def stream_error(event: bytes, secret: str) -> ShoalError:
+def stream_error(event: bytes, secret: str) -> errors.ShoalError:
     """Return the error for an error event in a stream.
 
     Its code is used if it is an HTTP status.
@@ -162,37 +153,43 @@ def _passed_on(text: str, secret: str) -> str:
     return (text.replace(secret, "…") if secret else text)[:ERROR_MAX] or "no message"
 
 
-def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> ShoalError:
+def _error(
+    status: int, problem: ServerProblem, in_stream: bool = False
+) -> errors.ShoalError:
     message = problem.message
     codes = {str(problem.code), str(problem.type)}
     field = problem.param if isinstance(problem.param, str) else None
     match classify_refusal(status, message, codes):
         case ServerRefusal.KEY:
-            return JobError(
+            return errors.JobError(
                 f"the engine refuses this worker's key (status {status}): set "
                 "--engine-key"
             )
         case ServerRefusal.CONTEXT:
-            return ContextExceeded(message)
+            return errors.ContextExceeded(message)
         case ServerRefusal.BUSY:
-            return Unavailable(f"the engine takes no jobs (status {status}): {message}")
+            return errors.Unavailable(
+                f"the engine takes no jobs (status {status}): {message}"
+            )
         case ServerRefusal.BROKEN:
-            return EngineFailed(f"the engine fails (status {status}): {message}")
+            return errors.EngineFailed(f"the engine fails (status {status}): {message}")
         case ServerRefusal.NO_MODEL:
             return NotServed(f"the engine lacks the model: {message}", model=True)
         case ServerRefusal.NOT_SUPPORTED:
             text = f"the engine does no such work (status {status}): {message}"
             return NotServed(text, model=False)
         case ServerRefusal.TOO_LARGE:
-            return TooLarge(message)
+            return errors.TooLarge(message)
         case ServerRefusal.UNPROCESSABLE:
-            return Unprocessable(message, field)
+            return errors.Unprocessable(message, field)
         case ServerRefusal.INVALID:
-            return InvalidRequest(message, field)
+            return errors.InvalidRequest(message, field)
         case ServerRefusal.FAILED if in_stream:
-            return JobError(message)
+            return errors.JobError(message)
         case ServerRefusal.FAILED:
-            return JobError(f"the engine answers with status {status}: {message}")
+            return errors.JobError(
+                f"the engine answers with status {status}: {message}"
+            )
 
 
 def _detail(detail: Any) -> str:

@@ -108,7 +108,7 @@ TRANSFORMERS = ServerKind(
 )
 # An unknown server is assumed to be fully OpenAI-compatible, as long as its answers
 # show it: its refusals are passed on, missing choices are made one by one, and
-# ``ignored_fields`` notices the rest.  A missing echo, and other fields, it would not.
+# ``check_heeded`` notices the rest.  A missing echo, and other fields, it would not.
 UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL)
 
 OWNERS = {

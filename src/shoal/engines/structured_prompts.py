@@ -14,7 +14,7 @@ from shoal.domain.outcome import AnswerPiece, Usage
 from shoal.domain.work import JSON, Chat, Feature
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Engine, Finished
-from shoal.engines.ignored_fields import FieldIgnored
+from shoal.engines.requests import FieldIgnored
 
 T = TypeVar("T")
 

@@ -14,16 +14,10 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from shoal.domain import facts
 from shoal.domain.credentials import tokens_to_read
 from shoal.domain.errors import NotFound, StoreError
-from shoal.domain.facts import (
-    FACT_NAMES,
-    Fact,
-    JobCompleted,
-    JobSubmitted,
-    ReceiptPresented,
-    WorkerMarked,
-)
+from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms, TimeLimits
 from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.json_limits import characters_in
@@ -255,8 +249,8 @@ def decode_history(
     ]
 
 
-def decode_marked(text: str) -> WorkerMarked:
-    return msgspec.json.decode(text, type=WorkerMarked)
+def decode_marked(text: str) -> facts.WorkerMarked:
+    return msgspec.json.decode(text, type=facts.WorkerMarked)
 
 
 def decode_worker_fact(name: str, text: str) -> Fact:
@@ -313,11 +307,11 @@ def _fields_of(fact: Fact) -> object:
     The job's row has those, and its receipt.
     """
     match fact:
-        case JobSubmitted(job):
+        case facts.JobSubmitted(job):
             return {"job_id": job.id}
-        case JobCompleted(job_id, lease, _, verdict):
+        case facts.JobCompleted(job_id, lease, _, verdict):
             return {"job_id": job_id, "lease": lease, "verdict": verdict.name}
-        case ReceiptPresented(job_id, worker_id, verdict):
+        case facts.ReceiptPresented(job_id, worker_id, verdict):
             return {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
         case _:
             return fact
@@ -334,11 +328,13 @@ def _decode_fields(
     name: str, found: dict[str, Any], job: Job, outcome: Outcome | None
 ) -> Fact:
     type_ = FACT_TYPES[name]
-    if type_ is JobSubmitted:
-        return JobSubmitted(job)
-    if type_ is JobCompleted:
+    if type_ is facts.JobSubmitted:
+        return facts.JobSubmitted(job)
+    if type_ is facts.JobCompleted:
         verdict = Verdict[found.get("verdict", Verdict.UNSIGNED.name)]
-        return JobCompleted(job.id, found["lease"], outcome or Outcome(""), verdict)
+        return facts.JobCompleted(
+            job.id, found["lease"], outcome or Outcome(""), verdict
+        )
     fact: Fact = msgspec.convert(found | {"job_id": job.id}, type_)
     return fact
 

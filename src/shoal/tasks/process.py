@@ -13,15 +13,9 @@ import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.processes.programs import describe_exit
-from shoal.tasks import process_messages
+from shoal.tasks import limits, process_messages
 from shoal.tasks.child_io import MARK, last_call_output
 from shoal.tasks.errors import TASKS_FOLDER
-from shoal.tasks.limits import (
-    OUTPUT_DRAIN_TIMEOUT,
-    START_TIMEOUT,
-    STDERR_LINES_MAX,
-    STDERR_MAX,
-)
 
 Timeouts: TypeAlias = Mapping[str, float | None]
 """Task names, each with its default timeout in seconds."""
@@ -120,7 +114,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         threads: int,
         on_end: Callable[["ChildProcess"], None],
         program: Sequence[str] = (CHILD_MODULE,),
-        within: float = START_TIMEOUT,
+        within: float = limits.START_TIMEOUT,
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> "ChildProcess":
         """Start a process that imports ``modules``.
@@ -209,7 +203,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
-            self._log = last_call_output(self._log, data)[-STDERR_MAX:]
+            self._log = last_call_output(self._log, data)[-limits.STDERR_MAX :]
             if text := data.replace(MARK, b"").decode(errors="replace"):
                 sys.stderr.write(text)
                 sys.stderr.flush()
@@ -248,7 +242,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             # Drain its output, but with a limit: processes that it has started may
             # keep its pipes open, in a group of their own.
             loop = asyncio.get_running_loop()
-            loop.call_later(OUTPUT_DRAIN_TIMEOUT, self._transport.close)
+            loop.call_later(limits.OUTPUT_DRAIN_TIMEOUT, self._transport.close)
 
     def _split_messages(self, data: bytes) -> None:
         at, end = 0, len(data)
@@ -307,4 +301,4 @@ async def _run_to_completion(work: Awaitable[object]) -> None:
 def last_task_lines(log: str) -> list[str]:
     """Return the last lines of a log, without those of the call machinery."""
     lines = [line for line in log.splitlines() if not _ROUTINE.match(line)]
-    return lines[-STDERR_LINES_MAX:]
+    return lines[-limits.STDERR_LINES_MAX :]

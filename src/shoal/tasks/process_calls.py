@@ -10,22 +10,15 @@ import msgspec
 from shoal.domain.errors import InvalidRequest, JobError, ShoalError, Unavailable
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream, Feature
-from shoal.tasks import process_messages
+from shoal.tasks import limits, process_messages
 from shoal.tasks.function_caller import OnProgress
 from shoal.tasks.invocation import BLOB_MISSING, REFUSED
-from shoal.tasks.limits import (
-    RECALL_GRACE,
-    SENT_AHEAD_BYTES,
-    SENT_AHEAD_MAX,
-    STREAM_CALLS_MAX,
-    STREAM_TURN,
-)
 from shoal.tasks.process import CallProcess
 from shoal.tasks.process_messages import Mode
 
 OnReturned = Callable[[list[CallResult]], None]
 
-TOO_MANY_CALLS = f"more than {STREAM_CALLS_MAX} calls wait in the call stream"
+TOO_MANY_CALLS = f"more than {limits.STREAM_CALLS_MAX} calls wait in the call stream"
 
 _encode = msgspec.msgpack.Encoder().encode
 _returns = msgspec.msgpack.Decoder(list[CallResult])
@@ -98,7 +91,7 @@ class ProcessCallStream:
         return not (self._sent or self._queue)
 
     def push(self, calls: Sequence[StreamedCall]) -> None:
-        if len(self._queue) + len(calls) > STREAM_CALLS_MAX:
+        if len(self._queue) + len(calls) > limits.STREAM_CALLS_MAX:
             self._on_returned(
                 [CallResult(each.number, b"", TOO_MANY_CALLS) for each in calls]
             )
@@ -201,10 +194,10 @@ class ProcessCallStream:
                 self._request_process(self._use_process)
             return
         batch: list[StreamedCall] = []
-        while self._queue and len(self._sent) < SENT_AHEAD_MAX:
+        while self._queue and len(self._sent) < limits.SENT_AHEAD_MAX:
             call = self._queue[0]
             size = len(call.args) + len(call.kwargs)
-            if self._sent and self._sent_bytes + size > SENT_AHEAD_BYTES:
+            if self._sent and self._sent_bytes + size > limits.SENT_AHEAD_BYTES:
                 break
             if not self._sent:
                 self._started_at = asyncio.get_running_loop().time()
@@ -231,7 +224,7 @@ class ProcessCallStream:
             )
             return
         self._process = process
-        self._turn_ends = asyncio.get_running_loop().time() + STREAM_TURN
+        self._turn_ends = asyncio.get_running_loop().time() + limits.STREAM_TURN
         self._not_started = process.announces_start
         process.user = self
         if self._closed:
@@ -253,7 +246,7 @@ class ProcessCallStream:
 
     def _schedule_check(self) -> None:
         """Schedule a check of the running call for its deadline, if it has one."""
-        limit = RECALL_GRACE if self._recalled else self._timeout
+        limit = limits.RECALL_GRACE if self._recalled else self._timeout
         if limit is None or self._closed or self._not_started or not self._sent:
             return
         if self._timer is not None:
@@ -268,7 +261,7 @@ class ProcessCallStream:
             return
         now = asyncio.get_running_loop().time()
         running = next(iter(self._sent))
-        if running in self._recalled and now - self._started_at >= RECALL_GRACE:
+        if running in self._recalled and now - self._started_at >= limits.RECALL_GRACE:
             self._release(busy=True)
             self._fail_running("")
         elif self._timeout is not None and now - self._started_at >= self._timeout:

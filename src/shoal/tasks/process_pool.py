@@ -8,26 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from shoal.domain.errors import (
-    ConfigError,
-    InvalidRequest,
-    JobError,
-    NotFound,
-    ShoalError,
-    Unavailable,
-)
+from shoal.domain import errors
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import Call, CallStream, Feature
-from shoal.tasks import process_messages
+from shoal.tasks import limits, process_messages
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import CODE_NOT_TRUSTED
-from shoal.tasks.limits import (
-    LENT_MAX,
-    PROCESSES_MAX,
-    RESTART_DELAY,
-    SPARE_TIMEOUT,
-    WAITING_MAX,
-)
 from shoal.tasks.process import (
     CLOSED,
     NO_VARIABLES,
@@ -43,7 +29,7 @@ from shoal.tasks.process_calls import (
 )
 from shoal.tasks.registry import PYTHON, unknown_task_message
 
-OnProcess = Callable[[CallProcess | Unavailable], None]
+OnProcess = Callable[[CallProcess | errors.Unavailable], None]
 StartProcess = Callable[[Callable[[CallProcess], None]], Awaitable[CallProcess]]
 
 log = logging.getLogger("shoal.tasks")
@@ -71,7 +57,7 @@ class ProcessPool:
         start: StartProcess | None = None,
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
-        assert 0 < slots <= PROCESSES_MAX
+        assert 0 < slots <= limits.PROCESSES_MAX
         self.slots = slots
         self.on_lent: Callable[[int], None] | None = None
         self.names: frozenset[str] = frozenset()
@@ -107,8 +93,8 @@ class ProcessPool:
         except ExceptionGroup as group:
             await self.close()
             error = group.exceptions[0]  # all have the same cause
-            if isinstance(error, Unavailable):
-                raise ConfigError(
+            if isinstance(error, errors.Unavailable):
+                raise errors.ConfigError(
                     f"the processes for tasks cannot be started: {error}"
                 ) from error
             raise error from None
@@ -127,7 +113,7 @@ class ProcessPool:
         self._check_supported(call)
         timeout = self._timeout(call)
         if timeout is not None and timeout <= 0:
-            raise JobError(timeout_message(timeout))
+            raise errors.JobError(timeout_message(timeout))
         process = await self._idle_process()
         self._number += 1
         running = ProcessCall(
@@ -157,7 +143,7 @@ class ProcessPool:
                 return await running.result
         except TimeoutError as error:
             assert timeout is not None
-            raise JobError(timeout_message(timeout)) from error
+            raise errors.JobError(timeout_message(timeout)) from error
         finally:
             self._release(process, not running.returned)
 
@@ -170,7 +156,7 @@ class ProcessPool:
     ) -> CallStreamSlot:
         self._check_supported(stream)
         if self._streams >= self._capacity * self._sharers:
-            raise Unavailable(f"all {self._capacity} slots are taken")
+            raise errors.Unavailable(f"all {self._capacity} slots are taken")
         self._streams += 1
         return ProcessCallStream(
             stream,
@@ -211,11 +197,11 @@ class ProcessPool:
         if not waits:
             self._end_loan(process)
         elif process.user is not None and process not in self._lent:
-            if len(self._lent) >= LENT_MAX:
+            if len(self._lent) >= limits.LENT_MAX:
                 log.warning(
                     "more than %d calls wait for calls of their own; they may wait for "
                     "ever: start more workers",
-                    LENT_MAX,
+                    limits.LENT_MAX,
                 )
                 return
             self._lent.add(process)
@@ -235,7 +221,9 @@ class ProcessPool:
 
     def _set_spare_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._spare_timer = loop.call_later(SPARE_TIMEOUT, self._end_spare_processes)
+        self._spare_timer = loop.call_later(
+            limits.SPARE_TIMEOUT, self._end_spare_processes
+        )
 
     def _end_spare_processes(self) -> None:
         """End idle processes beyond the slots: they were for slots that were lent."""
@@ -253,14 +241,14 @@ class ProcessPool:
         """Raise an error if this pool cannot make the call; see ``FunctionCaller``."""
         if Feature.CODE in work.needs:
             if not self.trusts_code:
-                raise InvalidRequest(CODE_NOT_TRUSTED)
+                raise errors.InvalidRequest(CODE_NOT_TRUSTED)
             if work.python not in ("", PYTHON):
                 # Another version's bytecode can crash the process.
-                raise Unavailable(
+                raise errors.Unavailable(
                     f"code of Python {work.python}; this worker has {PYTHON}"
                 )
         elif work.name not in self.names:
-            raise NotFound(unknown_task_message(work.name, sorted(self.names)))
+            raise errors.NotFound(unknown_task_message(work.name, sorted(self.names)))
 
     def _timeout(self, work: Call | CallStream) -> float | None:
         if work.timeout is not None or Feature.CODE in work.needs:
@@ -271,14 +259,14 @@ class ProcessPool:
         """Wait for an idle process.  Raises Unavailable if none can start."""
         if self._idle and not self._waiting:
             return self._idle.popleft()
-        if len(self._waiting) >= WAITING_MAX:
-            raise Unavailable(f"{WAITING_MAX} calls wait already")
+        if len(self._waiting) >= limits.WAITING_MAX:
+            raise errors.Unavailable(f"{limits.WAITING_MAX} calls wait already")
         assigned: asyncio.Future[CallProcess] = (
             asyncio.get_running_loop().create_future()
         )
 
-        def use(process: CallProcess | Unavailable) -> None:
-            if isinstance(process, Unavailable):
+        def use(process: CallProcess | errors.Unavailable) -> None:
+            if isinstance(process, errors.Unavailable):
                 if not assigned.done():
                     assigned.set_exception(process)
             elif assigned.done():  # the waiting call was cancelled
@@ -302,7 +290,7 @@ class ProcessPool:
         if self._idle:
             use(self._idle.popleft())
         elif self._closing or (self._start_failure and not self._all):
-            use(Unavailable(self._start_failure or CLOSED))
+            use(errors.Unavailable(self._start_failure or CLOSED))
         else:
             self._waiting.append(use)
             for process in [*self._all]:
@@ -333,7 +321,7 @@ class ProcessPool:
             try:
                 path = await fetch(digest)
                 process.send((process_messages.BLOB, str(path), ""))
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 process.send((process_messages.BLOB, "", str(error)))
 
         self._spawn(send())
@@ -371,12 +359,12 @@ class ProcessPool:
         while not self._closing and len(self._all) < self._capacity:
             try:
                 process = await self._start_process()
-            except ShoalError as error:
+            except errors.ShoalError as error:
                 self._start_failure = str(error)
                 log.error("task process failed to start: %s", error)
                 if not self._all:
                     self._fail_waiting(self._start_failure)
-                await asyncio.sleep(RESTART_DELAY)
+                await asyncio.sleep(limits.RESTART_DELAY)
             else:
                 self._start_failure = ""
                 self._assign(process)
@@ -385,7 +373,7 @@ class ProcessPool:
     def _fail_waiting(self, reason: str) -> None:
         waiting, self._waiting = self._waiting, deque()
         for use in waiting:
-            use(Unavailable(reason))
+            use(errors.Unavailable(reason))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

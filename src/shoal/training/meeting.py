@@ -24,14 +24,7 @@ from shoal.training.generations.sequence import (
     RendezvousLink,
 )
 from shoal.training.group import TIMEOUT, RankGroup
-from shoal.training.launch.script import (
-    RUN,
-    RUN_FINGERPRINT,
-    RUN_OUTPUT,
-    RUN_TOKEN,
-    RUN_URL,
-    Coordinator,
-)
+from shoal.training.launch import script
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
 from shoal.training.run_link import RelayedSockets, RunLink
 from shoal.transports.rank_socket import RankListener, address_towards
@@ -70,7 +63,7 @@ def join_run(
         port.port,
         port.id,
         admits=admits,
-        saves=admits or bool(_asks_for_writer) or RUN_OUTPUT not in environment,
+        saves=admits or bool(_asks_for_writer) or script.RUN_OUTPUT not in environment,
     )
 
     def connect(greeting: Greeting) -> RendezvousLink:
@@ -81,7 +74,7 @@ def join_run(
             greeting=greeting,
         )
 
-    run = environment[RUN]
+    run = environment[script.RUN]
     group = ElasticGroup(
         *(connect, port, run, state, timeout),
         lambda hosts: reachable_hosts(hosts, host, environment),
@@ -95,7 +88,7 @@ def reachable_hosts(
     hosts: Sequence[str], own: str, environment: Mapping[str, str] = os.environ
 ) -> Sequence[str]:
     """Return where this rank, at an address of its own, finds another of its run."""
-    coordinator = urlsplit(environment.get(RUN_URL, "")).hostname
+    coordinator = urlsplit(environment.get(script.RUN_URL, "")).hostname
     if coordinator is None or is_loopback(own):
         return hosts
     # Whoever has a loopback address is on the coordinator's machine.
@@ -138,13 +131,13 @@ def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
 
 def _coordinator(environment: Mapping[str, str]) -> tuple[str, str, str]:
     """Return the run's coordinator, its token, and the coordinator's fingerprint."""
-    fingerprint = environment.get(RUN_FINGERPRINT, "")
-    return environment[RUN_URL], environment[RUN_TOKEN], fingerprint
+    fingerprint = environment.get(script.RUN_FINGERPRINT, "")
+    return environment[script.RUN_URL], environment[script.RUN_TOKEN], fingerprint
 
 
 def open_port(host: str, *, encrypts: bool) -> RankPort:
     """Return a port for other ranks at an address of this machine."""
-    if RUN_URL in os.environ:
+    if script.RUN_URL in os.environ:
         return _open_run_port(host, os.environ)
     tls = self_signed_tls("rank") if encrypts else None
     listener = RankListener(host, 0, tls)
@@ -154,8 +147,10 @@ def open_port(host: str, *, encrypts: bool) -> RankPort:
 def own_address(environment: Mapping[str, str] = os.environ) -> str:
     """Return the address of this machine on the way to the coordinator, or rank 0."""
     host = environment.get("MASTER_ADDR", DEFAULT_MASTER[0])
-    if is_loopback(host) and RUN_URL in environment:  # the store may be elsewhere
-        coordinator = Coordinator(environment[RUN_URL], "")
+    if (
+        is_loopback(host) and script.RUN_URL in environment
+    ):  # the store may be elsewhere
+        coordinator = script.Coordinator(environment[script.RUN_URL], "")
         return address_towards(coordinator.host, coordinator.port)
     port = environment.get("MASTER_PORT", DEFAULT_MASTER[1])
     return address_towards(host, int(port))

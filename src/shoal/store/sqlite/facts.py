@@ -11,37 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shoal.domain import facts
 from shoal.domain.errors import StoreError
-from shoal.domain.facts import (
-    FACT_NAMES,
-    AccountCredited,
-    AccountLimited,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    LateResult,
-    ReceiptPresented,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerDismissed,
-    WorkerDistrusted,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLoadChanged,
-    WorkerMarked,
-    WorkerResumed,
-    WorkerSuspended,
-    WorkerTrusted,
-)
+from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
@@ -84,7 +56,7 @@ class LargeValues:
 
 
 STATE_AFTER: Mapping[type[Fact], str] = {
-    JobSubmitted: JobState.QUEUED.value,
+    facts.JobSubmitted: JobState.QUEUED.value,
     **{
         fact: state.value
         for facts in TRANSITIONS.values()
@@ -145,12 +117,12 @@ class _FactBatch:
         """Collect the changes of a fact."""
         fact, at = recorded.fact, recorded.at
         match fact:
-            case WorkerTrusted(owner, user, public_key):
+            case facts.WorkerTrusted(owner, user, public_key):
                 query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (owner, user, public_key, at))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerDistrusted(owner, user, public_key):
+            case facts.WorkerDistrusted(owner, user, public_key):
                 pair = "owner = ? AND user = ? AND public_key = ?"
                 # A worker presents its code at each start: it must not pair it again.
                 for table in ("trusted", "pairing_codes"):
@@ -158,19 +130,19 @@ class _FactBatch:
                     self.sql.execute(query, (owner, user, public_key))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerSuspended(name, how, by):
+            case facts.WorkerSuspended(name, how, by):
                 query = "INSERT OR REPLACE INTO suspensions VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (name, how.value, by, at))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerResumed(name):
+            case facts.WorkerResumed(name):
                 # Of a worker, or of a machine and all its workers: see ``peer_of``.
                 query = """DELETE FROM suspensions
                            WHERE ? IN (name, substr(name, 1, instr(name, '/') - 1))"""
                 self.sql.execute(query, (name,))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerApproved(name, by, public_key):
+            case facts.WorkerApproved(name, by, public_key):
                 # It replaces one that waited for a worker.
                 query = """DELETE FROM approvals
                            WHERE name = ? AND (public_key IS NULL OR public_key = ?)"""
@@ -179,55 +151,57 @@ class _FactBatch:
                 self.sql.execute(query, (name, public_key, by, at))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerDisapproved(name, _, public_key):
+            case facts.WorkerDisapproved(name, _, public_key):
                 query = "DELETE FROM approvals WHERE name = ? AND public_key IS ?"
                 self.sql.execute(query, (name, public_key))
                 self._facts.append(fact_row(recorded, None))
                 return
-            case AccountLimited():
+            case facts.AccountLimited():
                 write_limit(self.sql, fact)
                 self._facts.append(fact_row(recorded, None))
                 return
             case (
-                WorkerJoined()
-                | WorkerDraining()
-                | WorkerLeft()
-                | WorkerDismissed()
-                | WorkerMarked()
-                | AccountCredited()
+                facts.WorkerJoined()
+                | facts.WorkerDraining()
+                | facts.WorkerLeft()
+                | facts.WorkerDismissed()
+                | facts.WorkerMarked()
+                | facts.AccountCredited()
             ):
                 self._facts.append(fact_row(recorded, None))
                 return
-            case WorkerLoadChanged():
+            case facts.WorkerLoadChanged():
                 return  # not stored
-            case LateResult(job_id=job_id) | ReceiptPresented(job_id=job_id):
+            case (
+                facts.LateResult(job_id=job_id) | facts.ReceiptPresented(job_id=job_id)
+            ):
                 # A pruned job has no history to read.
                 if self._knows(job_id):
                     self._row(job_id).facts.append(recorded)
                 return
-            case JobSubmitted(job):
+            case facts.JobSubmitted(job):
                 change = _RowChange(self._columns(job, at))
                 self._rows[job.id] = change
                 self._named[job.owner, job.idempotency_key] = change
-            case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
+            case facts.JobLeased(job_id, _, lease) | facts.JobHedged(job_id, _, lease):
                 change = self._row(job_id)
                 change.lease = lease
-            case JobStarted() | JobRequeued() | JobUnhedged():
+            case facts.JobStarted() | facts.JobRequeued() | facts.JobUnhedged():
                 change = self._row(fact.job_id)
-            case JobCompleted(job_id, _, outcome):
+            case facts.JobCompleted(job_id, _, outcome):
                 change = self._end(job_id, at)
                 change.outcome, change.value = codec.encode_outcome(
                     outcome, self.apart.blobs
                 )
                 self._used.append((job_id, outcome, at))
-            case JobFailed(job_id=job_id, error=error):
+            case facts.JobFailed(job_id=job_id, error=error):
                 change = self._end(job_id, at)
                 change.error = error
-            case JobExpired(job_id, _, error, written):
+            case facts.JobExpired(job_id, _, error, written):
                 change = self._end(job_id, at)
                 change.error = error
                 self._used.append((job_id, written, at))
-            case JobCancelled(job_id, reason, written):
+            case facts.JobCancelled(job_id, reason, written):
                 change = self._end(job_id, at)
                 change.error = reason
                 self._used.append((job_id, written, at))
