@@ -5,9 +5,9 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 """
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from shoal.domain.errors import ConfigError, NotAdmitted
+from shoal.domain.errors import NotAdmitted
 from shoal.domain.work import JobKind
 from shoal.protocols.dispatch.admission import Config
 from shoal.protocols.dispatch.coordinator import ProviderSession, answer_headers
@@ -19,6 +19,7 @@ from shoal.protocols.seam.endpoints import (
     UpgradeRequest,
     WebSocketRoute,
 )
+from shoal.protocols.seam.peer_addresses import split_url
 from shoal.protocols.seam.protocol import CoordinatorProbe, Pairing, WireProtocol
 from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
@@ -60,21 +61,9 @@ class ProviderDialer:
 
 def _address(url: str) -> str:
     """Return the WebSocket URL to dial, with the given path and query."""
-    expected = "expected http://HOST:PORT or ws://HOST:PORT"
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # raises if the port is invalid
-    except ValueError as error:
-        raise ConfigError(f"coordinator URL: {error}; {expected}") from error
-    scheme = SCHEMES.get(parts.scheme)
-    if scheme is None:
-        raise ConfigError(
-            f"coordinator URL: unknown scheme {parts.scheme!r}; {expected}"
-        )
-    if not host:
-        raise ConfigError(f"coordinator URL: no host; {expected}")
+    parts = split_url(url, SCHEMES, "expected http://HOST:PORT or ws://HOST:PORT")
     query = f"?{parts.query}" if parts.query else ""
-    return f"{scheme}://{parts.netloc}{parts.path or '/'}{query}"
+    return f"{SCHEMES[parts.scheme]}://{parts.netloc}{parts.path or '/'}{query}"
 
 
 ERROR_MAX = 300  # characters shown of an error from a coordinator

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from shoal.domain import vocabulary as words
-from shoal.domain.errors import ConfigError, PeerError, Unsupported
+from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
@@ -19,6 +19,7 @@ from shoal.protocols.grandsage.codec import encode_end, encode_text
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.json_text import well_formed
+from shoal.protocols.seam.peer_addresses import split_url
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 
 KEEPALIVE_INTERVAL = 10.0  # seconds
@@ -288,19 +289,7 @@ def _text_of(piece: AnswerPiece) -> str:
 
 def _address(url: str, profile: WorkerProfile) -> str:
     """Return the URL to dial; ``profile`` takes precedence over the URL's query."""
-    expected = "expected ws://HOST:PORT or http://HOST:PORT"
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # raises if the port is invalid
-    except ValueError as error:
-        raise ConfigError(f"coordinator URL: {error}; {expected}") from error
-    scheme = SCHEMES.get(parts.scheme)
-    if scheme is None:
-        raise ConfigError(
-            f"coordinator URL: unknown scheme {parts.scheme!r}; {expected}"
-        )
-    if not host:
-        raise ConfigError(f"coordinator URL: no host; {expected}")
+    parts = split_url(url, SCHEMES, "expected ws://HOST:PORT or http://HOST:PORT")
     parameters = read_query(parts.query)
     required = {
         "token": profile.token or parameters.get("token") or NO_TOKEN,
@@ -316,4 +305,4 @@ def _address(url: str, profile: WorkerProfile) -> str:
         errors="replace",
     )
     path = parts.path if parts.path not in ("", "/") else "/ws"
-    return f"{scheme}://{parts.netloc}{path}?{query}"
+    return f"{SCHEMES[parts.scheme]}://{parts.netloc}{path}?{query}"

@@ -14,6 +14,7 @@ from shoal.protocols.macfleet.codec.keys import TOKEN_FILE, TOKEN_VARIABLE, flee
 from shoal.protocols.macfleet.config import HEARTBEAT_PORT, Config
 from shoal.protocols.macfleet.membership import NodeAddress
 from shoal.protocols.seam.endpoints import plain_label
+from shoal.protocols.seam.peer_addresses import split_url
 from shoal.protocols.seam.protocol import FleetAccess
 
 EXPECTED = (
@@ -92,17 +93,8 @@ def parse_url(url: str) -> SplitResult:
     Raises ConfigError if it is malformed or has a scheme this protocol does not use.
     """
     absolute = url if "://" in url else f"{PLAIN_SCHEME}://{url}"
-    try:
-        parts = urlsplit(absolute)
-        host, port = parts.hostname, parts.port  # raises if the port is not a number
-    except ValueError as error:
-        raise ConfigError(f"URL {redacted(url)!a}: {error}; {EXPECTED}") from error
-    if parts.scheme not in STREAM_SCHEMES and parts.scheme not in WEB_SCHEMES:
-        raise ConfigError(f"URL {redacted(url)!a}: {EXPECTED}")
-    if not host or (parts.scheme in STREAM_SCHEMES and not port):
-        missing = "port" if host else "host"
-        raise ConfigError(f"URL {redacted(url)!a}: no {missing}; {EXPECTED}")
-    return parts
+    schemes = (*STREAM_SCHEMES, *WEB_SCHEMES)
+    return split_url(absolute, schemes, EXPECTED, with_port=STREAM_SCHEMES)
 
 
 def fleet_in_url(parts: SplitResult) -> str:
@@ -123,11 +115,6 @@ def within_fleet(url: str, fleet: str) -> str | None:
     return (
         url if fleet_id or not fleet else f"{url}?{urlencode({FLEET_PARAMETER: fleet})}"
     )
-
-
-def redacted(url: str) -> str:
-    """Return a URL for messages, without its query, which may contain a secret."""
-    return url.partition("?")[0]
 
 
 PAIRING_SCHEME = "macfleet"

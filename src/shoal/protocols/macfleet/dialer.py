@@ -15,7 +15,6 @@ from shoal.protocols.macfleet.addresses import (
     fleet_in_url,
     heartbeat_url,
     parse_url,
-    redacted,
     transport_url,
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
@@ -35,6 +34,7 @@ from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.peer_addresses import without_query
 from shoal.protocols.seam.session import (
     CloseCode,
     WorkerEnd,
@@ -82,7 +82,7 @@ class FleetDialer:
         if parts.scheme in WEB_SCHEMES:
             if not profile.direct_url:
                 raise ConfigError(
-                    f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
+                    f"{without_query(url)}: no MacFleet port is known there; {EXPECTED}"
                 )
             direct = parse_url(profile.direct_url)
             secure = direct.scheme != PLAIN_SCHEME
@@ -131,7 +131,7 @@ class FleetDialer:
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
         if self._rejections >= REJECTIONS_MAX:
-            return str(rejection(redacted(self.url)))
+            return str(rejection(without_query(self.url)))
         if self._retries_ping:
             self._retries_ping = False
         elif self._pings:

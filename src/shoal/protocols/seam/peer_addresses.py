@@ -1,12 +1,14 @@
-"""Configured addresses of peers whose wire is not known yet.
+"""Addresses of peers, some of which have a wire that is not known yet.
 
 Peers of some wires penalise messages of other wires.  Such a wire probes the address
 first, and the other wires wait.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urlsplit
 
+from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection
 from shoal.protocols.seam.peer_session import (
     PeerJoined,
@@ -17,6 +19,36 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import Batch, Output
 
 CHECK_INTERVAL = 1.0  # seconds until the end of a probe takes effect
+
+
+def split_url(
+    url: str, schemes: Container[str], expected: str, with_port: Container[str] = ()
+) -> SplitResult:
+    """Split the URL of a peer, which has one of some schemes, and a host.
+
+    ``with_port`` are schemes that have no default port.  Raises ConfigError with what
+    was ``expected``.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port  # an invalid port raises ValueError
+    except ValueError as error:
+        problem = str(error)
+    else:
+        if parts.scheme not in schemes:
+            problem = f"unknown scheme {parts.scheme!r}"
+        elif not host or port == 0:
+            problem = "no port" if host else "no host"
+        elif parts.scheme in with_port and port is None:
+            problem = "no port"
+        else:
+            return parts
+    raise ConfigError(f"URL {without_query(url)!a}: {problem}; {expected}")
+
+
+def without_query(url: str) -> str:
+    """Return a URL for messages, without its query, which may contain a secret."""
+    return url.partition("?")[0]
 
 
 @dataclass(slots=True, eq=False)

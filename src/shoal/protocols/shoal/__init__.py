@@ -7,7 +7,6 @@ and its coordinator: see ``docs/protocols/shoal.md``.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import urlsplit
 
 from shoal import __version__
 from shoal.domain.errors import ConfigError
@@ -23,7 +22,7 @@ from shoal.protocols.seam.endpoints import (
     UpgradeRequest,
     WebSocketRoute,
 )
-from shoal.protocols.seam.peer_addresses import AddressDialer
+from shoal.protocols.seam.peer_addresses import AddressDialer, split_url
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
@@ -162,16 +161,8 @@ def _websocket_url(url: str, path: str, *, plain: bool) -> str:
 
     Raises ConfigError if the URL is invalid.
     """
-    try:
-        parts = urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid or parts.scheme not in SCHEMES:
-        raise ConfigError(
-            f"{url.partition('?')[0]!a}: expected the coordinator's address, as "
-            "http://HOST:PORT"
-        )
+    expected = "expected the coordinator's address, as http://HOST:PORT"
+    parts = split_url(url, SCHEMES, expected)
     noise = "" if plain else "noise+"
     # As in the address of the OpenAI-compatible API.
     path = parts.path.rstrip("/").removesuffix("/v1") + path

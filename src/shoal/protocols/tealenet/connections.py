@@ -5,12 +5,13 @@ On the local network a connection has one peer, and a length precedes each messa
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode
 
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import DiscoveredService, OutgoingConnection
 from shoal.protocols.seam.framing import LengthPrefixed
+from shoal.protocols.seam.peer_addresses import split_url, without_query
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import Batch, Bulk, Close, Notice, Output, Send
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
@@ -78,25 +79,9 @@ def relay_url(url: str, node_id: str) -> str:
     return f"{RELAY_SCHEMES[parts.scheme]}://{parts.netloc}{path}?{query}"
 
 
-def without_query(url: str) -> str:
-    """Return a URL for messages, without the query, which may have secrets."""
-    return url.partition("?")[0]
-
-
 def _parse(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port  # an invalid port raises ValueError
-    except ValueError as error:
-        raise ConfigError(
-            f"URL {without_query(url)!a}: {error}; {EXPECTED_FORMS}"
-        ) from error
-    if parts.scheme not in (DIRECT_SCHEME, *RELAY_SCHEMES):
-        raise ConfigError(f"URL {without_query(url)!a}: {EXPECTED_FORMS}")
-    if not host or (parts.scheme == DIRECT_SCHEME and port is None):
-        missing = "host" if not host else "port"
-        raise ConfigError(f"URL {without_query(url)!a}: no {missing}; {EXPECTED_FORMS}")
-    return parts
+    schemes = (DIRECT_SCHEME, *RELAY_SCHEMES)
+    return split_url(url, schemes, EXPECTED_FORMS, with_port=(DIRECT_SCHEME,))
 
 
 PEER_NAME = "1"  # the only peer of a connection
