@@ -1,0 +1,68 @@
+"""What belongs to a new command, a view of the dashboard, and a field of a job."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from shoal.cli.main import shoal
+from shoal.gateway.jobs.job_view import JobInfo
+
+ROOT = Path(__file__).parent.parent
+DASHBOARD = ROOT / "src" / "shoal" / "dashboard_files"
+PAGES = {
+    page: page.read_text("utf-8")
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    if "decisions" not in page.parts
+}
+
+
+def commands(group: click.Group, words: tuple[str, ...]) -> Iterator[str]:
+    """Yield all commands, each with the groups that it is in."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group) and command.list_commands(context):
+            yield from commands(command, (*words, name))
+        else:
+            yield " ".join((*words, name))
+
+
+@pytest.mark.parametrize("command", [*commands(shoal, ("shoal",))])
+def test_a_page_shows_each_command(command: str) -> None:
+    shown = re.compile(rf"\b{command}\b")
+
+    assert any(map(shown.search, PAGES.values())), (
+        f"no page of docs/ shows `{command}`: show it where its task is described"
+    )
+
+
+def views() -> set[str]:
+    return {each.stem for each in (DASHBOARD / "views").glob("*.js")}
+
+
+def test_each_view_has_an_entry_an_icon_and_a_line() -> None:
+    entries = re.findall(
+        r"{ id: \"(\w+)\", title: \"(\w+)\"", (DASHBOARD / "app.js").read_text()
+    )
+    icons = re.findall(
+        r"^  (\w+):", (DASHBOARD / "parts" / "icons.js").read_text(), re.M
+    )
+    page = PAGES[ROOT / "docs" / "dashboard.md"]
+
+    listed = {name for name, _ in entries}
+    assert listed == views(), "VIEWS in app.js and the modules of views/ differ"
+    assert not views() - {*icons}, "views without a path in parts/icons.js"
+    undescribed = [title for _, title in entries if f"| {title} |" not in page]
+    assert not undescribed, "views without a line in the table of docs/dashboard.md"
+
+
+@pytest.mark.parametrize("field", JobInfo.__struct_fields__)
+def test_a_page_describes_each_field_of_a_job(field: str) -> None:
+    described = re.compile(rf"[`\"]{field}[`\"]")
+
+    assert described.search(PAGES[ROOT / "docs" / "jobs.md"]), (
+        f"docs/jobs.md does not describe the field {field!r} of a job"
+    )
