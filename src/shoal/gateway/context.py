@@ -10,7 +10,7 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.gateway.chat.token_texts import TokenTexts
+from shoal.gateway.chat.inputs import TokenTexts
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.pages import PagePolicy

@@ -11,7 +11,7 @@ import pytest
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.work import Embedding
-from shoal.gateway.chat.embeddings import INPUTS_MAX
+from shoal.gateway.chat.inputs import INPUTS_MAX
 from shoal.gateway.chat.openai.embeddings import (
     EmbeddingRequest,
     decode_embedding_request,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
-from shoal.gateway.chat.embeddings import DIMENSIONS_MAX
+from shoal.gateway.chat.inputs import DIMENSIONS_MAX
 from shoal.gateway.chat.messages import (
     CALL_ID_MAX,
     CALLS_MAX,

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Embedding
-from shoal.gateway.chat.embeddings import INPUTS_MAX
+from shoal.gateway.chat.inputs import INPUTS_MAX
 from shoal.gateway.chat.ollama.answers import Stopwatch
 from shoal.gateway.chat.ollama.bodies import OllamaEmbed, OllamaEmbedOne
 from shoal.gateway.http.decoding import decode

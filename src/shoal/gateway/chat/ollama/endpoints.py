@@ -14,7 +14,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import CannotDo, NotFound, UnknownModel
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
-from shoal.gateway.chat.embeddings import LARGE_ANSWER, vectors_of
+from shoal.gateway.chat.inputs import LARGE_ANSWER, vectors_of
 from shoal.gateway.chat.job_answers import answer, answer_inputs
 from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.chat.ollama.bodies import (

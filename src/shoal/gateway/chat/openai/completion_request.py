@@ -9,6 +9,11 @@ from msgspec import UNSET, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
+from shoal.gateway.chat.inputs import (
+    BODY_VALUES_MAX,
+    RawTextOrTokens,
+    decode_text_or_tokens,
+)
 from shoal.gateway.chat.job_answers import GenerationRequest
 from shoal.gateway.chat.openai.chat_request import StreamOptions
 from shoal.gateway.chat.options import (
@@ -17,11 +22,6 @@ from shoal.gateway.chat.options import (
     extra_options,
     requested_options,
     stop_strings,
-)
-from shoal.gateway.chat.token_texts import (
-    BODY_VALUES_MAX,
-    RawTextOrTokens,
-    decode_text_or_tokens,
 )
 from shoal.gateway.http.decoding import (
     Ignored,

@@ -13,16 +13,14 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JSON, Embedding
-from shoal.gateway.chat.embeddings import (
+from shoal.gateway.chat.inputs import (
+    BODY_VALUES_MAX,
     DIMENSIONS_MAX,
     INPUTS_MAX,
-    vectors_of,
-)
-from shoal.gateway.chat.token_texts import (
-    BODY_VALUES_MAX,
     RawTextOrTokens,
     TextOrTokens,
     decode_text_or_tokens,
+    vectors_of,
 )
 from shoal.gateway.http.decoding import Ignored, ModelName, decode
 

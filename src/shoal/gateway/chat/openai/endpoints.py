@@ -14,7 +14,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.work import Chat, Completion
-from shoal.gateway.chat.embeddings import LARGE_ANSWER
+from shoal.gateway.chat.inputs import LARGE_ANSWER
 from shoal.gateway.chat.job_answers import answer, answer_inputs, stored_end
 from shoal.gateway.chat.openai.answers import (
     ChatCompletion,

@@ -9,8 +9,8 @@ import tiktoken
 
 from harness.speed import PATIENCE
 from shoal.domain.errors import CannotDo, InvalidRequest, NotReady, TooLarge
-from shoal.gateway.chat import token_texts
-from shoal.gateway.chat.token_texts import EncodingMissing, TokenTexts
+from shoal.gateway.chat import inputs as token_texts
+from shoal.gateway.chat.inputs import EncodingMissing, TokenTexts
 
 
 def bytes_encoding() -> tiktoken.Encoding:

@@ -1,15 +1,21 @@
-"""Texts from the tokens that some clients of embeddings send in their place.
+"""Inputs that are texts or tokens, and the vectors that workers make of them.
 
 Clients that cut texts to a model's context count tokens with the library tiktoken, and
 then send the tokens: LangChain's ``OpenAIEmbeddings`` does by default.  For a model
 that tiktoken does not know, and for those of OpenAI that make embeddings, they are
 those of the encoding ``cl100k_base``; no other model reads them.
+
+Source: OpenAI's API reference, "Create completion" and "Create embeddings".
 """
 
 import asyncio
+import base64
+import binascii
+import math
 import re
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -17,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.domain.errors import CannotDo, InvalidRequest, NotReady, TooLarge
+from shoal.domain.errors import CannotDo, InvalidRequest, JobError, NotReady, TooLarge
 from shoal.domain.json_limits import VALUES_MAX
+from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.decoding import decode_field
 
@@ -219,3 +226,43 @@ def _invalid(field: str) -> InvalidRequest:
 
 def _too_many(field: str, limit: int, what: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: more than {limit} {what}", field)
+
+
+INPUTS_MAX = 2048  # texts in one request, as with OpenAI
+DIMENSIONS_MAX = 1 << 16
+
+FLOAT = 4  # bytes
+LARGE_ANSWER = 256  # vectors: larger answers are encoded in a thread
+
+
+def vectors_of(outcome: Outcome, wanted: int) -> Iterator[tuple[str, list[float]]]:
+    """Yield each vector, as base64 of float32 (little-endian) and as numbers.
+
+    Raises JobError if the worker did not give as many as ``wanted``, or an invalid one.
+    """
+    if len(outcome.choices) != wanted:
+        given = len(outcome.choices)
+        raise JobError(f"the worker returned {given} vectors for {wanted} texts")
+    return map(_vector, outcome.choices)
+
+
+def _vector(choice: Choice) -> tuple[str, list[float]]:
+    encoded = choice.fields.get("embedding")
+    if not isinstance(encoded, str):
+        raise _vector_error("no text")
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise _vector_error(str(error)) from error
+    if not data or len(data) % FLOAT:
+        raise _vector_error(f"{len(data)} bytes, expected float32 numbers")
+    values = struct.unpack(f"<{len(data) // FLOAT}f", data)
+    # JSON cannot express others.  A sum of float32 in double precision is finite if
+    # all of them are.
+    if not math.isfinite(sum(values)):
+        raise _vector_error("a number in it is not finite")
+    return encoded, list(values)
+
+
+def _vector_error(problem: str) -> JobError:
+    return JobError(f"the worker returned an invalid vector: {problem}")
