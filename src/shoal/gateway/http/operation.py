@@ -34,9 +34,8 @@ class Operation:
 
     Its ``handler`` gets what it names of ``GIVEN`` and of the path's parameters.  The
     caller has a key of the ``scope``; without a scope, there is no caller, and no key
-    is needed.  ``errors`` is
-    the form of its errors.  ``answer``, ``body`` and ``query`` are the types of the
-    answer, the request's body and its query.
+    is needed.  ``errors`` is the form of its errors.  ``answer``, ``body`` and
+    ``query`` are the types of the answer, the request's body and its query.
     """
 
     method: str
@@ -176,6 +175,9 @@ class Operations(list[Operation]):
             has = signature(handler)
             known = {*GIVEN, *re.findall(r"{(\w+)}", path)}
             takes = [name for name in has.parameters if name in known]
+            assert scope is not None or "caller" not in takes, (
+                "without a key, no caller"
+            )
             described: Details = {**details}
             if has.return_annotation not in (web.Response, web.StreamResponse):
                 described["answer"] = has.return_annotation
