@@ -9,9 +9,9 @@ import json
 import os
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http import HTTPStatus
@@ -177,6 +177,7 @@ def refusal(status: int, body: bytes, url: str) -> ShoalError:
     return _REFUSALS.get(status, InvalidRequest)(text)
 
 
+@dataclass
 class CoordinatorApi:
     """A coordinator's HTTP API for commands, which block until it answers.
 
@@ -184,27 +185,10 @@ class CoordinatorApi:
     certificate are in its ``data_dir``.
     """
 
-    def __init__(
-        self,
-        url: str | None,
-        api_key: str | None,
-        data_dir: Path,
-        cacert: Path | None = None,
-    ) -> None:
-        self.url = url
-        self.api_key = api_key
-        self.data_dir = data_dir
-        self.cacert = cacert
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What names the coordinator, as the arguments of ``shoal.Pool``."""
-        return {
-            "url": self.url,
-            "api_key": self.api_key,
-            "data_dir": self.data_dir,
-            "cacert": self.cacert,
-        }
+    url: str | None
+    api_key: str | None = field(repr=False)
+    data_dir: Path
+    cacert: Path | None = None
 
     @property
     def base_url(self) -> str:
@@ -273,13 +257,35 @@ class CoordinatorApi:
     @contextmanager
     def stream_events(
         self, path: str, body: object, headers: Mapping[str, str] | None = None
-    ) -> Iterator["EventStream"]:
+    ) -> Iterator[tuple[HTTPMessage, Iterator[Any]]]:
         """Open the server-sent events of a request; leaving the block ends it.
 
-        Raises as ``request`` does, also in the block.
+        Yields the headers, and the JSON of each event up to ``[DONE]``.
+
+        Raises as ``request`` does.  Reading an event raises JobError for an error, and
+        ConnectionLost if the end is missing.
         """
         with self._answer(path, body, "POST", headers) as answer:
-            yield EventStream(answer, self._fail)
+            yield answer.headers, self._events(answer)
+
+    def _events(self, answer: HTTPResponse) -> Iterator[Any]:
+        reader = EventReader(EVENT_MAX)
+        while data := self._more(answer):
+            for event in reader.feed(data):
+                if event == b"[DONE]":
+                    return
+                content: Any = json.loads(event)
+                if "error" in content:
+                    raise JobError(content["error"]["message"])
+                yield content
+        raise ConnectionLost("the answer is incomplete: the connection ended")
+
+    def _more(self, answer: HTTPResponse) -> bytes:
+        """Return what has arrived, after waiting for some; empty at the end."""
+        try:
+            return answer.read1(READ_SIZE)
+        except (OSError, HTTPException) as error:
+            self._fail(error)
 
     def _read(
         self,
@@ -339,7 +345,7 @@ class CoordinatorApi:
 
     @cached_property
     def _address(self) -> CoordinatorAddress:
-        return find_coordinator(**self.arguments, in_shell=True)
+        return find_coordinator(**asdict(self), in_shell=True)
 
     def _unreachable(self, error: Exception) -> ShoalError:
         """Return why there is no connection, and what to do."""
@@ -373,40 +379,6 @@ class CoordinatorApi:
         ) from error
 
 
-class EventStream:
-    """The JSON of each server-sent event of an answer, up to ``[DONE]``.
-
-    Iterating raises JobError for an error event, and ConnectionLost if the end is
-    missing.  ``fail`` raises the error of a connection that breaks.
-    """
-
-    def __init__(
-        self, answer: HTTPResponse, fail: Callable[[Exception], NoReturn]
-    ) -> None:
-        self.headers = answer.headers
-        self._answer = answer
-        self._fail = fail
-
-    def __iter__(self) -> Iterator[Any]:
-        reader = EventReader(EVENT_MAX)
-        while data := self._more():
-            for event in reader.feed(data):
-                if event == b"[DONE]":
-                    return
-                content: Any = json.loads(event)
-                if "error" in content:
-                    raise JobError(content["error"]["message"])
-                yield content
-        raise ConnectionLost("the answer is incomplete: the connection ended")
-
-    def _more(self) -> bytes:
-        """Return what has arrived, after waiting for some; empty at the end."""
-        try:
-            return self._answer.read1(READ_SIZE)
-        except (OSError, HTTPException) as error:
-            self._fail(error)
-
-
 def _connection(
     url: str, tls: ssl.SSLContext | None, headers: dict[str, str]
 ) -> tuple[HTTPConnection, str]:
@@ -421,7 +393,7 @@ def _connection(
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(host):
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return _to(host, port, secure, tls), target
     via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     told = {}

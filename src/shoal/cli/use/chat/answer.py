@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shoal.client.coordinator import CoordinatorApi, EventStream
+from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
 from shoal.domain.errors import NotFound, ShoalError
 
@@ -103,8 +103,13 @@ class ChatStream:
         lost_at: float | None = None
         while True:
             try:
-                with self._api.stream_events(PATH, self._body, self._headers) as events:
+                with self._api.stream_events(PATH, self._body, self._headers) as (
+                    headers,
+                    events,
+                ):
                     self._connected, lost_at = True, None
+                    worker = headers.get("x-shoal-worker")
+                    self.answer.worker = worker or self.answer.worker
                     yield from self._read(events)
                     self.answer.ended = self._now()
                     return
@@ -118,9 +123,8 @@ class ChatStream:
                     raise
             self._sleep(RETRY_DELAY)
 
-    def _read(self, events: EventStream) -> Iterator[AnswerPart]:
+    def _read(self, events: Iterator[Any]) -> Iterator[AnswerPart]:
         answer = self.answer
-        answer.worker = events.headers.get("x-shoal-worker", answer.worker)
         shown = {
             ShownKind.REASONING: _Replay(answer.reasoning),
             ShownKind.TEXT: _Replay(answer.text),
