@@ -10,7 +10,7 @@ import os
 import ssl
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -329,11 +329,12 @@ class CoordinatorApi:
         try:
             try:
                 connection.connect()
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, UnicodeError) as error:
                 raise self._unreachable(error) from error
             try:
                 connection.sock.settimeout(READ_TIMEOUT)
-                connection.request(method, target, data, sent)
+                with suppress(ConnectionError):  # it may have refused it already
+                    connection.request(method, target, data, sent)
                 answer = connection.getresponse()
                 if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
                     raise refusal(answer.status, answer.read(), url)
