@@ -15,8 +15,7 @@ import pytest
 from shoal.cli.main import main
 from shoal.cli.pool.join import command as join
 from shoal.cli.pool.serve import command as serve
-from shoal.cli.pool.service import schtasks_command
-from shoal.cli.pool.service.definition import define_service, environment_text
+from shoal.cli.pool.service import define_service, environment_text, schtasks_command
 from shoal.cli.pool.service.managers import Launchd, launchd_agent, systemd_unit
 from shoal.domain.errors import ConfigError
 

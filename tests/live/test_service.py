@@ -12,12 +12,13 @@ import pytest
 
 from live.programs import PATIENCE, eventually
 from shoal.cli.pool.serve import command as serve
-from shoal.cli.pool.service.definition import (
+from shoal.cli.pool.service import define_service, environment_text
+from shoal.cli.pool.service.managers import (
+    WITH_VARIABLES,
     ServiceDefinition,
-    define_service,
-    environment_text,
+    launchd_agent,
+    systemd_unit,
 )
-from shoal.cli.pool.service.managers import WITH_VARIABLES, launchd_agent, systemd_unit
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="other services")
 

@@ -9,16 +9,31 @@ import os
 import plistlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.cli.main import EXIT_STORE_BROKEN
-from shoal.cli.pool.service.definition import ServiceDefinition
 from shoal.config.private_files import FOLDER_MODE, write_private
 from shoal.domain.errors import ConfigError
 
 PATIENCE = 120.0  # seconds for a program: a service that stops has open jobs
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDefinition:
+    """A command that runs in the background, in the folder where it was installed.
+
+    ``variables`` hold its secrets, and what the environment set.  ``stop_timeout`` is
+    in seconds.
+    """
+
+    command: str
+    words: Sequence[str]
+    folder: Path
+    variables: Mapping[str, str]
+    stop_timeout: float
 
 
 def run(*words: str) -> str:

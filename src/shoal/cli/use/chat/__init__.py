@@ -13,8 +13,12 @@ import click
 
 from shoal.cli.options import json_option, pass_api
 from shoal.cli.terminal import printable
-from shoal.cli.use.chat.answer import ChatStream, chat_models, first_chat_model
-from shoal.cli.use.chat.display import AnswerDisplay
+from shoal.cli.use.chat.answer import (
+    AnswerDisplay,
+    ChatStream,
+    chat_models,
+    first_chat_model,
+)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config.private_files import write_private
 from shoal.domain.errors import ConfigError, NotFound, ShoalError
