@@ -103,6 +103,11 @@ def pass_api(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def pass_api_with_json(function: F) -> F:
+    """Add the options of ``pass_api``, and ``--json``."""
+    return json_option(pass_api(function))
+
+
 def _interrupt_at_end() -> None:
     """Have a closed terminal and SIGTERM interrupt the command, as Ctrl-C does.
 

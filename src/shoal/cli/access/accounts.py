@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import pass_api_with_json
 from shoal.cli.terminal import (
     Columns,
     format_day,
@@ -45,8 +45,7 @@ def command() -> None:
 
 
 @command.command("ls")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List all accounts."""
     found = api.request_all(PATH)
@@ -57,8 +56,7 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@json_option
-@pass_api
+@pass_api_with_json
 def show_account(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Show an account and its latest transfers."""
     account = api.request(_path(name))
@@ -71,8 +69,7 @@ def show_account(api: CoordinatorApi, name: str, as_json: bool) -> None:
 @command.command("credit")
 @click.argument("name")
 @click.argument("amount")
-@json_option
-@pass_api
+@pass_api_with_json
 def credit(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     """Credit an account.
 
@@ -87,8 +84,7 @@ def credit(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
 @command.command("budget")
 @click.argument("name")
 @click.argument("amount")
-@json_option
-@pass_api
+@pass_api_with_json
 def budget(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     """Set the overdraft limit of an account.
 

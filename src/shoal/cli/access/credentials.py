@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import DURATION, json_option, pass_api, yes_option
+from shoal.cli.options import DURATION, pass_api_with_json, yes_option
 from shoal.cli.terminal import Columns, format_day, printable, show, show_table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ClientError, InvalidRequest
@@ -83,8 +83,7 @@ def keys() -> None:
     show_default=True,
     help="Highest priority of its jobs.",
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def create_key(
     api: CoordinatorApi,
     name: str,
@@ -142,8 +141,7 @@ def tokens() -> None:
     metavar="PATTERNS",
     help="Models that the workers may offer, such as 'llama*,qwen3-8b'.  Default: any.",
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def create_token(
     api: CoordinatorApi,
     name: str,
@@ -178,8 +176,7 @@ def _listing(
 
     @click.command("ls", help=f"List {noun}s.")
     @click.option("--all", "revoked", is_flag=True, help=f"Include revoked {noun}s.")
-    @json_option
-    @pass_api
+    @pass_api_with_json
     def command(api: CoordinatorApi, revoked: bool, as_json: bool) -> None:
         found = api.request_all(path)["data"]
         found = [each for each in found if revoked or each["revoked_at"] is None]
@@ -195,8 +192,7 @@ def _revocation(path: str, help_: str, consequence: str) -> click.Command:
     @click.command("revoke", help=f"{help_}\n\n`ls` lists names and ids.")
     @click.argument("name", metavar="NAME_OR_ID")
     @yes_option
-    @json_option
-    @pass_api
+    @pass_api_with_json
     def command(api: CoordinatorApi, name: str, yes: bool, as_json: bool) -> None:
         if not yes:
             _confirm(name, consequence)
@@ -274,8 +270,7 @@ def pair() -> None:
 
 @pair.command("create")
 @click.argument("user")
-@json_option
-@pass_api
+@pass_api_with_json
 def create_code(api: CoordinatorApi, user: str, as_json: bool) -> None:
     """Create a pairing code for one worker."""
     created = api.request(f"{PAIR_PATH}/create", {"user_id": user})
@@ -287,8 +282,7 @@ def create_code(api: CoordinatorApi, user: str, as_json: bool) -> None:
 @pair.command("claim")
 @click.argument("code")
 @click.argument("public_key")
-@json_option
-@pass_api
+@pass_api_with_json
 def claim_code(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> None:
     """Pair a worker by a code, as `shoal join --pairing-code` does."""
     # Codes are upper case, and the coordinator compares the case.
@@ -303,8 +297,7 @@ def claim_code(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -
 
 @pair.command("ls")
 @click.argument("user")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_pairs(api: CoordinatorApi, user: str, as_json: bool) -> None:
     """List a user's workers."""
     found = api.request(f"{PAIR_PATH}/list", query={"user_id": user})
@@ -317,8 +310,7 @@ def list_pairs(api: CoordinatorApi, user: str, as_json: bool) -> None:
 @click.argument("user")
 @click.argument("public_key")
 @yes_option
-@json_option
-@pass_api
+@pass_api_with_json
 def revoke_pair(
     api: CoordinatorApi, user: str, public_key: str, yes: bool, as_json: bool
 ) -> None:

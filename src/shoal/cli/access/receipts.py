@@ -8,7 +8,12 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.options import data_dir_option, json_option, limit_option, pass_api
+from shoal.cli.options import (
+    data_dir_option,
+    json_option,
+    limit_option,
+    pass_api_with_json,
+)
 from shoal.cli.terminal import Columns, format_day, show, show_page
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
@@ -45,8 +50,7 @@ def command() -> None:
 @command.command("ls")
 @limit_option("receipts")
 @click.option("--before", type=int, metavar="N", help="Only receipts before this one.")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) -> None:
     """List the newest receipts."""
     found = api.request(PATH, query={"limit": limit, "before": before})
@@ -63,8 +67,7 @@ def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) ->
     "salt of its hash.  Only with the key of the job.",
 )
 @_output_option
-@json_option
-@pass_api
+@pass_api_with_json
 def export(
     api: CoordinatorApi,
     id_: str,
@@ -83,8 +86,7 @@ def export(
 @command.command("growth")
 @click.argument("since", type=int)
 @_output_option
-@json_option
-@pass_api
+@pass_api_with_json
 def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) -> None:
     """Write a proof that the log is append-only since a checkpoint, as JSON.
 
@@ -98,8 +100,7 @@ def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) 
 
 
 @command.command("key")
-@json_option
-@pass_api
+@pass_api_with_json
 def key(api: CoordinatorApi, as_json: bool) -> None:
     """Show the coordinator's public key."""
     log = api.request("/v1/log")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import click
 import psutil
 
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import pass_api_with_json
 from shoal.cli.terminal import printable, show
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.addresses import is_own_host
@@ -26,8 +26,7 @@ LOOPBACK_ONLY = (
 
 @click.command("join-line")
 @click.option("--qr", is_flag=True, help="the command as a QR code, too")
-@json_option
-@pass_api
+@pass_api_with_json
 def join_line(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
     """Print the command that adds a machine to the pool.
 
@@ -95,8 +94,7 @@ OTHER_USERS = (
 @click.option(
     "--no-browser", is_flag=True, help="Only print the link, also at a terminal."
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def dashboard(api: CoordinatorApi, no_browser: bool, as_json: bool) -> None:
     """Open the pool's dashboard in the browser, signed in.
 

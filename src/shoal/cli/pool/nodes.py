@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import DURATION, json_option, pass_api
+from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.pool.machines import machines
 from shoal.cli.terminal import (
     Columns,
@@ -64,8 +64,7 @@ def command() -> None:
 
 
 @command.command("ls")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the machines of the pool."""
     found = machines(api.request("/admin/status"))
@@ -79,7 +78,7 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 def _order_parameters(function: F) -> F:
     """Add the parameters of a command that gives an order about a node."""
     name = click.argument("name", callback=_check_name)
-    return name(json_option(pass_api(function)))
+    return name(pass_api_with_json(function))
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import pass_api_with_json
 from shoal.cli.pool.machines import NOT_ADMITTED, Machine, machines
 from shoal.cli.terminal import (
     Columns,
@@ -61,8 +61,7 @@ NODES: Columns = {
     is_flag=True,
     help="Show it live, until Ctrl-C; with --json, one line every two seconds.",
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def command(api: CoordinatorApi, watch: bool, as_json: bool) -> None:
     """Show a pool's machines and jobs."""
     if watch and not as_json and not console().is_terminal:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from shoal.cli.options import json_option, limit_option, pass_api
+from shoal.cli.options import limit_option, pass_api_with_json
 from shoal.cli.terminal import Columns, format_day, printable, show, show_page
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
@@ -103,8 +103,7 @@ def command() -> None:
 @click.option(
     "--wait", is_flag=True, help="Wait for the end of the job, and print its result."
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def submit(
     api: CoordinatorApi,
     text: str,
@@ -145,8 +144,7 @@ def submit(
 @click.option("--key", metavar="NAME", help="Filter by API key.")
 @limit_option("jobs")
 @click.option("--before", metavar="ID", help="Only jobs older than this one.")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_(
     api: CoordinatorApi,
     state: str | None,
@@ -162,8 +160,7 @@ def list_(
 
 @command.command("show")
 @click.argument("id_", metavar="ID")
-@json_option
-@pass_api
+@pass_api_with_json
 def show_job(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     """Show a job and its result.
 
@@ -190,8 +187,7 @@ def show_job(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 
 @command.command("explain")
 @click.argument("id_", metavar="ID")
-@json_option
-@pass_api
+@pass_api_with_json
 def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     """Explain the course of a job.
 
@@ -203,8 +199,7 @@ def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 
 @command.command("cancel")
 @click.argument("id_", metavar="ID")
-@json_option
-@pass_api
+@pass_api_with_json
 def cancel(api: CoordinatorApi, id_: str, as_json: bool) -> None:
     """Cancel an open job.
 
@@ -217,8 +212,7 @@ def cancel(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 @click.command("quote")
 @_type_option
 @_policy_option
-@json_option
-@pass_api
+@pass_api_with_json
 def quote_command(
     api: CoordinatorApi, job_type: str, policy: str, as_json: bool
 ) -> None:

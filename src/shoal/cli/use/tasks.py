@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from shoal.cli.options import json_option, parse_pair, pass_api
+from shoal.cli.options import parse_pair, pass_api_with_json
 from shoal.cli.terminal import Columns, printable, show, table
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import remote_traceback
@@ -38,8 +38,7 @@ def command() -> None:
 
 
 @command.command("ls")
-@json_option
-@pass_api
+@pass_api_with_json
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the functions of all workers."""
     listing = api.request("/v1/tasks")
@@ -69,8 +68,7 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 @click.option(
     "--timeout", type=float, metavar="SECONDS", help="Limit of the running time."
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def run(
     api: CoordinatorApi,
     name: str,

@@ -17,7 +17,7 @@ from shoal.cli.local.doctor.checks import (
     find_health,
     warning,
 )
-from shoal.cli.options import config_file_option, json_option, pass_api
+from shoal.cli.options import config_file_option, pass_api_with_json
 from shoal.cli.terminal import console, printable
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
@@ -29,8 +29,7 @@ START = "to begin a pool here: shoal serve; for one elsewhere, give --url and --
 
 @click.command("doctor")
 @config_file_option
-@json_option
-@pass_api
+@pass_api_with_json
 def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
     """Examine this machine and its coordinator; each finding has its remedy.
 

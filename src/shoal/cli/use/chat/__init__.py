@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import pass_api_with_json
 from shoal.cli.terminal import printable
 from shoal.cli.use.chat.answer import (
     AnswerDisplay,
@@ -149,8 +149,7 @@ def run_command(line: str, conversation: Conversation, api: CoordinatorApi) -> R
     is_flag=True,
     help="Keep the questions of a conversation in memory alone.",
 )
-@json_option
-@pass_api
+@pass_api_with_json
 def command(
     api: CoordinatorApi,
     prompt: tuple[str, ...],

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
-from shoal.cli.options import json_option, pass_api
+from shoal.cli.options import json_option, pass_api_with_json
 from shoal.cli.terminal import (
     Columns,
     format_peer,
@@ -87,8 +87,7 @@ def list_(folder: Path | None, as_json: bool) -> None:
 
 @command.command("find")
 @click.argument("name")
-@json_option
-@pass_api
+@pass_api_with_json
 def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     """Ask all peers of a coordinator for a model."""
     name = _model_name(name)
