@@ -12,14 +12,7 @@ from shoal.domain.money import Micros
 from shoal.ledger.accounts import Transfer
 from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
-from shoal.store.ledger import (
-    Account,
-    LedgerEntries,
-    LedgerOpening,
-    LoggedReceipt,
-    LogHead,
-    PostedTransfer,
-)
+from shoal.store import ledger
 from shoal.store.packing import pack, unpack
 from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
 
@@ -34,11 +27,11 @@ class SqliteLedger:
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
-    async def load(self) -> LedgerOpening:
-        def opening(sql: sqlite3.Connection) -> LedgerOpening:
+    async def load(self) -> ledger.LedgerOpening:
+        def opening(sql: sqlite3.Connection) -> ledger.LedgerOpening:
             rows = sql.execute("SELECT name, balance, budget FROM accounts")
-            accounts = {name: Account(name, *rest) for name, *rest in rows}
-            return LedgerOpening(accounts, _head(sql, None))
+            accounts = {name: ledger.Account(name, *rest) for name, *rest in rows}
+            return ledger.LedgerOpening(accounts, _head(sql, None))
 
         return await self._database.read_list(opening)
 
@@ -54,7 +47,7 @@ class SqliteLedger:
 
         return await self._database.read(nodes)
 
-    async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
+    async def receipts_of(self, job_id: JobId) -> list[ledger.LoggedReceipt]:
         query = f"{RECEIPT} WHERE job_id = ? ORDER BY leaf"
         return await self._database.read(select(_receipt, query, job_id))
 
@@ -64,7 +57,7 @@ class SqliteLedger:
 
     async def recent_receipts(
         self, owner: str | None, limit: int, before: int | None = None
-    ) -> list[LoggedReceipt]:
+    ) -> list[ledger.LoggedReceipt]:
         where, owners = ("", ()) if owner is None else ("owner = ? AND", (owner,))
         query = f"{RECEIPT} WHERE {where} leaf < ? ORDER BY leaf DESC LIMIT ?"
         values = (*owners, LAST if before is None else before, limit)
@@ -75,17 +68,17 @@ class SqliteLedger:
         claim = execute(query, reference, job_id, at)
         return await self._database.transact(claim) == 1
 
-    async def head(self, size: int | None = None) -> LogHead | None:
+    async def head(self, size: int | None = None) -> ledger.LogHead | None:
         return await self._database.read(lambda sql: _head(sql, size))
 
     async def transfers(
         self, account: str, limit: int, before: int | None = None
-    ) -> list[PostedTransfer]:
+    ) -> list[ledger.PostedTransfer]:
         query = """SELECT number, at, debit, credit, amount, why, job_id
                    FROM transfers WHERE {} = ? AND number < ? ORDER BY number DESC"""
         values = (account, LAST if before is None else before)
 
-        def transfers(sql: sqlite3.Connection) -> list[PostedTransfer]:
+        def transfers(sql: sqlite3.Connection) -> list[ledger.PostedTransfer]:
             sides = (
                 sql.execute(query.format(side), values) for side in ("debit", "credit")
             )
@@ -95,7 +88,9 @@ class SqliteLedger:
         return await self._database.read_list(transfers)
 
 
-def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) -> None:
+def write_entries(
+    sql: sqlite3.Connection, entries: ledger.LedgerEntries, at: float
+) -> None:
     """Write what belongs to a batch of facts, in the transaction that writes them."""
     _write_transfers(sql, entries.transfers, at)
     if entries.head is not None:
@@ -159,19 +154,21 @@ def _number(level: int, position: int) -> int:
     return 2 * leaf - leaf.bit_count() + level
 
 
-def _head(sql: sqlite3.Connection, size: int | None) -> LogHead | None:
+def _head(sql: sqlite3.Connection, size: int | None) -> ledger.LogHead | None:
     if size is None:
         query = f"{HEAD} WHERE size <= ? ORDER BY size DESC LIMIT 1"
-        return select_first(LogHead, query, LAST)(sql)
-    return select_first(LogHead, f"{HEAD} WHERE size = ?", size)(sql)
+        return select_first(ledger.LogHead, query, LAST)(sql)
+    return select_first(ledger.LogHead, f"{HEAD} WHERE size = ?", size)(sql)
 
 
-def _receipt(index: int, packed: bytes, signature: bytes, at: float) -> LoggedReceipt:
+def _receipt(
+    index: int, packed: bytes, signature: bytes, at: float
+) -> ledger.LoggedReceipt:
     body = unpack(packed)
-    return LoggedReceipt(index, read(body).claims, body, signature, at)
+    return ledger.LoggedReceipt(index, read(body).claims, body, signature, at)
 
 
-def _transfer(row: tuple[Any, ...]) -> PostedTransfer:
+def _transfer(row: tuple[Any, ...]) -> ledger.PostedTransfer:
     number, at, debit, credit, amount, why, job_id = row
     transfer = Transfer(debit, credit, Micros(amount), why, job_id)
-    return PostedTransfer(number, at, transfer)
+    return ledger.PostedTransfer(number, at, transfer)

@@ -18,19 +18,9 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, Priority
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
-from shoal.store import codec
+from shoal.store import codec, port
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.port import (
-    JOBS_EXAMINED_MAX,
-    OMITTED_WORK,
-    JobFilter,
-    NumberedFact,
-    RecordedFact,
-    StoredJob,
-    StoredJobPage,
-    StoredJobSummary,
-)
 from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
 from shoal.store.sqlite.database import Database, select
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
@@ -80,10 +70,10 @@ class SqliteStore:
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[RecordedFact] = (),
+        earlier: Sequence[port.RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
-        recorded = [*earlier, *(RecordedFact(at, fact) for fact in facts)]
+        recorded = [*earlier, *(port.RecordedFact(at, fact) for fact in facts)]
 
         def write(sql: sqlite3.Connection) -> None:
             usage = UsageBatch(sql, self._usage_days, entries.places)
@@ -103,7 +93,7 @@ class SqliteStore:
             if isinstance(each.fact, JobSubmitted):
                 self._works.forget(each.fact.job.id)
 
-    async def open_jobs(self) -> list[StoredJob]:
+    async def open_jobs(self) -> list[port.StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
         # The writer's thread owns the pins of large values.
         return await self.database.transact(
@@ -124,27 +114,30 @@ class SqliteStore:
 
         return await self.database.read(read)
 
-    async def job(self, job_id: JobId) -> StoredJob | None:
+    async def job(self, job_id: JobId) -> port.StoredJob | None:
         return await self._find_job("id = ?", job_id)
 
-    async def summary(self, job_id: JobId) -> StoredJobSummary | None:
+    async def summary(self, job_id: JobId) -> port.StoredJobSummary | None:
         return await self.database.read(lambda sql: read_summary(sql, job_id))
 
     async def recent(
-        self, wanted: JobFilter, limit: int, examined_max: int = JOBS_EXAMINED_MAX
-    ) -> StoredJobPage:
+        self,
+        wanted: port.JobFilter,
+        limit: int,
+        examined_max: int = port.JOBS_EXAMINED_MAX,
+    ) -> port.StoredJobPage:
         return await self.database.read_list(
             lambda sql: read_page(sql, wanted, limit, examined_max)
         )
 
     async def by_idempotency_key(
         self, owner: str, idempotency_key: str
-    ) -> StoredJob | None:
+    ) -> port.StoredJob | None:
         where = "owner = ? AND idempotency_key = ?"
         return await self._find_job(where, owner, idempotency_key)
 
-    async def history(self, job_id: JobId) -> list[RecordedFact]:
-        def read(sql: sqlite3.Connection) -> list[RecordedFact]:
+    async def history(self, job_id: JobId) -> list[port.RecordedFact]:
+        def read(sql: sqlite3.Connection) -> list[port.RecordedFact]:
             row = sql.execute(f"{JOB} WHERE id = ?", (job_id,)).fetchone()
             if row is None:
                 return []
@@ -153,8 +146,8 @@ class SqliteStore:
 
         return await self.database.read(read)
 
-    async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
-        job = Job(job_id, OMITTED_WORK)
+    async def history_since(self, job_id: JobId, after: int) -> list[port.RecordedFact]:
+        job = Job(job_id, port.OMITTED_WORK)
         return await self.database.read(
             lambda sql: read_history(sql, job, None)[after:]
         )
@@ -176,26 +169,26 @@ class SqliteStore:
         query = "SELECT name, by, public_key FROM approvals"
         return await self.database.read(select(WorkerApproved, query))
 
-    async def penalties_since(self, since: float) -> list[RecordedFact]:
+    async def penalties_since(self, since: float) -> list[port.RecordedFact]:
         query = """SELECT at, body FROM facts
                    WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
                    ORDER BY at, number"""
 
-        def marked(at: float, body: str) -> RecordedFact:
-            return RecordedFact(at, codec.decode_marked(body))
+        def marked(at: float, body: str) -> port.RecordedFact:
+            return port.RecordedFact(at, codec.decode_marked(body))
 
         return await self.database.read_list(select(marked, query, since))
 
     async def worker_facts(
         self, limit: int, before: int | None = None, skip: int = 0
-    ) -> list[NumberedFact]:
+    ) -> list[port.NumberedFact]:
         below = ROW_NUMBER_MAX if before is None else before
         query = """SELECT at, type, body, number FROM facts
                    WHERE job_id IS NULL AND number < ?
                    ORDER BY number DESC LIMIT ? OFFSET ?"""
 
-        def numbered(at: float, name: str, body: str, number: int) -> NumberedFact:
-            return NumberedFact(at, codec.decode_worker_fact(name, body), number)
+        def numbered(at: float, name: str, body: str, number: int) -> port.NumberedFact:
+            return port.NumberedFact(at, codec.decode_worker_fact(name, body), number)
 
         facts = select(numbered, query, below, limit, skip)
         return await self.database.read_list(facts)
@@ -218,14 +211,16 @@ class SqliteStore:
     async def close(self) -> None:
         await self.database.close()
 
-    async def _find_job(self, where: str, *values: object) -> StoredJob | None:
-        def read(sql: sqlite3.Connection) -> StoredJob | None:
+    async def _find_job(self, where: str, *values: object) -> port.StoredJob | None:
+        def read(sql: sqlite3.Connection) -> port.StoredJob | None:
             row = sql.execute(f"{JOB} WHERE {where}", values).fetchone()
             return None if row is None else _job(sql, row, self._large_values.blobs)
 
         return await self.database.read(read)
 
-    def _open_job(self, sql: sqlite3.Connection, row: tuple[Any, ...]) -> StoredJob:
+    def _open_job(
+        self, sql: sqlite3.Connection, row: tuple[Any, ...]
+    ) -> port.StoredJob:
         """Read an open job, and pin its large values until it ends."""
         stored, (call, _) = _job(sql, row, self._large_values.blobs), row[-2:]
         if call is not None:
@@ -233,7 +228,9 @@ class SqliteStore:
         return stored
 
 
-def _job(sql: sqlite3.Connection, row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
+def _job(
+    sql: sqlite3.Connection, row: tuple[Any, ...], blobs: BlobStore
+) -> port.StoredJob:
     id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
     lease, outcome, error, submitted_at, ended_at, call, value = rest
     decoded, texts = codec.decode_work(kind, read_work(sql, id_, work))
@@ -243,7 +240,7 @@ def _job(sql: sqlite3.Connection, row: tuple[Any, ...], blobs: BlobStore) -> Sto
     if call is not None:
         decoded = codec.decode_call(call, blobs)
     assert decoded is not None, "every job has work"
-    return StoredJob(
+    return port.StoredJob(
         Job(
             JobId(id_),
             decoded,

@@ -17,23 +17,15 @@ from shoal.domain.credentials import (
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
-from shoal.store import codec
+from shoal.store import codec, ledger
 from shoal.store.codec import head_of
-from shoal.store.ledger import (
-    NO_PLACE,
-    ROWS_PER_DAY_MAX,
-    USAGE_DAYS,
-    JobPlace,
-    UsageField,
-    UsageSum,
-)
 from shoal.store.sqlite.database import SqlRunner
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
 """Kinds whose model is the name of a function, which clients may choose."""
 
 NO_TOKENS = Usage(0, 0)
-COLUMNS: Mapping[UsageField, str] = {
+COLUMNS: Mapping[ledger.UsageField, str] = {
     "day": "day",
     "key": "owner",
     "model": "model",
@@ -50,7 +42,7 @@ class UsageDays:
     The rows are counted in memory, and read again when the day changes.
     """
 
-    rows_max: int = ROWS_PER_DAY_MAX
+    rows_max: int = ledger.ROWS_PER_DAY_MAX
     _day: int = -1
     _rows: int = 0
 
@@ -74,7 +66,7 @@ class UsageDays:
         self._day = day
         # A day's rows at a time: another day has begun since.
         query = "DELETE FROM usage_by_model WHERE day < ?"
-        sql.execute(query, (day - USAGE_DAYS,))
+        sql.execute(query, (day - ledger.USAGE_DAYS,))
 
 
 @dataclass(slots=True)
@@ -83,7 +75,7 @@ class UsageBatch:
 
     sql: sqlite3.Connection
     days: UsageDays
-    places: Mapping[JobId, JobPlace]
+    places: Mapping[JobId, ledger.JobPlace]
     _rows: dict[Row, list[int]] = field(default_factory=dict)
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
 
@@ -104,7 +96,7 @@ class UsageBatch:
         used = counted or _estimate(self.sql, job_id, end)
         if used is None:
             return
-        place = self.places.get(job_id, NO_PLACE)
+        place = self.places.get(job_id, ledger.NO_PLACE)
         row = (day_of(at), owner, "" if kind in CALLS else model, place.node)
         tokens = (used.prompt_tokens, used.completion_tokens)
         self._count(row, 1, *tokens, place.cost)
@@ -175,10 +167,10 @@ class SqliteUsage:
         self,
         since: int,
         until: int,
-        by: Collection[UsageField],
+        by: Collection[ledger.UsageField],
         limit: int,
         owner: str | None = None,
-    ) -> list[UsageSum]:
+    ) -> list[ledger.UsageSum]:
         shown = ", ".join(
             column if each in by else "NULL" for each, column in COLUMNS.items()
         )
@@ -191,10 +183,10 @@ class SqliteUsage:
                     WHERE day BETWEEN :since AND :until{only}{group} LIMIT :limit"""
         values = {"since": since, "until": until, "owner": owner, "limit": limit}
 
-        def read(sql: sqlite3.Connection) -> list[UsageSum]:
+        def read(sql: sqlite3.Connection) -> list[ledger.UsageSum]:
             rows = sql.execute(query, values)
             # Without anything to group by there is a row of nulls for nothing.
-            return [UsageSum(*row) for row in rows if row[4] is not None]
+            return [ledger.UsageSum(*row) for row in rows if row[4] is not None]
 
         return await self._database.read_list(read)
 
