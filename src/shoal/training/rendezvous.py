@@ -13,7 +13,7 @@ passed, none is formed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.training.generations.generation_end import GenerationEnd, RunMember
@@ -40,6 +40,14 @@ NO_DATA = "no data can be exchanged with it"
 
 Outgoing: TypeAlias = list[tuple[str, RunMessage]]
 """Messages, each with the member that gets it."""
+
+
+class _Said(NamedTuple):
+    """What a rank has said: its generation and state, in a message."""
+
+    generation: int
+    state: RankState
+    message: RunMessage
 
 
 class Rendezvous:
@@ -118,12 +126,12 @@ class Rendezvous:
             return [(member, {"out": self.over or (known.out if known else "")})]
         if "announce" in message:
             generation = number(message, "announce", NO_GENERATION)
-            state = RankState.of(message)
-            return self._on_announce(member, generation, state, message, now)
+            said = _Said(generation, RankState.of(message), message)
+            return self._on_announce(member, said, now)
         if "ended" in message:
             generation = number(message, "ended", 0)
-            state, report = RankState.of(message), EndReport.of(message)
-            return self._on_ended(member, generation, state, report, message, now)
+            said = _Said(generation, RankState.of(message), message)
+            return self._on_ended(member, said, EndReport.of(message), now)
         if "late" in message:
             return self._on_late(member, number(message, "late", 0), now)
         if "pong" in message:
@@ -177,19 +185,13 @@ class Rendezvous:
             if each.is_connected and not each.out
         ]
 
-    def _on_announce(
-        self,
-        member: str,
-        generation: int,
-        state: RankState,
-        message: RunMessage,
-        now: float,
-    ) -> Outgoing:
+    def _on_announce(self, member: str, said: _Said, now: float) -> Outgoing:
+        generation, state, _ = said
         if state.gang_rank >= self._size:
             raise PeerError(f"rank {state.gang_rank} of a gang of {self._size}")
         if generation == NO_GENERATION:
             return self._on_fresh(member, state, now)
-        sent = self._learn(member, generation, state, message, now)
+        sent = self._learn(member, said, now)
         if generation == self.generation and self._ends_by is not None:
             cause = self._end_cause.value
             reason = "the generation has ended"
@@ -218,19 +220,13 @@ class Rendezvous:
         return [*sent, *((other, {"waiting": count}) for other in present)]
 
     def _on_ended(
-        self,
-        member: str,
-        generation: int,
-        state: RankState,
-        report: EndReport,
-        message: RunMessage,
-        now: float,
+        self, member: str, said: _Said, report: EndReport, now: float
     ) -> Outgoing:
-        sent = self._learn(member, generation, state, message, now)
-        if generation != self.generation or self._members[member].out:
+        sent = self._learn(member, said, now)
+        if said.generation != self.generation or self._members[member].out:
             return sent
         if report.cause is EndCause.STOP:
-            return self.stop(f"rank {state.gang_rank}: {report.reason}")
+            return self.stop(f"rank {said.state.gang_rank}: {report.reason}")
         self._members[member].report = report
         sent += self._end(report.reason, now, report.cause)
         return [*sent, *self._form_if_complete(now)]
@@ -272,19 +268,13 @@ class Rendezvous:
                     sent += self._exclude(other, RUN_ENDED)
         return sent
 
-    def _learn(
-        self,
-        member: str,
-        generation: int,
-        state: RankState,
-        message: RunMessage,
-        now: float,
-    ) -> Outgoing:
+    def _learn(self, member: str, said: _Said, now: float) -> Outgoing:
         """Remember a rank's state; after a restart, also its generation.
 
         Others may have missed its formation.
         """
         sent: Outgoing = []
+        generation, state, message = said
         known = self._members.setdefault(member, RunMember(state, generation))
         known.state, known.generation = state, generation
         if generation > self.generation:
