@@ -28,8 +28,6 @@ from shoal.tasks.running_call import RUNNING, set_lending_handler, set_progress_
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-_pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
-
 
 def main() -> None:
     # Ctrl-C reaches the whole process group; when to end is the worker's decision.
@@ -103,7 +101,7 @@ def serve(pipes: ChildPipes) -> None:
     while True:
         head, tail = pipes.next()
         if head[0] == process_messages.PUSH:
-            calls = _pushed.decode(tail)
+            calls = process_messages.decode_pushed(tail)
             if len(calls) > 1 and not flush_each:
                 pipes.flush_in_background()
             for number, args, kwargs in calls:
@@ -142,14 +140,9 @@ def _run_call(
             (process_messages.PROGRESS, number, share, remark)
         )
     )
-    value, error, reason = invoke(tail[:args_size], tail[args_size:])
+    returned = invoke(tail[:args_size], tail[args_size:])
     set_progress_handler(None)
-    if error:
-        text = error.encode(errors="replace")
-        raised = (process_messages.RAISED, number, reason, len(text))
-        pipes.send(raised, text + value)
-    else:
-        pipes.send((process_messages.DONE, number), value)
+    pipes.send(*returned.message(number))
 
 
 class MappedBlobs:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
+from shoal.tasks import process_messages
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.extension_types import is_extension
@@ -42,6 +43,14 @@ class InvocationResult(NamedTuple):
     value: bytes
     error: str = ""
     reason: int = RAISED
+
+    def message(self, number: int) -> tuple[tuple[int, ...], bytes]:
+        """Return the head and the tail of the message with this result."""
+        if not self.error:
+            return (process_messages.DONE, number), self.value
+        text = self.error.encode(errors="replace")
+        head = (process_messages.RAISED, number, self.reason, len(text))
+        return head, text + self.value
 
 
 Data: TypeAlias = bytes | memoryview

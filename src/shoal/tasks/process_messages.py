@@ -48,6 +48,8 @@ class Mode(IntFlag):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+decode_pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]]).decode
+"""Returns the calls in the tail of PUSH."""
 
 
 def encode_head(head: tuple[Any, ...], tail_size: int = 0) -> bytes:

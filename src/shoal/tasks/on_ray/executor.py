@@ -11,7 +11,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
-import msgspec
 import numpy as np
 import ray
 from ray import exceptions
@@ -112,8 +111,6 @@ PROCESS_ERRORS = (
     exceptions.OutOfMemoryError,
 )
 """Errors of processes that ended, perhaps because of the called function."""
-
-_pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 
 
 class _RayTask:
@@ -222,10 +219,7 @@ class RayExecutor:
         returned, last_progress = done.result()
         if last_progress is not None:
             self._send(slot, process_messages.PROGRESS, call.number, *last_progress)
-        if returned.error:
-            self._send_error(slot, call.number, returned)
-        else:
-            self._send(slot, process_messages.DONE, call.number, tail=returned.value)
+        self._send_result(slot, call.number, returned)
 
     def _report_failure(self, slot: int, number: int, error: BaseException) -> None:
         if isinstance(error, PROCESS_ERRORS):
@@ -233,13 +227,11 @@ class RayExecutor:
         else:
             text = f"Ray did not make the call: {error}"
             failed = InvocationResult(b"", text, BLOB_MISSING)
-            self._send_error(slot, number, failed)
+            self._send_result(slot, number, failed)
 
-    def _send_error(self, slot: int, number: int, failed: InvocationResult) -> None:
-        text = failed.error.encode(errors="replace")
-        arguments = number, failed.reason, len(text)
-        tail = text + failed.value
-        self._send(slot, process_messages.RAISED, *arguments, tail=tail)
+    def _send_result(self, slot: int, number: int, result: InvocationResult) -> None:
+        head, tail = result.message(number)
+        self._send(slot, *head, tail=tail)
 
     # Call streams.
 
@@ -292,7 +284,7 @@ class RayExecutor:
         if not isinstance(stream, _RayStream):
             return  # its actor has just ended
         if stream.flush_each:
-            stream.waiting.extend(_pushed.decode(tail))
+            stream.waiting.extend(process_messages.decode_pushed(tail))
             self._call_next(slot, stream)
         else:
             stream.actor.push.remote(bytes(tail))

@@ -29,7 +29,6 @@ MAILBOX = "shoal-mailbox"  # its name, in the namespace of each driver
 
 RETURNS_GROUP = "returns"  # the threads of call streams that return results
 
-_pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -115,7 +114,7 @@ class RayCallStream:
 
     def push(self, calls: bytes) -> None:
         """Make the calls of a push; ``take_returns`` returns their results."""
-        for number, args, kwargs in _pushed.decode(calls):
+        for number, args, kwargs in process_messages.decode_pushed(calls):
             value, error, _ = self._invoke(args, kwargs)
             with self._available:
                 self._returns.append((number, value, error))
