@@ -1,34 +1,27 @@
-"""Unique ids for jobs, requests and spans, not for secrets, and the ids of answers.
+"""Unique ids for jobs, requests and spans, and the ids of answers.
 
-They come from a generator that the system seeds once in each process: asking the
-system for each id costs more than everything else about it.  An answer has the id of
-its job after a prefix for its kind.
+They are random bytes of the system: ids that were seen do not tell the next one.  An
+answer has the id of its job after a prefix for its kind.
 """
 
 import os
-import random
-import secrets  # noqa: TID251  # for the first state alone
 
 from shoal.domain.ids import JobId
-
-_random = random.Random(secrets.randbits(256))
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=lambda: _random.seed(secrets.randbits(256)))
 
 
 def new_id() -> str:
     """Return 24 hexadecimal digits."""
-    return f"{_random.getrandbits(96):024x}"
+    return os.urandom(12).hex()
 
 
 def new_trace_id() -> str:
-    """Return 32 hexadecimal digits, not all 0."""
-    return f"{_random.randrange(1, 1 << 128):032x}"
+    """Return 32 hexadecimal digits."""
+    return os.urandom(16).hex()
 
 
 def new_span_id() -> str:
-    """Return 16 hexadecimal digits, not all 0."""
-    return f"{_random.randrange(1, 1 << 64):016x}"
+    """Return 16 hexadecimal digits."""
+    return os.urandom(8).hex()
 
 
 CHAT_ID_PREFIX = "chatcmpl-"
