@@ -1,8 +1,15 @@
-"""The store in one SQLite file: one commit for each batch."""
+"""The store in one SQLite file: one commit for each batch.
 
+A page of jobs is read from indexes whose entries are in its order, up to where it is
+full.  Conditions that no index fits are tested row by row, and few rows: a page may
+then be short, or empty, and say where the next one begins.
+"""
+
+import heapq
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +23,15 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, Priority
+from shoal.domain.work import JobKind
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec, port
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
-from shoal.store.sqlite.database import Database, select
+from shoal.store.sqlite.database import Database, select, select_first
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
-from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pruning import delete_job, prune
@@ -38,6 +45,8 @@ JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, pri
                 idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
                 submitted_at, ended_at, function_call, value
          FROM jobs"""
+SUMMARY = """id, kind, model, owner, priority, json_remove(terms, '$.form'), state,
+             lease, submitted_at, ended_at, error"""
 
 
 class SqliteStore:
@@ -118,7 +127,8 @@ class SqliteStore:
         return await self._find_job("id = ?", job_id)
 
     async def summary(self, job_id: JobId) -> port.StoredJobSummary | None:
-        return await self.database.read(lambda sql: read_summary(sql, job_id))
+        query = f"SELECT {SUMMARY} FROM jobs WHERE id = ?"
+        return await self.database.read(select_first(_summary, query, job_id))
 
     async def recent(
         self,
@@ -127,7 +137,7 @@ class SqliteStore:
         examined_max: int = port.JOBS_EXAMINED_MAX,
     ) -> port.StoredJobPage:
         return await self.database.read_list(
-            lambda sql: read_page(sql, wanted, limit, examined_max)
+            lambda sql: _read_page(sql, wanted, limit, examined_max)
         )
 
     async def by_idempotency_key(
@@ -256,4 +266,73 @@ def _job(
         ended_at,
         codec.decode_outcome(outcome, value) if outcome else None,
         error,
+    )
+
+
+def _read_page(
+    sql: sqlite3.Connection, wanted: port.JobFilter, limit: int, examined_max: int
+) -> port.StoredJobPage:
+    """Read a page after testing at most ``examined_max`` jobs, or ``limit``."""
+    examined_max = max(examined_max, limit)
+    before = ROW_NUMBER_MAX
+    if wanted.before is not None:
+        query = "SELECT rowid FROM jobs WHERE id = ?"
+        row = sql.execute(query, (wanted.before,)).fetchone()
+        if row is None:
+            return port.StoredJobPage([], None)
+        (before,) = row
+    states = {state.value for state in wanted.states}
+    found: list[port.StoredJobSummary] = []
+    last, examined = None, 0
+    for _, user, *row in islice(_candidates(sql, wanted, before), examined_max):
+        last, kind, state = JobId(row[0]), row[1], row[6]
+        examined += 1
+        if (
+            (wanted.user is None or user == wanted.user)
+            and (wanted.kind is None or kind == wanted.kind.value)
+            and (not states or state in states)
+        ):
+            found.append(_summary(*row))
+            if len(found) == limit:
+                break
+    is_last = len(found) < limit and examined < examined_max
+    return port.StoredJobPage(found, None if is_last else last)
+
+
+def _candidates(
+    sql: sqlite3.Connection, wanted: port.JobFilter, before: int
+) -> Iterator[Any]:
+    """Yield rows from the indexes that fit a filter best, the newest first."""
+    states = [state.value for state in wanted.states or JobState]
+    ranges: list[tuple[str, tuple[object, ...]]]
+    if wanted.owner is not None and wanted.user:
+        # The index has the jobs with a user only.
+        where = "owner = ? AND user = ? AND user <> '' AND"
+        ranges = [(where, (wanted.owner, wanted.user))]
+    elif wanted.owner is not None:
+        ranges = [("owner = ? AND state = ? AND", (wanted.owner, s)) for s in states]
+    elif wanted.states:
+        ranges = [("state = ? AND", (state,)) for state in states]
+    else:
+        ranges = [("", ())]
+    query = "SELECT rowid, user, {} FROM jobs WHERE {} rowid < ? ORDER BY rowid DESC"
+    rows = (
+        sql.execute(query.format(SUMMARY, where), (*values, before))
+        for where, values in ranges
+    )
+    return heapq.merge(*rows, key=lambda row: row[0], reverse=True)
+
+
+def _summary(*row: Any) -> port.StoredJobSummary:
+    id_, kind, model, owner, priority, terms, state, lease, *rest = row
+    return port.StoredJobSummary(
+        JobId(id_),
+        JobKind(kind),
+        model,
+        owner,
+        Priority(priority),
+        codec.decode_terms(terms),
+        JobState(state),
+        LeaseNumber(lease),
+        *rest,
     )
