@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,9 @@ from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Array, Kind, ReduceOp
 from shoal.training.point_to_point import ArrayTransfer
 from shoal.training.rank_port import GroupEnded
+from shoal.training.torch_runners import OperationRunner
 from shoal.training.torch_tensors import Memories, Memory, op_of, tensor_reduction
 from shoal.training.torch_work import CallbackThreads, CollectiveWork
-
-if TYPE_CHECKING:
-    from shoal.training.torch_backend import OperationRunner
 
 NAME = "shoal"
 DATA_PARALLEL = "torch.nn.parallel.distributed"
@@ -42,7 +40,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     """
 
     def __init__(
-        self, runner: "OperationRunner", rank: int, size: int, limit: float
+        self, runner: OperationRunner, rank: int, size: int, limit: float
     ) -> None:
         super().__init__(rank, size)
         self._runner = runner
