@@ -95,12 +95,7 @@ class RankAcceptor:
                 handshake = self._wire.server(
                     self._identity, connection.address, self._secret_of
                 )
-                client = agree(connection, handshake)
-                try:
-                    self._add(client, connection)
-                except NotAdmitted:
-                    connection.close()
-                    raise
+                agree(connection, handshake, self._add)
         finally:
             self._admitting.release()
 
@@ -149,30 +144,46 @@ def connect_to(
         time.sleep(DIAL_INTERVAL)
 
 
-def agree(connection: RankSocket, handshake: RankHandshake) -> str:
-    """Carry out a handshake; return the other end's id.
+def _ignore(peer: str, connection: RankSocket) -> None:
+    """Take over nothing: whoever dialled waits for the other end's last word."""
 
-    Raises Disconnected and RankRefused, after closing the connection.
+
+def agree(
+    connection: RankSocket,
+    handshake: RankHandshake,
+    add: Callable[[str, RankSocket], None] = _ignore,
+) -> None:
+    """Carry out a handshake.
+
+    ``add`` takes over the connection before the other end learns that it is admitted:
+    that one may send all that it has, close its port, and be dialled in vain.
+
+    Raises Disconnected, RankRefused, and NotAdmitted as ``add`` does, after closing the
+    connection.
     """
     # Each wait has a limit, and this is that of all: a stranger may send byte by byte.
     limit = threading.Timer(HANDSHAKE_TIMEOUT, connection.abort)
     limit.daemon = True
     limit.start()
     try:
-        return _agree(connection, handshake)
+        _agree(connection, handshake, add)
     except RankRefused as refusal:
         with contextlib.suppress(Disconnected):
             connection.send(refusal.send)
         connection.close()
         raise
-    except Disconnected:
+    except (Disconnected, NotAdmitted):
         connection.close()
         raise
     finally:
         limit.cancel()
 
 
-def _agree(connection: RankSocket, handshake: RankHandshake) -> str:
+def _agree(
+    connection: RankSocket,
+    handshake: RankHandshake,
+    add: Callable[[str, RankSocket], None],
+) -> None:
     connection.set_timeout(HANDSHAKE_TIMEOUT)
     handshake.on_open(connection.certificate)
     connection.send(handshake.start(time.monotonic()))
@@ -182,10 +193,12 @@ def _agree(connection: RankSocket, handshake: RankHandshake) -> str:
         body = bytearray(handshake.body_size(bytes(head)))
         connection.receive_into(memoryview(body))
         step = handshake.receive(bytes(head), bytes(body), time.monotonic())
-        connection.send(step.send)
         if step.peer is not None:
             connection.set_timeout(None)
-            return step.peer
+            add(step.peer, connection)
+        connection.send(step.send)
+        if step.peer is not None:
+            return
 
 
 class OutOfStep(PeerError):

@@ -256,7 +256,7 @@ class PointToPoint:
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
         self._unreachable: set[int] = set()  # of these: nothing can be sent to them
-        self._read_from: set[int] = set()  # ranks whose connections have not ended
+        self._read_to_end: set[int] = set()  # ranks whose connections have ended
         links.attend(self._read, self._on_unreachable, self._on_end)
 
     def send(self, transfer: ArrayTransfer) -> None:
@@ -326,15 +326,13 @@ class PointToPoint:
         """Read what a rank sends, until the connection ends."""
         try:
             self._links.outgoing(source, LinkUse.POINT_TO_POINT)
-            with self._lock:
-                self._read_from.add(source)
             while True:
                 self._receive(source, link)
         except GroupEnded:
             pass
         except Disconnected as error:
             with self._lock:
-                self._read_from.discard(source)
+                self._read_to_end.add(source)
             self._on_lost(source, str(error))
         except PeerError as error:
             self._links.abort(f"{self._links.membership.name(source)}: {error}", source)
@@ -383,7 +381,7 @@ class PointToPoint:
             awaited = {each.peer for each in self._matcher.waiting()}
             if self._lost.keys() >= self._others and None in awaited:
                 awaited |= self._others
-            awaited -= self._read_from
+            awaited = {each for each in awaited if not self._may_send(each)}
             stuck = next(
                 (
                     rank
@@ -395,6 +393,12 @@ class PointToPoint:
         if stuck is not None:
             name = self._links.membership.name(stuck)
             self._links.abort(f"{name}: {self._lost[stuck]}", stuck)
+
+    def _may_send(self, rank: int | None) -> bool:
+        """Return whether a rank has connected, and its connection has not ended."""
+        if rank is None or rank in self._read_to_end:
+            return False
+        return self._links.has_incoming(rank, LinkUse.POINT_TO_POINT)
 
     def _on_end(self) -> None:
         """The group has ended: so do all transfers."""

@@ -351,6 +351,11 @@ class GroupLinks:
         if reads:
             self._begin_to_read(rank, use, link)
 
+    def has_incoming(self, rank: int, use: LinkUse) -> bool:
+        """Return whether a rank has connected."""
+        with self._changed:
+            return (rank, use) in self._incoming
+
     def abort(
         self, reason: str, suspect: int | None = None, *, out_of_step: bool = False
     ) -> None:
