@@ -14,17 +14,29 @@ PROVIDER = "shoal"  # ``gen_ai.provider.name``: what is behind a worker may be a
 
 SpanAttributes: TypeAlias = dict[str, "str | int | float | bool | Sequence[str]"]
 
+
+def _operation_name(kind: JobKind) -> str:
+    match kind:
+        case JobKind.CHAT:
+            return "chat"
+        case JobKind.COMPLETION:
+            return "text_completion"
+        case JobKind.EMBEDDING:
+            return "embeddings"
+        case (
+            JobKind.RERANK
+            | JobKind.TRANSCRIPTION
+            | JobKind.TASK
+            | JobKind.CALL
+            | JobKind.CALL_STREAM
+        ):
+            return kind.name.lower()  # OpenTelemetry has no name for it
+
+
 OPERATION_NAMES: Mapping[JobKind, str] = {
-    JobKind.CHAT: "chat",
-    JobKind.COMPLETION: "text_completion",
-    JobKind.EMBEDDING: "embeddings",
-    JobKind.RERANK: "rerank",
-    JobKind.TRANSCRIPTION: "transcription",
-    JobKind.TASK: "task",
-    JobKind.CALL: "call",
-    JobKind.CALL_STREAM: "call_stream",
+    kind: _operation_name(kind) for kind in JobKind
 }
-"""The values of ``gen_ai.operation.name``; the last five are Shoal's own."""
+"""The values of ``gen_ai.operation.name``."""
 
 
 def request_attributes(work: Work) -> SpanAttributes:
