@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import Priority
+from shoal.domain.job_kinds import NUMBER_KINDS
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind, Work, texts_read
 
@@ -259,8 +260,7 @@ def usage_of(work: Work, outcome: Outcome) -> Usage:
 def estimated_usage(read: int, kind: JobKind, outcome: Outcome) -> Usage:
     """Estimate the usage of a job from the tokens of its work and its outcome."""
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
-    numbers = kind in (JobKind.EMBEDDING, JobKind.RERANK)
-    return Usage(read, 0 if numbers else estimated_tokens(written))
+    return Usage(read, 0 if kind in NUMBER_KINDS else estimated_tokens(written))
 
 
 def with_fingerprint(token: str, fingerprint: bytes | None) -> str:

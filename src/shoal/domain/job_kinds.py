@@ -25,6 +25,7 @@ class _Traits:
     work: type[Work]
     is_inference: bool = False  # runs on a model
     generates_text: bool = False
+    answers_in_numbers: bool = False
     calls_function: bool = False
     shared_with_pools: bool = True  # call streams stay between a pool and its workers
 
@@ -36,9 +37,9 @@ def _traits(kind: JobKind) -> _Traits:
         case JobKind.COMPLETION:
             return _Traits(Completion, is_inference=True, generates_text=True)
         case JobKind.EMBEDDING:
-            return _Traits(Embedding, is_inference=True)
+            return _Traits(Embedding, is_inference=True, answers_in_numbers=True)
         case JobKind.RERANK:
-            return _Traits(Rerank, is_inference=True)
+            return _Traits(Rerank, is_inference=True, answers_in_numbers=True)
         case JobKind.TRANSCRIPTION:
             return _Traits(Transcription, is_inference=True)
         case JobKind.TASK:
@@ -56,5 +57,6 @@ WORK_TYPES: Mapping[JobKind, type[Work]] = {
 }
 INFERENCE_KINDS = frozenset(kind for kind in JobKind if _TRAITS[kind].is_inference)
 TEXT_KINDS = frozenset(kind for kind in JobKind if _TRAITS[kind].generates_text)
+NUMBER_KINDS = frozenset(kind for kind in JobKind if _TRAITS[kind].answers_in_numbers)
 FUNCTION_KINDS = frozenset(kind for kind in JobKind if _TRAITS[kind].calls_function)
 SHARED_KINDS = frozenset(kind for kind in JobKind if _TRAITS[kind].shared_with_pools)

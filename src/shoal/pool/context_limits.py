@@ -11,15 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from shoal.domain.job_kinds import NUMBER_KINDS
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import (
+    Call,
+    CallStream,
     Chat,
     Completion,
     Embedding,
     Feature,
     JobKind,
     Rerank,
+    Task,
+    Transcription,
     Work,
     texts_read,
     values_of,
@@ -76,7 +81,7 @@ def length_of(work: Work) -> RequestLength:
             return RequestLength(_bytes_in([prompt]), wanted or 0)
         case Embedding() | Rerank():
             return RequestLength(_bytes_in([work.text]), 0)
-        case _:
+        case Completion() | Transcription() | Task() | Call() | CallStream():
             return UNKNOWN_LENGTH
 
 
@@ -204,7 +209,7 @@ def _written_overcount(work: Work, outcome: Outcome, usage: Usage) -> Overcount 
 
 def _written(work: Work, outcome: Outcome) -> int:
     """Return the most tokens that an answer's texts can be, without any margin."""
-    if isinstance(work, Embedding | Rerank):
+    if work.kind in NUMBER_KINDS:
         return 0  # the answer is numbers
     return _bytes_in([each.fields for each in outcome.choices] or [outcome.text])
 

@@ -23,17 +23,10 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.job_kinds import NUMBER_KINDS
 from shoal.domain.moderation import BLOCKED, FILTERED, AnswerModerator
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
-from shoal.domain.work import (
-    Chat,
-    Completion,
-    Embedding,
-    Inference,
-    InputWork,
-    Rerank,
-    Work,
-)
+from shoal.domain.work import Chat, Completion, Inference, InputWork, Work
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
@@ -313,7 +306,7 @@ def shown_outcome(
 ) -> Outcome:
     """Return the outcome that is shown: filtered, if its text matches."""
     moderation = gateway.moderation_for(owner)
-    if moderation is None or isinstance(work, Embedding | Rerank):
+    if moderation is None or work.kind in NUMBER_KINDS:
         return outcome  # vectors and scores are no text
     return moderation.filter_outcome(outcome)
 
