@@ -89,6 +89,7 @@ def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> Worker
         token=lambda config: "",
         schemes=frozenset({"wire"}),
         dial=dial,
+        kinds=frozenset({JobKind.CHAT, JobKind.EMBEDDING}),
         has_keys=True,
         joint=joint,
     )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
@@ -108,10 +107,10 @@ class WireProtocol(Generic[C]):
     """The URL schemes that select this wire if none is named."""
     dial: Callable[[str, WorkerProfile], Dialer]
     """Takes the coordinator's URL; raises ConfigError if it is invalid."""
+    kinds: frozenset[JobKind]
+    """The kinds of jobs that the wire supports."""
     peers: str = ""
     """The programs that speak the wire, as the heading of its settings names them."""
-    kinds: frozenset[JobKind] = INFERENCE_KINDS | {JobKind.TASK}
-    """The kinds of jobs that the wire supports."""
     models_max: int | None = None
     """Maximum models per worker; None: unlimited, with one connection per model."""
     has_keys: bool = False
