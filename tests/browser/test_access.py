@@ -1,6 +1,7 @@
 """The page for everybody: keyboards, screen readers, small screens, dark and light."""
 
 import json
+from importlib.resources import files
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -8,9 +9,9 @@ from playwright.sync_api import Browser, expect
 from browser.chromium import SIZES, Visitor, visitor
 from live.programs import KEY, Pool
 
-VIEWS = (
-    *("pool", "nodes", "models", "playground", "jobs", "runs"),
-    *("batches", "usage", "receipts", "keys", "events"),
+VIEWS = sorted(
+    each.name.removesuffix(".js")
+    for each in (files("shoal") / "dashboard_files" / "views").iterdir()
 )
 
 
