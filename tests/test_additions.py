@@ -1,4 +1,4 @@
-"""What belongs to a new command, a view of the dashboard, and a field of a job."""
+"""What belongs to a new kind of job, command, view of the dashboard or field."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import click
 import pytest
 
 from shoal.cli.main import shoal
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import JobKind
 from shoal.gateway.jobs.job_view import JobInfo
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +19,19 @@ PAGES = {
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
     if "decisions" not in page.parts
 }
+
+
+@pytest.mark.parametrize("kind", JobKind)
+def test_the_page_of_receipts_describes_the_request_of_each_kind(kind: JobKind) -> None:
+    assert f"| `{kind.name.lower()}` | `" in PAGES[ROOT / "docs" / "receipts.md"]
+
+
+@pytest.mark.parametrize("kind", sorted(kind.value for kind in INFERENCE_KINDS))
+def test_the_list_of_models_describes_each_kind(kind: str) -> None:
+    page = PAGES[ROOT / "docs" / "api.md"]
+    (row,) = re.findall(r"^\| `kinds` \|(.+)\|$", page, re.M)
+
+    assert f"`{kind}`" in row
 
 
 def commands(group: click.Group, words: tuple[str, ...]) -> Iterator[str]:
