@@ -16,10 +16,13 @@ from gateway.serving import KEY, Pool, eventually, serving
 from harness.documents import ROOT, Block, blocks_of
 from protocols.contexts import SIGNER
 from shoal.cli.main import main
+from shoal.domain.credentials import Scope
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.domain.vocabulary import AnswerChunk, Command, Completed, RunJob
 from shoal.domain.work import Completion, Embedding, Feature, JobKind, Rerank
+from shoal.gateway import chat
+from shoal.gateway.operations import OPERATIONS
 from shoal.gateway.receipts import works_of
 from shoal.ledger import bundle
 from shoal.ledger.canonical import encode
@@ -73,6 +76,26 @@ BODIES: dict[str, list[dict[str, Any]]] = {
          "user_id": 7},
     ],
 }  # fmt: skip
+
+
+READ_BY_NOBODY = {
+    "/v1/audio/transcriptions",  # its body is a form with a file
+    "/v1/responses/{id}/cancel",
+    "/v1/messages/count_tokens",
+    *(f"/ollama/api/{name}" for name in ("blobs/{digest}", "push", "copy", "create")),
+}
+"""What ``works_of`` cannot read, or asks no model anything."""
+
+
+async def test_each_request_for_a_model_is_here() -> None:
+    asking = {
+        each.path
+        for each in OPERATIONS
+        if each.method == "POST" and each.scope is Scope.USE
+        if each.handler.__module__.startswith(f"{chat.__name__}.")
+    }
+
+    assert asking - READ_BY_NOBODY == {each for each in BODIES if "jobs" not in each}
 
 
 class Worker(ScriptedWorker):

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
+from shoal.gateway.operations import OPERATIONS
 
 pytestmark = pytest.mark.shared_pool
 
@@ -76,6 +77,22 @@ DIALECTS = {
         ("error",),
     ),
 }
+
+
+CONTINUED = "/v1/completions"  # a text, which is no chat
+LOADED = "/ollama/api/pull"  # streams how a model is loaded
+
+
+def test_each_operation_that_answers_chats_is_here() -> None:
+    asked = {
+        each.path
+        for each in OPERATIONS
+        if each.method == "POST"
+        and each.streams
+        and each.path not in (CONTINUED, LOADED)
+    }
+
+    assert asked == {each.path for each in DIALECTS.values()}
 
 
 @asynccontextmanager
