@@ -1,8 +1,12 @@
 """Arguments of the serve command."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
+from shoal.cli.main import main
 from shoal.cli.pool.serve import command
 
 SECTIONS = {
@@ -48,3 +52,18 @@ def test_wrong_arguments_are_refused_with_a_hint(
 
     assert refused.exit_code == 2
     assert said in refused.output
+
+
+def test_data_folder_that_cannot_be_made_is_an_error_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    folders = [tmp_path / "file" / "data"]
+    if sys.platform == "linux":
+        folders.append(Path("/proc/shoal"))  # 0 bytes are free there, as on a full disk
+    for folder in folders:
+        assert main(["serve", "--port", "0", "--data-dir", str(folder)]) == 1
+
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"shoal serve: --data-dir {folder}: ")
+        assert "are free" not in said

@@ -1,6 +1,7 @@
 """``shoal serve``: run a coordinator, one endpoint for all workers that join it."""
 
 import asyncio
+import errno
 import gc
 import json
 import shlex
@@ -35,6 +36,7 @@ from shoal.transports.http_server import public_url
 
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 STDERR = "-"  # in place of a log file
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
 
 
@@ -84,6 +86,7 @@ def command(
     x402 = load(X402Config, "x402", given(values, X402Config, "x402"), config_file)
 
     async def serve(stop: asyncio.Event) -> int:
+        _make_data_folder(config.data_dir)
         await wait_for_space(config.data_dir, stop)
         if stop.is_set():
             return 0
@@ -112,12 +115,20 @@ def _log_path(given: str | None, config: ServeConfig, *, as_json: bool) -> Path 
     watched = sys.stdout.isatty() and sys.stderr.isatty() and not as_json
     if not watched or source is ParameterSource.COMMANDLINE:
         return None
-    folder = config.data_dir
+    _make_data_folder(config.data_dir)
+    return config.data_dir / LOG_FILE
+
+
+def _make_data_folder(folder: Path) -> None:
+    """Create the data folder, unless the disk is full: a start waits for space.
+
+    Raises ConfigError if it cannot be created, as below /proc, which has no space.
+    """
     try:
         make_private_folder(folder)
     except OSError as error:
-        raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
-    return folder / LOG_FILE
+        if error.errno not in DISK_FULL:
+            raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
 
 
 def _tune_garbage_collector() -> None:
