@@ -73,7 +73,7 @@ def test_expired_job_lists_the_reasons() -> None:
         await asyncio.sleep(2.0)
 
         assert isinstance(client.error, NoWorker)
-        assert "all slots busy (1)" in str(client.error)
+        assert "1 worker has it but is full" in str(client.error)
 
     run_script(script)
 

@@ -70,7 +70,7 @@ def test_job_that_waits_for_a_paused_worker_is_told_why() -> None:
         client = await coordinator.request(limits=TimeLimits(queue=0.01))
 
         assert isinstance(client.error, NoWorker)
-        assert "paused by an operator (1)" in str(client.error)
+        assert "paused by an operator (1 worker)" in str(client.error)
 
     run_script(script)
 

@@ -209,7 +209,7 @@ async def test_explanation_of_a_queued_job_lists_ineligible_workers(pool: Pool) 
         _, given = await request(pool, "GET", f"/admin/jobs/{job_id}/explain")
 
     assert told["lines"][-1] == (
-        "still waiting: no worker for the task 'fly': all slots busy (1)"
+        "still waiting: no worker for the task 'fly': 1 worker has it but is full"
     )
     assert not any("still waiting" in line for line in given["lines"])
 

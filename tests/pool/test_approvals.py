@@ -72,7 +72,7 @@ def test_new_worker_gets_no_jobs_until_it_is_approved() -> None:
     assert assign(pool) == []
     assert own_offers(pool) == ()
     assert no_worker_reason(pool, pool.jobs[JobId("j")]) == (
-        "no worker for m: not approved by an operator yet (1)"
+        "no worker for m: not approved by an operator yet (1 worker)"
     )
 
     assert approve(pool) == [WorkerApproved("w", "al", "")]

@@ -159,10 +159,10 @@ def test_explanation_stays_small_in_a_large_pool() -> None:
     ("workers", "text"),
     [
         ([], "no worker for m: no worker is connected"),
-        ([joined("a", "x")], "no worker for m: does not have m (1)"),
+        ([joined("a", "x")], "no worker for m: does not have m (1 worker)"),
         (
             [joined("a", slots=0), joined("b", slots=0), joined("c", "x")],
-            "no worker for m: offers no slots (2), does not have m (1)",
+            "no worker for m: offers no slots (2 workers), does not have m (1 worker)",
         ),
     ],
 )
@@ -175,6 +175,24 @@ def test_rejection_names_missing_features_in_one_line(
     assert no_worker_reason(pool, pool.jobs[J]) == text
 
 
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("m", "no worker for m: 2 workers have it but are full, does not have m (1 "),
+        (ANY_MODEL, "no worker for any model: 3 workers have one but are full"),
+    ],
+)
+def test_workers_that_are_full_are_counted(model: str, text: str) -> None:
+    pool = pool_after(joined("a"), joined("b"), joined("c", "x"))
+    for number, wanted in enumerate(("m", "m", "x")):
+        handle(pool, Submission(Job(JobId(f"{number}"), Chat(wanted, ()))))
+    assert len(assign(pool)) == 3
+
+    handle(pool, Submission(Job(J, Chat(model, ()))))
+
+    assert no_worker_reason(pool, pool.jobs[J]).startswith(text)
+
+
 def test_empty_pool_lists_no_ineligible_workers() -> None:
     pool = pool_after(JobSubmitted(job()))
 
@@ -184,9 +202,15 @@ def test_empty_pool_lists_no_ineligible_workers() -> None:
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (Chat("m", ()), "no worker for m: does not have m (1)"),
-        (Chat(ANY_MODEL, ()), "no worker for any model: has no model that chats (1)"),
-        (Task("sum"), "no worker for the task 'sum': does not do the task 'sum' (1)"),
+        (Chat("m", ()), "no worker for m: does not have m (1 worker)"),
+        (
+            Chat(ANY_MODEL, ()),
+            "no worker for any model: has no model that chats (1 worker)",
+        ),
+        (
+            Task("sum"),
+            "no worker for the task 'sum': does not do the task 'sum' (1 worker)",
+        ),
         (Task(""), "no worker for a task without a name: does not do a task witho"),
         (Task("x" * 9999), f"no worker for the task '{'x' * 64}': does not do the ta"),
     ],
@@ -203,7 +227,9 @@ def test_unfit_worker_is_ineligible_with_its_reason() -> None:
     pool = pool_after(joined(), load_changed(unfit="is too hot"), JobSubmitted(job()))
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "is too hot"
-    assert no_worker_reason(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
+    assert (
+        no_worker_reason(pool, pool.jobs[J]) == "no worker for m: is too hot (1 worker)"
+    )
     assert assign(pool) == []
 
 

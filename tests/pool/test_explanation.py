@@ -81,7 +81,7 @@ def test_every_transition_and_end_has_a_reason() -> None:
         JobRequeued(JOB.id, FIRST, "no room", ONE),
         JobFailed(JOB.id, "out of memory"),
         JobCancelled(JOB.id, "the client left"),
-        JobExpired(JOB.id, TimeLimit.QUEUE, "no worker for m1: draining (1)"),
+        JobExpired(JOB.id, TimeLimit.QUEUE, "no worker for m1: draining (1 worker)"),
         JobCompleted(JOB.id, FIRST, Outcome("secret")),
         LateResult(JOB.id, FIRST, ONE, "completed"),
     ) == [
@@ -90,7 +90,7 @@ def test_every_transition_and_end_has_a_reason() -> None:
         "refused by w:one, back in the queue: no room",
         "failed: out of memory",
         "cancelled: the client left",
-        "given up: no worker for m1: draining (1)",
+        "given up: no worker for m1: draining (1 worker)",
         "done by attempt 1: stop",
         "too late: w:one said 'completed' of attempt 1; recorded, not delivered",
     ]

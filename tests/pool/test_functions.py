@@ -289,7 +289,7 @@ def test_ineligibility_for_calls_is_explained(
     pool = pool_after(worker, JobSubmitted(job(work)))
 
     assert plan(pool) == []
-    assert f"{why} (1)" in no_worker_reason(pool, pool.jobs[JobId("j")])
+    assert f"{why} (1 worker)" in no_worker_reason(pool, pool.jobs[JobId("j")])
 
 
 def test_call_stream_is_lost_with_its_worker_and_a_call_is_requeued() -> None:

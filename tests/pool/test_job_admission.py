@@ -356,8 +356,8 @@ def test_job_with_a_too_long_estimated_wait_is_rejected() -> None:
 
     assert message_of(refused) == (
         QueueFull,
-        "no worker for m: all slots busy (1); 6 jobs are to be done first, which takes "
-        "about 12 s: more than the 10 s that this one may wait",
+        "no worker for m: 1 worker has it but is full; 6 jobs are to be done first, "
+        "which takes about 12 s: more than the 10 s that this one may wait",
     )
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == 2

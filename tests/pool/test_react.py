@@ -343,7 +343,7 @@ def test_ended_job_of_a_lost_worker_is_not_requeued() -> None:
         (TimeLimit.TOTAL, "running in all: over the limit of 100 s"),
         (
             TimeLimit.QUEUE,
-            "no worker for m: all slots busy (1) "
+            "no worker for m: 1 worker has it but is full "
             "(waiting in the queue: over the limit of 10 s)",
         ),
     ],

@@ -75,7 +75,7 @@ def test_suspended_worker_gets_no_jobs_and_is_named_as_the_reason(
     assert own_offers(pool) == ()
     described = {PAUSED: "paused", DRAINING: "drained", REMOVED: "removed"}[how]
     reason = no_worker_reason(pool, pool.jobs[J])
-    assert reason == f"no worker for m: {described} by an operator (1)"
+    assert reason == f"no worker for m: {described} by an operator (1 worker)"
 
     handle(pool, WorkerResumption("w", "al"))
 

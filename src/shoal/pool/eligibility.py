@@ -27,6 +27,7 @@ POINTS_MAX = 3  # points at which a worker gets no more jobs
 WORKERS_EXAMINED_MAX = 64  # for one explanation
 SUITABLE_EXAMINED_MAX = 256  # workers that may read more than one that refused a job
 
+ALL_BUSY = "all slots busy"
 FEATURE_MESSAGES = {
     Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
     Feature.VALUES: "takes plain values only",
@@ -177,7 +178,7 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
     elif worker.free_slots <= 0 or (
         job.kind is not JobKind.CALL and worker.busy_slots >= worker.slots
     ):
-        busy = "all slots busy"  # except for calls, which may be prefetched
+        busy = ALL_BUSY  # except for calls, which may be prefetched
     else:
         busy = None
     if busy is None and job.job.id in worker.leases:
@@ -236,9 +237,19 @@ def no_worker_reason(pool: PoolState, job: OpenJob) -> str:
     """Return in one line why no worker can take ``job`` now."""
     if not pool.workers:
         return f"no worker for {describe_target(job.job.work)}: no worker is connected"
-    groups = passed_over(pool, job)
-    reasons = ", ".join(f"{group.reason} ({group.count})" for group in groups)
+    reasons = ", ".join(_counted(job, group) for group in passed_over(pool, job))
     return f"no worker for {describe_target(job.job.work)}: {reasons}"
+
+
+def _counted(job: OpenJob, group: PassedOver) -> str:
+    """Return why the workers of a group cannot take ``job``, and how many they are."""
+    one, count = group.count == 1, group.count
+    if group.reason != ALL_BUSY:
+        return f"{group.reason} ({'1 worker' if one else f'{count} workers'})"
+    what = "one" if job.model == ANY_MODEL else "it"
+    if one:
+        return f"1 worker has {what} but is full"
+    return f"{count} workers have {what} but are full"
 
 
 def join_versions(pythons: Iterable[str]) -> str:

@@ -225,7 +225,7 @@ async def test_expired_request_lists_the_reasons(tmp_path: Path, stream: bool) -
 
     assert raised.value.status_code == 503
     assert raised.value.code == "no_worker"
-    assert "does not have m1 (1)" in str(raised.value)
+    assert "does not have m1 (1 worker)" in str(raised.value)
     assert int(raised.value.response.headers["retry-after"]) > 0
 
 

@@ -465,7 +465,7 @@ async def test_expired_job_lists_the_reasons(
         await first
 
     assert (error.status_code, error.code) == (503, "no_worker")
-    assert "all slots busy (1)" in error.message
+    assert "1 worker has it but is full" in error.message
     assert int(error.response.headers["Retry-After"]) > 0
 
 
