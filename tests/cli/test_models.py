@@ -1,6 +1,7 @@
 """The models command without a peer."""
 
 import asyncio
+import io
 import json
 from pathlib import Path
 
@@ -70,6 +71,121 @@ def test_empty_folder_has_a_hint(
     said = capsys.readouterr().out
     assert str(tmp_path / "models") in said
     assert "shoal models get NAME --from" in said
+
+
+OFFERED = {
+    "id": "qwen3-8b",
+    "kinds": ["chat", "embed"],
+    "features": ["stop", "tools"],
+    "context_window": 4096,
+    "workers": 2,
+    "slots": 8,
+}
+
+
+async def models(sites: Sites, *arguments: str) -> int:
+    """Return the exit status of ``shoal models`` with a pool of one model."""
+    url = await sites({"/v1/models": {"data": [OFFERED]}})
+    given = [*arguments, "--url", url, "--api-key", "sk-test"]
+    return await asyncio.to_thread(main, ["models", *given])
+
+
+async def test_models_of_the_pool_are_listed_after_those_here(
+    folder: Path, sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await models(sites, "ls", "--in", str(folder)) == 0
+
+    here, _, pool = capsys.readouterr().out.partition("\nin the pool at http://")
+    assert "org/name" in here
+    assert [line.split() for line in pool.splitlines()[1:]] == [
+        ["NAME", "DOES", "CONTEXT", "WORKERS", "SLOTS"],
+        ["qwen3-8b", "chat,", "embed", "4096", "2", "8"],
+    ]
+
+    await models(sites, "ls", "--in", str(folder), "--json")
+    assert json.loads(capsys.readouterr().out)["pool"] == [OFFERED]
+
+
+def test_models_here_are_listed_if_the_pool_does_not_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = ("--url", "http://127.0.0.1:1", "--api-key", "sk-test")
+    assert main(["models", "ls", "--in", str(folder), "--json", *away]) == 0
+
+    said = capsys.readouterr()
+    listed = json.loads(said.out)
+    assert (len(listed["data"]), listed["pool"]) == (4, None)
+    assert said.err.startswith("the pool's models are unknown: ")
+
+
+async def test_a_model_is_shown_where_it_is(
+    folder: Path, sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await models(sites, "show", "qwen3-8b", "--in", str(folder), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "qwen3-8b",
+        "stored": None,
+        "pool": OFFERED,
+    }
+
+    assert await models(sites, "show", "qwen3-8b", "--in", str(folder)) == 0
+    assert "requests may ask for: stop, tools" in capsys.readouterr().out
+
+    assert await models(sites, "show", "org/name", "--in", str(folder)) == 0
+    assert "(2 files, 4.0 MB)\nto offer it: shoal join" in capsys.readouterr().out
+
+    assert await models(sites, "show", "qwen38b", "--in", str(folder)) == 1
+    assert "no model 'qwen38b'; did you mean qwen3-8b?" in capsys.readouterr().err
+
+
+def test_a_model_is_deleted_with_all_its_parts_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("parts-00001-of-00002", "host/org/name", "alone"):
+        assert main(["models", "rm", name, "--in", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == name
+
+    assert {each.name for each in folder.iterdir()} == {
+        *("broken-00001-of-00002.gguf", "org", ".incoming", "_private", "README")
+    }
+    assert main(["models", "rm", "org/nam", "--in", str(folder)]) == 1
+    assert "did you mean org/name?" in capsys.readouterr().err
+
+
+def test_what_may_hold_other_models_is_not_deleted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "org" / "name" / "other").mkdir()
+
+    assert main(["models", "rm", "org/name", "--in", str(folder)]) == 1
+
+    assert "has the folder other" in capsys.readouterr().err
+    assert (folder / "org" / "name" / "model.gguf").is_file()
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_at_a_terminal_deleting_is_asked_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    stdin = io.StringIO(f"{answer}\n")
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", stdin)
+
+    main(["models", "rm", "alone", "--in", str(folder)])
+
+    assert (folder / "alone.gguf").exists() == (answer == "n")
+
+
+def test_of_a_link_only_the_link_is_deleted(folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "x.gguf").touch()
+    (folder / "linked").symlink_to(theirs, target_is_directory=True)
+
+    assert main(["models", "rm", "linked", "--in", str(folder)]) == 0
+
+    assert (theirs / "x.gguf").exists()
+    assert not (folder / "linked").is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Names from peers are only keys of the library's table: they never become paths.
 """
 
 import logging
+import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,6 +273,32 @@ def stored_model(path: Path, name: str) -> StoredModel:
         len(files),
         gguf[0] if gguf else None,
     )
+
+
+def remove_model(folder: Path, model: StoredModel) -> None:
+    """Delete a model of ``stored_models(folder)``, and folders that it leaves empty.
+
+    A link is deleted, and what it leads to stays.  Raises ConfigError if its folder has
+    folders, which may be other models, or if it cannot be deleted.
+    """
+    try:
+        if model.path.is_file():
+            for each in parts_of(model.path):
+                each.unlink()
+        elif model.path.is_symlink():
+            model.path.unlink()
+        elif inner := [each for each in _visible(model.path) if each.is_dir()]:
+            raise ConfigError(
+                f"{model.path} has the folder {inner[0].name}, which may be another "
+                "model: delete it yourself"
+            )
+        else:
+            shutil.rmtree(model.path)
+        for parent in list(model.path.parents)[: len(Path(model.name).parts) - 1]:
+            if parent != folder and not any(parent.iterdir()):
+                parent.rmdir()
+    except OSError as error:
+        raise ConfigError(f"cannot delete {model.path}: {error.strerror}") from error
 
 
 def _models_below(folder: Path, prefix: str, depth: int) -> Iterator[StoredModel]:

@@ -1,9 +1,8 @@
-"""``shoal models``: pull, copy, add and list models."""
+"""``shoal models``: pull, copy, add, list and delete models."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -15,74 +14,47 @@ from shoal.cli.options import json_option, pass_api_with_json
 from shoal.cli.terminal import (
     Columns,
     format_peer,
-    printable,
     show,
     show_table,
     transfer_progress,
 )
-from shoal.cli.use.models import pull
+from shoal.cli.use.models import pull, stored
 from shoal.cli.use.models.source import WEB, CopySource, download_from
+from shoal.cli.use.models.stored import (
+    folder_option,
+    models_folder,
+    stored_json,
+    stored_lines,
+)
 from shoal.client.coordinator import CoordinatorApi
-from shoal.config import data_folder
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.models.download import DownloadedModel, DownloadRequest
-from shoal.models.library import StoredModel, stored_model, stored_models
+from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
 from shoal.models.trained import add_trained_model
 from shoal.transports.clock import LoopClock
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-MODELS = "models"  # the folder of models, in the data folder
 FOUND: Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
 ADDRESSES_HINT = (
     "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
     "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
 )
 SHARE = "shoal serve --share NAME=PATH, or shoal join --model NAME=PATH, where it is"
-COLUMNS: Columns = {
-    "NAME": lambda model: model.name,
-    "SIZE": lambda model: decimal(model.size),
-    "FILES": lambda model: model.files,
-    "WHERE": lambda model: model.path,
-}
 EXIT_STOPPED = 130
 
 
 @click.group("models")
 def command() -> None:
-    """Pull models from the hub, copy those of peers, add trained ones, and list them.
+    """Pull models, copy those of peers, add trained ones, list and delete them.
 
     NAME is the name of a model, such as qwen3-8b or org/name.
     """
 
 
 command.add_command(pull.command)
-
-
-def _folder_option(name: str) -> Callable[[F], F]:
-    return click.option(
-        name,
-        "folder",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Folder of models.  Default: models in the data folder.",
-    )
-
-
-@command.command("ls")
-@_folder_option("--in")
-@json_option
-def list_(folder: Path | None, as_json: bool) -> None:
-    """List the models in the folder."""
-    folder = _models_folder(folder)
-    stored = stored_models(folder)
-    nothing = (
-        f"no models in {printable(str(folder))}: shoal models pull NAME, or "
-        "shoal models get NAME --from PEER"
-    )
-    listed = {"data": [_as_json(each) for each in stored]}
-    show_table(listed, as_json, COLUMNS, stored, nothing)
+command.add_command(stored.list_)
+command.add_command(stored.show_)
+command.add_command(stored.remove)
 
 
 @command.command("find")
@@ -136,7 +108,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     help="Connection without encryption, to a peer of another program.",
 )
 @click.option("--replace", is_flag=True, help="Replace an existing copy.")
-@_folder_option("--to")
+@folder_option("--to")
 @json_option
 @log_options("warning")
 def get(
@@ -153,7 +125,7 @@ def get(
 ) -> int:
     """Copy a model from a coordinator or another peer on the local network."""
     log_to_stderr(log_level, log_format)
-    request = DownloadRequest(_model_name(name), _models_folder(folder), replace)
+    request = DownloadRequest(_model_name(name), models_folder(folder), replace)
     source = CopySource(where, passcode, token, plain=plain)
     source.check()
 
@@ -172,10 +144,10 @@ def get(
                 download.add_done_callback(lambda _: canceller.cancel())
         if download.cancelled():
             return EXIT_STOPPED
-        stored = stored_model(download.result().path, request.model)
+        copied = stored_model(download.result().path, request.model)
         seconds = round(clock.now() - began, 3)
-        shown = _as_json(stored) | {"seconds": seconds}
-        show(shown, as_json, *_stored_lines(stored))
+        shown = stored_json(copied) | {"seconds": seconds}
+        show(shown, as_json, *stored_lines(copied))
         return 0
 
     return run_loop(copy)
@@ -188,7 +160,7 @@ def get(
     "--bytes", "of_bytes", is_flag=True, help="Tokens are bytes: no tokenizer.json."
 )
 @click.option("--replace", is_flag=True, help="Replace an existing model.")
-@_folder_option("--to")
+@folder_option("--to")
 @json_option
 def add(
     name: str,
@@ -204,13 +176,13 @@ def add(
     tokenizer.json.
     """
     added = add_trained_model(
-        _models_folder(folder),
+        models_folder(folder),
         _model_name(name),
         trained.expanduser(),
         of_bytes=of_bytes,
         replace=replace,
     )
-    show(_as_json(added), as_json, *_stored_lines(added))
+    show(stored_json(added), as_json, *stored_lines(added))
 
 
 def _secret(address: str, own: str) -> str:
@@ -243,25 +215,3 @@ def _model_name(name: str) -> str:
         return check_model_name(name)
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
-
-
-def _models_folder(given: Path | None) -> Path:
-    return (given or data_folder() / MODELS).expanduser()
-
-
-def _stored_lines(stored: StoredModel) -> Iterator[str]:
-    files = "1 file" if stored.files == 1 else f"{stored.files} files"
-    yield printable(f"{stored.path} ({files}, {decimal(stored.size)})")
-    if stored.gguf is not None:
-        offer = f"shoal join --model {stored.name}={stored.gguf}"
-        yield printable(f"to offer it: {offer}")
-
-
-def _as_json(stored: StoredModel) -> dict[str, object]:
-    return {
-        "name": stored.name,
-        "path": str(stored.path),
-        "size": stored.size,
-        "files": stored.files,
-        "gguf": None if stored.gguf is None else str(stored.gguf),
-    }

@@ -1,0 +1,167 @@
+"""``shoal models ls``, ``show`` and ``rm``: the models here, and those of the pool."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import click
+from rich.filesize import decimal
+
+from shoal.cli.options import json_option, pass_api_with_json, yes_option
+from shoal.cli.terminal import Columns, printable, show, show_table, table
+from shoal.client.coordinator import CoordinatorApi
+from shoal.config import data_folder
+from shoal.domain.errors import NotFound, ShoalError
+from shoal.models.library import StoredModel, remove_model, stored_models
+from shoal.pool.roster import suggest_names
+
+F = TypeVar("F", bound=Callable[..., Any])
+PoolModel: TypeAlias = dict[str, Any]
+"""A model of the pool, as ``GET /v1/models`` describes it."""
+
+MODELS = "models"  # the folder of models, in the data folder
+STORED: Columns = {
+    "NAME": lambda model: model.name,
+    "SIZE": lambda model: decimal(model.size),
+    "FILES": lambda model: model.files,
+    "WHERE": lambda model: model.path,
+}
+IN_POOL: Columns = {
+    "NAME": "id",
+    "DOES": lambda model: ", ".join(model.get("kinds", ())),
+    "CONTEXT": lambda model: model.get("context_window") or "",
+    "WORKERS": lambda model: model.get("workers", ""),
+    "SLOTS": lambda model: model.get("slots", ""),
+}
+
+
+def folder_option(name: str) -> Callable[[F], F]:
+    """Return a decorator that adds the option for the folder of models."""
+    return click.option(
+        name,
+        "folder",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Folder of models.  Default: models in the data folder.",
+    )
+
+
+def models_folder(given: Path | None) -> Path:
+    """Return the folder that was given, or else the one in the data folder."""
+    return (given or data_folder() / MODELS).expanduser()
+
+
+def stored_lines(stored: StoredModel) -> Iterator[str]:
+    """Yield where a model is, and the command that offers it."""
+    files = "1 file" if stored.files == 1 else f"{stored.files} files"
+    yield printable(f"{stored.path} ({files}, {decimal(stored.size)})")
+    if stored.gguf is not None:
+        offer = f"shoal join --model {stored.name}={stored.gguf}"
+        yield printable(f"to offer it: {offer}")
+
+
+def stored_json(stored: StoredModel) -> dict[str, object]:
+    """Return the form of a model for ``--json``."""
+    return {
+        "name": stored.name,
+        "path": str(stored.path),
+        "size": stored.size,
+        "files": stored.files,
+        "gguf": None if stored.gguf is None else str(stored.gguf),
+    }
+
+
+@click.command("ls")
+@folder_option("--in")
+@pass_api_with_json
+def list_(api: CoordinatorApi, folder: Path | None, as_json: bool) -> None:
+    """List the models in the folder, and those of the pool."""
+    folder = models_folder(folder)
+    stored = stored_models(folder)
+    nothing = (
+        f"no models in {printable(str(folder))}: shoal models pull NAME, or "
+        "shoal models get NAME --from PEER"
+    )
+    pool = _pool_models(api)
+    listed = {"data": [stored_json(each) for each in stored], "pool": pool}
+    show_table(listed, as_json, STORED, stored, nothing)
+    if as_json or pool is None:
+        return
+    at = printable(api.base_url)
+    click.echo(f"\nin the pool at {at}:" if pool else f"\nno models at {at}")
+    for line in table(IN_POOL, pool) if pool else ():
+        click.echo(line)
+
+
+@click.command("show")
+@click.argument("name")
+@folder_option("--in")
+@pass_api_with_json
+def show_(api: CoordinatorApi, name: str, folder: Path | None, as_json: bool) -> None:
+    """Show a model: where it is stored here, and what it does in the pool."""
+    here = stored_models(models_folder(folder))
+    pool = _pool_models(api) or []
+    stored = _named(here, name)
+    offered = next((each for each in pool if each["id"] == name), None)
+    if stored is None and offered is None:
+        raise _unknown(name, {each.name for each in here} | {p["id"] for p in pool})
+    shown = {
+        "name": name,
+        "stored": None if stored is None else stored_json(stored),
+        "pool": offered,
+    }
+    lines = [] if stored is None else [*stored_lines(stored)]
+    if offered is not None:
+        lines.append(f"in the pool at {printable(api.base_url)}:")
+        lines += table(IN_POOL, [offered])
+        if features := ", ".join(offered.get("features", ())):
+            lines.append(printable(f"requests may ask for: {features}"))
+    show(shown, as_json, *lines)
+
+
+@click.command("rm")
+@click.argument("name")
+@folder_option("--in")
+@yes_option
+@json_option
+def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
+    """Delete a model in the folder; the pool's and the hub's cache stay."""
+    folder = models_folder(folder)
+    here = stored_models(folder)
+    stored = _named(here, name)
+    if stored is None:
+        raise _unknown(name, {each.name for each in here})
+    if not yes and sys.stdin.isatty():
+        what = printable(f"{stored.path} ({decimal(stored.size)})")
+        if not click.confirm(f"Delete {what}?", err=True):
+            return 1
+    remove_model(folder, stored)
+    freed = f"deleted {stored.path}: {decimal(stored.size)}"
+    show(stored_json(stored), as_json, printable(freed))
+    return 0
+
+
+def _pool_models(api: CoordinatorApi) -> list[PoolModel] | None:
+    """Return the models of the pool; None if it does not answer.
+
+    That is told if its URL was given: else no pool may be meant.
+    """
+    try:
+        found: list[PoolModel] = api.request("/v1/models")["data"]
+    except ShoalError as error:
+        if api.url:
+            click.echo(printable(f"the pool's models are unknown: {error}"), err=True)
+        return None
+    return found
+
+
+def _named(models: list[StoredModel], name: str) -> StoredModel | None:
+    """Return the model of a name, also of one that a folder cannot have."""
+    by_name = {each.name: each for each in models}
+    return by_name.get(name) or by_name.get(name.replace(":", "-"))
+
+
+def _unknown(name: str, known: set[str]) -> NotFound:
+    hint = suggest_names(name, known, "`shoal models ls` lists all")
+    return NotFound(f"no model {name!a}; {hint or '`shoal models ls` lists all'}")
