@@ -78,6 +78,20 @@ def test_an_unknown_model_is_refused_with_what_to_give(tmp_path: Path) -> None:
     assert programs_of(environment(tmp_path)) == []
 
 
+def test_a_name_that_is_like_one_of_the_pool_is_asked_about(
+    pool: Pool, tmp_path: Path
+) -> None:
+    variables = environment(tmp_path) | {
+        "SHOAL_URL": pool.url,
+        "SHOAL_API_KEY": pool.ready["api_key"],
+    }
+
+    done = run(variables, "tinny", "ping")
+
+    assert done.returncode == 1
+    assert done.stderr.endswith("; did you mean tiny?\n"), done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
 def test_nothing_remains_when_it_is_killed(tmp_path: Path) -> None:
     variables = environment(tmp_path)

@@ -241,10 +241,16 @@ def suggest_names(name: str, known: Iterable[str], listing: str) -> str | None:
     names = sorted(islice(known, COMPARED_MAX))
     if not names:
         return None
-    if similar := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
-        return f"did you mean {' or '.join(similar)}?"
+    if similar := similar_names(name, names):
+        return similar
     more = f"; {listing}" if len(names) > SUGGESTED_MAX else ""
     return f"there is {', '.join(names[:SUGGESTED_MAX])}{more}"
+
+
+def similar_names(name: str, known: Iterable[str]) -> str | None:
+    """Ask whether one of the known names was meant; None if none is similar."""
+    similar = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(similar)}?" if similar else None
 
 
 def _engine_of(worker: Worker) -> tuple[str, str]:

@@ -11,18 +11,24 @@ from urllib.parse import urlsplit
 import click
 from rich.status import Status
 
-from shoal.cli.command_loop import run_program
+from shoal.cli.command_loop import ProgramFailed, run_program
 from shoal.cli.options import pass_api
 from shoal.cli.terminal import console, printable
 from shoal.cli.use.chat import Conversation, chat
 from shoal.cli.use.chat.answer import chat_models
-from shoal.cli.use.models.pull import resolve_model
+from shoal.cli.use.models.pull import resolve_model, served_models
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
-from shoal.domain.errors import NotFound, Unauthorized
-from shoal.engines.gguf_files import DEMO_MODEL, has_demo_model
+from shoal.domain.errors import ConfigError, NotFound, Unauthorized
+from shoal.engines.gguf_files import (
+    DEMO_MODEL,
+    find_models,
+    has_demo_model,
+    model_folders,
+)
+from shoal.pool.roster import similar_names
 
 MODELS = "/v1/models"
 LISTED_WITHIN = 10.0  # seconds after a worker has joined
@@ -95,16 +101,39 @@ def _start_worker(
 ) -> str:
     """Start a worker with a model until the end of ``stack``; return its name.
 
-    Raises NotFound if the coordinator is not of this machine.
+    Raises NotFound if the coordinator is not of this machine, or a name that it knows
+    was perhaps meant.
     """
     before = chat_models(api)
     host = urlsplit(api.base_url).hostname or ""
     if not is_own_host(host):
         known = ", ".join(before) or "none"
+        similar = similar_names(model, before)
         raise NotFound(
-            f"the pool at {api.base_url} has no model {model!r}; its models: {known}; "
-            "`shoal join` on a machine that has it adds it"
+            f"the pool at {api.base_url} has no model {model!r}; "
+            f"{similar or f'its models: {known};'} `shoal join` on a machine that has "
+            "it adds it"
         )
+    try:
+        return _join_with(api, model, logs, stack, before, yes=yes)
+    except (ConfigError, ProgramFailed) as error:
+        known_names = {*before, *served_models(), *_file_names(api.data_dir)}
+        similar = similar_names(model, known_names)
+        if similar is None or model in known_names:
+            raise
+        raise NotFound(f"{error}; {similar}") from error
+
+
+def _join_with(
+    api: CoordinatorApi,
+    model: str,
+    logs: Path,
+    stack: ExitStack,
+    before: Mapping[str, int],
+    *,
+    yes: bool,
+) -> str:
+    """Join with a model until the end of ``stack``; return its name in the pool."""
     chosen = resolve_model(model, api.data_dir, yes=yes)
     arguments = ["join", "--data-dir", str(api.data_dir), "--model", chosen]
     with _status(f"starting {model} …") as status:
@@ -116,6 +145,11 @@ def _start_worker(
         )
         stack.enter_context(started)
         return _new_model(api, chosen.partition("=")[0], before)
+
+
+def _file_names(folder: Path) -> set[str]:
+    """Return the names of the models in the GGUF files of this machine."""
+    return {each.stem for each in find_models(model_folders(folder))}
 
 
 def _new_model(api: CoordinatorApi, name: str, before: Mapping[str, int]) -> str:
