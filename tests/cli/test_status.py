@@ -244,6 +244,45 @@ def test_a_removed_worker_that_is_gone_is_shown() -> None:
     )
 
 
+def test_what_needs_attention_is_first_and_the_rest_is_counted() -> None:
+    at = {name: {**WORKER, "id": f"wire:{name}/m"} for name in "abcd"}
+    order = {"name": "wire:b", "by": "al", "since": 0.0, "running": 0}
+    said = {
+        **STATUS,
+        "workers": [
+            at["a"],
+            at["b"] | {"suspension": "paused"},
+            at["c"] | {"unfit": "is too hot"},
+            at["d"] | {"points": 2},
+        ],
+        "orders": [{**order, "state": "paused", "workers": ["wire:b/m"]}],
+        "peers": [{**PEER, "id": "wire:e", "pending": True}],
+    }
+
+    def machines_shown(limit: int | None) -> tuple[list[str], str]:
+        lines = [*status_lines(said, "http://pool:1", NOW, limit)][4:]
+        rows = [each.split()[0] for each in lines if not each.startswith("  ")]
+        return rows, lines[-1]
+
+    assert machines_shown(None)[0] == ["e", "c", "d", "b", "a"]
+    assert machines_shown(9)[0] == ["e", "c", "d", "b", "a"]
+    assert machines_shown(2) == (["e", "c", "and"], "and 3 more machines")
+
+
+async def test_the_limit_of_machines_is_given(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [{**WORKER, "id": f"wire:{name}/m"} for name in "ab"]
+    url = await sites({"/admin/status": {**STATUS, "workers": workers}})
+    given = ["status", "--url", url, "--api-key", "sk-x", "--limit"]
+
+    assert await asyncio.to_thread(main, [*given, "1"]) == 0
+    assert capsys.readouterr().out.endswith("\nand 1 more machine\n")
+
+    assert await asyncio.to_thread(main, [*given, "0"]) == 2
+    assert "--limit" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("relay", "lines"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shoal.cli.options import pass_api_with_json
-from shoal.cli.pool.machines import NOT_ADMITTED, Machine, machines
+from shoal.cli.pool.machines import NOT_ADMITTED, PENDING, Machine, machines
 from shoal.cli.terminal import (
     Columns,
     console,
@@ -44,6 +44,9 @@ FULL_SPEED = 100  # percent
 STATES = {"paused": "paused", "draining": "drained", "removed": "removed"}
 """Descriptions of what operators did to workers."""
 
+TROUBLES = frozenset({NOT_ADMITTED, "unfit", "leaving", "suspected", "failed"})
+"""States of machines that no operator has ordered, in which jobs do not get there."""
+
 NODES: Columns = {
     "NODE": lambda node: ":".join(filter(None, (node["wire"], node["name"]))),
     "ADDRESS": "address",
@@ -61,28 +64,35 @@ NODES: Columns = {
     is_flag=True,
     help="Show it live, until Ctrl-C; with --json, one line every two seconds.",
 )
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show at most N machines, those that need attention first.  Default: all; "
+    "--json has all in any case.",
+)
 @pass_api_with_json
-def command(api: CoordinatorApi, watch: bool, as_json: bool) -> None:
-    """Show a pool's machines and jobs."""
+def command(api: CoordinatorApi, watch: bool, limit: int | None, as_json: bool) -> None:
+    """Show a pool's machines and jobs; what needs attention comes first."""
     if watch and not as_json and not console().is_terminal:
         raise click.UsageError("--watch needs a terminal, or --json")
     if not watch:
-        _print(api, as_json=as_json)
+        _print(api, limit, as_json=as_json)
     elif as_json:
         while True:
-            _print(api, as_json=True)
+            _print(api, limit, as_json=True)
             time.sleep(WATCH_INTERVAL)
     else:
-        _watch(api)
+        _watch(api, limit)
 
 
-def _print(api: CoordinatorApi, *, as_json: bool) -> None:
+def _print(api: CoordinatorApi, limit: int | None, *, as_json: bool) -> None:
     status = api.request(PATH)
-    lines = () if as_json else status_lines(status, api.base_url, time.time())
+    lines = () if as_json else status_lines(status, api.base_url, time.time(), limit)
     show(status, as_json, *lines)
 
 
-def _watch(api: CoordinatorApi) -> None:
+def _watch(api: CoordinatorApi, limit: int | None) -> None:
     """Show the status on the whole terminal; a coordinator that is away is told."""
     from rich.live import Live
     from rich.text import Text
@@ -91,39 +101,62 @@ def _watch(api: CoordinatorApi) -> None:
         while True:
             try:
                 status = api.request(PATH)
-                lines = [*status_lines(status, api.base_url, time.time())]
+                lines = [*status_lines(status, api.base_url, time.time(), limit)]
             except ConnectionLost as error:
                 lines = [printable(str(error)), "", "trying again …"]
             live.update(Text.from_ansi("\n".join(lines)), refresh=True)
             time.sleep(WATCH_INTERVAL)
 
 
-def status_lines(status: Mapping[str, Any], url: str, now: float) -> Iterator[str]:
-    """Yield the lines; ``now`` is the Unix time."""
-    found = machines(status)
+def status_lines(
+    status: Mapping[str, Any], url: str, now: float, limit: int | None = None
+) -> Iterator[str]:
+    """Yield the lines; ``now`` is the Unix time.
+
+    ``limit``: as many machines are shown at most, those first that need attention.
+    """
+    found = sorted(machines(status), key=_urgency)
     yield _head(status, url, now)
     yield _counts(status, found)
     if status["unencrypted"]:
-        listed = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
-        yield printable(f"connections without encryption: {', '.join(listed)}")
+        plain = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
+        yield printable(f"connections without encryption: {', '.join(plain)}")
     if not status["ready"]:
         yield printable(f"no jobs are accepted: {status['why_not']}")
     yield ""
     if not status["workers"]:
         yield NO_WORKERS
     if found:
-        head, *rows = table(_columns(now), found, wrap=False)
+        listed = found[:limit]
+        head, *rows = table(_columns(now), listed, wrap=False)
         yield head
-        for row, machine in zip(rows, found, strict=True):
+        for row, machine in zip(rows, listed, strict=True):
             yield row
             yield from _beneath(machine)
             yield from _orders(machine, status)
+        if others := len(found) - len(listed):
+            yield f"and {_count(others, 'more machine')}"
     for relay in status["relays"]:
         if relay["open"] or relay["strangers"]:
             yield f"relay: {_relay(relay)}"
     if status["nodes"]:
         yield ""
         yield from table(NODES, status["nodes"])
+
+
+def _urgency(machine: Machine) -> int:
+    """Return how soon an operator has to look at a machine; the lowest is first.
+
+    First those that wait for an operator, then those that others turn away or that are
+    not well, then those of which operators know.
+    """
+    if PENDING in machine.states:
+        return 0
+    if TROUBLES.intersection(machine.states) or any(
+        each["points"] for each in machine.workers
+    ):
+        return 1
+    return 2 if machine.orders else 3
 
 
 def _head(status: Mapping[str, Any], url: str, now: float) -> str:
