@@ -4,8 +4,10 @@ import json
 import signal
 import socket
 import sqlite3
+import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from harness.slow_imports import openai
 from live import laws
 from live.programs import (
     KEY,
+    PATIENCE,
     TINY,
     TOKEN,
     GatedModel,
@@ -119,6 +122,40 @@ def test_worker_that_is_stopped_before_it_has_joined_says_nothing_more(
 
     assert worker.wait() == 0
     assert worker.errors.count("\n") == 1
+
+
+IN_A_MOMENT = """
+import sys
+from shoal.cli.main import main
+from shoal.cli.worker import run_worker
+run_worker.GIVE_UP_AFTER = 0.5
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+def test_at_a_terminal_joining_a_wrong_address_ends_with_what_was_tried(
+    tmp_path: Path,
+) -> None:
+    import pexpect
+
+    place = ("--data-dir", str(tmp_path), "--name", "typed")
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-c", IN_A_MOMENT, "join", "http://127.0.0.1:1", "--trust-code", *place],
+        encoding="utf-8",
+        timeout=PATIENCE,
+        dimensions=(24, 400),
+    )
+
+    terminal.expect_exact("waiting for http://127.0.0.1:1: connection refused")
+    terminal.expect_exact(
+        "shoal join: nothing answers at http://127.0.0.1:1 after 0.5 s: connection "
+        "refused; check the address"
+    )
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+    assert terminal.exitstatus == 1
 
 
 def test_stopped_worker_leaves_the_pool(programs: Programs) -> None:

@@ -284,6 +284,15 @@ async def _answers_as_shoal(url: str, fingerprint: bytes | None) -> bool:
         return False
 
 
+async def reason_unreachable(target: JoinTarget) -> str:
+    """Return why nothing answers at a coordinator's URL now; empty if it does."""
+    try:
+        await _health(target.http_url, target.fingerprint)
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
 async def _health(url: str, fingerprint: bytes | None) -> object:
     """Return the health report of the server at a URL.  Raises as ``_ask``."""
     parts = urlsplit(url)

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from shoal.cli.worker.join_target import (
     JoinTarget,
     ListeningTarget,
     check_encryption,
+    reason_unreachable,
     resolve_target,
 )
 from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
@@ -42,6 +44,7 @@ from shoal.cli.worker.pairing import pair_worker, pairing_at
 from shoal.cli.worker.worker_report import (
     ModelLoader,
     report_omitted_models,
+    without_url,
     worker_reporter,
 )
 from shoal.config import JoinConfig
@@ -81,6 +84,7 @@ from shoal.worker.traces import JobTracer
 Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
 
 DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
+GIVE_UP_AFTER = 60.0  # seconds without an answer, at a terminal
 IDENTITIES = "identities"  # the folder of workers' keys
 # Distinguishes a listening worker from a coordinator of this machine in their fleet.
 LISTENING_SUFFIX = "-worker"
@@ -138,13 +142,15 @@ class RunningWorker:
     """A worker with its offers, which are not made yet.
 
     ``joined`` is set when a coordinator has admitted it; ``watches`` run beside the
-    offers.
+    offers.  ``waits_forever``: also for a coordinator that never answered, as a service
+    has to: machines start in any order.
     """
 
     context: WorkerContext
     offered: Sequence[Membership]
     joined: asyncio.Event
     watches: Sequence[Watch]
+    waits_forever: bool
 
 
 async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWorker:
@@ -200,7 +206,21 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if throttle.paused or throttle.percent < THROTTLE_MAX:
         _report_throttle(worker)
     watches = owner.watches(partial(_report_throttle, worker))
-    return RunningWorker(worker, offered, joined, (meter.watch, *watches))
+    # At a terminal, somebody mistyped an address, and looks.
+    looked_at = sys.stdin.isatty() and sys.stderr.isatty() and not arguments.as_json
+    return RunningWorker(
+        worker, offered, joined, (meter.watch, *watches), waits_forever=not looked_at
+    )
+
+
+def _gave_up(target: JoinTarget, why: str) -> str:
+    """Return what was tried, and what to do."""
+    url = target.display_url
+    advice = f"; {target.advice}" if target.advice else ""
+    return (
+        f"nothing answers at {url} after {GIVE_UP_AFTER:g} s: {without_url(why, url)}"
+        f"{advice}; `shoal service install join` waits for as long as it takes"
+    )
 
 
 async def _targets(arguments: JoinArguments, *, with_models: bool) -> JoinTargets:
@@ -438,8 +458,18 @@ async def _serve(running: RunningWorker, stop: asyncio.Event) -> int:
         paired = await pair_worker(worker.target, code, signer.public_key)
         worker.on_event(worker.name, {"public_key": signer.public_key.hex()}, paired)
 
+    async def give_up() -> None:
+        if running.waits_forever or not worker.target.unreachable:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(running.joined.wait(), GIVE_UP_AFTER)
+            return
+        # It may be about to admit this worker, or an operator to approve it.
+        if why := await reason_unreachable(worker.target):
+            raise ConfigError(_gave_up(worker.target, why))
+
     async with asyncio.TaskGroup() as tasks:
-        beside = (leave, pair, *running.watches)
+        beside = (leave, pair, give_up, *running.watches)
         background = [tasks.create_task(each()) for each in beside]
         await asyncio.gather(*(each.run() for each in offered))
         for each in background:

@@ -57,9 +57,7 @@ def _line(
 ) -> str:
     """Return an event as a line for people."""
     url = target.display_url or "its fleet"
-    reason = event.reason
-    for known in (f"{url}: ", f"{url} ", f"cannot connect to {url}: "):
-        reason = reason.removeprefix(known)
+    reason = without_url(event.reason, url)
     if event.kind == "refused":
         found = target.token_file
         source = f" (that of {found})" if found and "--token" in reason else ""
@@ -83,6 +81,13 @@ def _line(
         subject = f"{kind.replace('_', ' ')} {subject}"
     reason = f": {event.reason}" if event.reason else ""
     return f"{event.kind} {name} with {subject}{reason}"
+
+
+def without_url(reason: str, url: str) -> str:
+    """Return a reason without the URL before it, for a line that has that already."""
+    for known in (f"{url}: ", f"{url} ", f"cannot connect to {url}: "):
+        reason = reason.removeprefix(known)
+    return reason
 
 
 def report_omitted_models(offered: Sequence[str], others: Sequence[str]) -> None:
