@@ -1,13 +1,19 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, count, pairwise
+from typing import TypeVar
 
 import pytest
 
-from shoal.peers.relay import RelayRunner
+from shoal.peers.relay import (
+    GUESTS_BURST,
+    GUESTS_SHARE,
+    HOST_COSTS,
+    RelayRunner,
+)
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend, RelayStanding
 from shoal.protocols.seam.session import Batch, Data
@@ -20,6 +26,8 @@ from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import Strangers
 from simulation.virtual import in_virtual_time
 from transports.manual_clock import ManualClock, settle
+
+T = TypeVar("T")
 
 Outputs = Sequence[RelaySend | RelayBroadcast]
 
@@ -451,4 +459,101 @@ async def test_only_the_coordinator_is_served_beyond_the_loops_share(
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await host.receive()
+    await exchange.close()
+
+
+@pytest.mark.parametrize("is_host", [True, False], ids=["host", "peer"])
+async def test_guest_pays_for_what_its_messages_cost_the_coordinator(
+    is_host: bool,
+) -> None:
+    clock, exchange = ManualClock(), RelayRun()
+    exchange.switching = RelayRunner(
+        "test", exchange.switch, clock, Strangers(), clock.cpu
+    )
+    first, other = await exchange.connect(), await exchange.connect(is_host=is_host)
+    first.write(["2:first"])  # read as that of a stranger
+    assert await other.receive() == ["first"]
+    paid = round(GUESTS_BURST / HOST_COSTS[RelayStanding.GUEST])
+    first.write(["2:paid"] * (2 * paid))
+    assert len(await other.receive()) == 2 * paid
+
+    first.write(["2:later"])
+    later = asyncio.create_task(other.receive())
+    await clock.advance(0.0)
+
+    assert later.done() is not is_host
+    if is_host:
+        await clock.advance(0.9 * GUESTS_BURST / GUESTS_SHARE)
+        assert not later.done()
+        await clock.advance(0.2 * GUESTS_BURST / GUESTS_SHARE)
+    assert await later == ["later"]
+    await exchange.close()
+
+
+class CountedLink(LocalLink):
+    """A link whose peer has an account, as those of WebSockets have."""
+
+    def __init__(self, strangers: Strangers) -> None:
+        super().__init__("peer")
+        self.account = strangers.add("192.0.2.1", lambda reason: None)
+        self.message_max: list[int | None] = []
+
+    @property
+    def is_stranger(self) -> bool:
+        return True
+
+    def write(self, packs: Sequence[Data]) -> None:
+        pass  # nobody reads it
+
+    def arrive(self, *messages: Data) -> None:
+        """Let the relay receive messages of the peer."""
+        super().write(messages)
+
+    def admit(self) -> None:
+        raise AssertionError("the relay admits nobody")
+
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        return call(*args)
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        self.account.received(size)
+        try:
+            yield
+        finally:
+            self.account.released(size)
+
+    def share_budget(
+        self, strangers: Strangers, message_max: int | None = None
+    ) -> None:
+        self.message_max.append(message_max)
+        self.account.move(strangers)
+
+
+@pytest.mark.parametrize("standing", RelayStanding)
+async def test_what_the_unadmitted_have_sent_counts_until_their_turn(
+    monkeypatch: pytest.MonkeyPatch, standing: RelayStanding
+) -> None:
+    monkeypatch.setattr(StandingRelay, "first", standing)
+    clock, exchange = ManualClock(), RelayRun(StandingRelay)
+    share = LoopShare(clock, 0.1, 1.0, clock.cpu)
+    strangers = Strangers(share=share)
+    exchange.switching = RelayRunner(
+        "test", exchange.switch, clock, strangers, clock.cpu
+    )
+    link = CountedLink(strangers)
+    serving = exchange.switching.serve(link, UpgradeRequest("/x"))
+    exchange.serving.append(asyncio.create_task(serving))
+    share.charge("192.0.2.9", 2.0)  # of another one, who leaves nothing
+    link.arrive("99:some", "99:more")
+    await settle()
+
+    assert (link.account.held, strangers.held) == (14, 14)
+
+    await clock.advance(11.0)
+    assert (link.account.held, strangers.held) == (0, 0)
+    if standing is RelayStanding.GUEST:  # one of the guests, who have their own
+        assert (len(strangers), link.message_max) == (0, [None])
+    else:
+        assert (len(strangers), link.message_max) == (1, [])
     await exchange.close()

@@ -192,6 +192,37 @@ def test_gangs_of_a_higher_priority_come_first() -> None:
     assert sorted(name for name, _ in assign(pool)) == ["f0", "f1"]
 
 
+def test_gangs_that_have_begun_come_before_those_of_a_higher_priority() -> None:
+    pool = pool_after(joined("a"), joined("b"), *gang(2, priority=Priority.LOW))
+    workers = dict(assign(pool))
+    lost = next(name for name, worker in workers.items() if worker == "b")
+    handle(pool, WorkerDisconnected(WorkerId("b"), "gone"))
+    pool.expire_penalties(RETURN_GRACE)
+    for fact in gang(1, run=OTHER_RUN, priority=Priority.HIGH):
+        pool.apply(fact, 0.0)
+
+    pool.apply(joined("c"), 0.0)
+
+    assert assign(pool) == [(lost, "c")]
+
+
+def test_gang_gets_no_machine_that_an_earlier_one_of_another_model_claims() -> None:
+    """Else each of two gangs would hold machines that the other waits for."""
+    pool = pool_after(*(joined(name, "x", "y") for name in "abcd"))
+    for run, model, size in (("d", "x", 2), ("e", "x", 4), ("f", "y", 2)):
+        for rank in range(size):
+            each = replace(member(rank, size, run=run * 32), work=chat(model))
+            pool.apply(JobSubmitted(each), 0.0)
+        if run == "d":
+            assert len(assign(pool)) == 2
+
+    assert assign(pool) == []
+
+    complete(pool, "d0")
+    complete(pool, "d1")
+    assert sorted(name for name, _ in assign(pool)) == ["e0", "e1", "e2", "e3"]
+
+
 def test_jobs_of_a_higher_priority_precede_a_gang() -> None:
     pool = pool_after(joined("a"), joined("b"), *gang(2))
     submit(pool, "low", priority=Priority.LOW)

@@ -284,6 +284,32 @@ def test_new_processes_join_when_all_ranks_admit_them() -> None:
     assert sent["new"][0]["story"] == ["rank 1 has joined"]
 
 
+def test_the_next_generation_knows_what_a_rank_that_has_left_completed() -> None:
+    rendezvous = formed(3)
+
+    rendezvous.receive("m1", {"leave": 8}, 1.0)
+    rendezvous.receive("m0", ended(0, 0, operation=7), 1.0)
+    sent = sent_to(rendezvous.receive("m2", ended(0, 2, operation=7), 1.0))
+
+    assert [sent[each][0]["newest"] for each in ("m0", "m2")] == [8, 8]
+
+
+def test_of_two_new_processes_in_one_place_the_later_joins() -> None:
+    rendezvous = formed(2, admits=True)
+    rendezvous.lost("m1", 1.0)
+    rendezvous.receive("m0", ended(0, 0, admits=True), 1.0)
+    rendezvous.receive("old", announce(-1, 1, port_id="old"), 2.0)
+
+    told = sent_to(rendezvous.receive("new", announce(-1, 1, port_id="new"), 3.0))
+    admission = {**ended(1, 0, admits=True), "cause": "admission"}
+    sent = sent_to(rendezvous.receive("m0", admission, 4.0))
+
+    assert told["old"] == [{"out": "a newer process has its place"}]
+    assert told["m0"] == [{"waiting": 1}]
+    assert sorted(sent) == ["m0", "new"]
+    assert [each["port_id"] for each in sent["new"][0]["ranks"]] == ["port-0", "new"]
+
+
 def test_a_run_whose_ranks_are_all_lost_begins_anew_with_all() -> None:
     rendezvous = formed(2)
     rendezvous.lost("m0", 1.0)

@@ -523,6 +523,26 @@ async def test_revocation_ends_the_sessions_of_a_key(pool: Pool) -> None:
     assert not access.recognizes(browser)
 
 
+async def test_revocation_ends_all_sessions_of_a_key_and_no_others(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as pool:
+        keys, at = [], LoopClock().wall()
+        for name in ("ada", "bob"):
+            await make_key(pool, name)
+            keys.append(pool.access.keyring.cache.find(name))
+        sessions = pool.access.sessions
+        first, others, second = [
+            await sessions.begin(str(number), key, at)
+            for number, key in enumerate((keys[0], keys[1], keys[0]))
+        ]
+
+        await pool.access.revoke(keys[0])
+
+        opened = [sessions.is_open(each, at) for each in (first, others, second)]
+        assert opened == [False, True, False]
+
+
 async def test_session_of_a_key_that_is_unknown_now_is_not_recognized(
     pool: Pool,
 ) -> None:

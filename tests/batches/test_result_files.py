@@ -1,0 +1,49 @@
+"""The files of a batch have every result that the store has."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.databases import put_new_database
+from shoal.batches import result_files
+from shoal.batches.result_files import ResultFiles
+from shoal.store.batches import (
+    BATCH_ID_LENGTH,
+    FilePurpose,
+    LineResult,
+    StoredBatch,
+    StoredFile,
+)
+from shoal.store.file_folder import FileFolder
+from shoal.store.sqlite.store import SqliteStore
+
+BATCH = StoredBatch(
+    "batch_".ljust(BATCH_ID_LENGTH, "0"), "al", "/v1/embeddings", "in", "24h", 1.0, 9.0
+)
+
+
+async def test_results_beyond_the_first_page_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_files, "RESULTS_AT_ONCE", 1)  # one line in a page
+    put_new_database(tmp_path / "shoal.db")
+    store, folder = SqliteStore(tmp_path / "shoal.db"), FileFolder(tmp_path / "files")
+    folder.open()
+    results = [LineResult(line, b"%d" % line, failed=line == 3) for line in range(1, 6)]
+    names = iter(("output", "error"))
+    files = ResultFiles(folder, BATCH, lambda: next(names), 2.0)
+    await store.open()
+    try:
+        sent = StoredFile("in", "al", "in.jsonl", FilePurpose.BATCH, 9, 1.0, None)
+        await store.files.add(sent, 1000)
+        await store.batches.add(BATCH, 1000)
+        await store.batches.record(BATCH.id, results)
+
+        await files.write_recorded(store.batches)
+    finally:
+        await store.close()
+
+    files.finish()
+    with folder.read("output") as output, folder.read("error") as error:
+        assert output.read() == b"1\n2\n4\n5\n"
+        assert error.read() == b"3\n"
