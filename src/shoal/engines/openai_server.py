@@ -6,6 +6,8 @@ embeddings", "Streaming" and "List models".
 
 import asyncio
 import base64
+import os
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -85,12 +87,34 @@ async def read_prefix(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def describe_client_error(error: aiohttp.ClientError) -> str:
-    """Describe why a request to a server failed."""
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
-        error.os_error, ConnectionRefusedError
-    ):
-        return "connection refused"  # aiohttp's own text is obscure
-    return str(error)
+    """Describe why a request to a server failed, without the server's URL.
+
+    It becomes the reason of a job's end, and only its owner needs to know the address.
+    """
+    match error:
+        case aiohttp.ClientResponseError():  # raised only if the answer is not HTTP
+            return "what answers there speaks no HTTP"
+        case aiohttp.InvalidURL():
+            return "invalid address"
+        case aiohttp.ServerTimeoutError():
+            return "no answer"
+        case aiohttp.ClientConnectorCertificateError():
+            return f"invalid certificate: {error.certificate_error}"
+        case aiohttp.ClientConnectorError():
+            if isinstance(error.os_error, ConnectionRefusedError):
+                return "connection refused"  # the system's own text has the address
+            return _of_system(error.os_error)
+        case aiohttp.ClientOSError():
+            return _of_system(error)
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _of_system(error: OSError) -> str:
+    # An event loop's text may repeat the address, but for names that are not found.
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or type(error).__name__
+    return os.strerror(error.errno)
 
 
 def form_data(form: requests.AudioForm) -> aiohttp.FormData:
@@ -343,7 +367,7 @@ class OpenAIEngine:
                         response.close()
         except aiohttp.ClientError as error:
             reason = describe_client_error(error)
-            raise ServerLost(f"{self.url}: {reason}") from error
+            raise ServerLost(f"the model's server: {reason}") from error
         if listed is not None:
             self._answered.add(listed.model.name)
         end = answer.finished()

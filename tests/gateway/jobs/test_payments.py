@@ -495,6 +495,19 @@ async def test_unreachable_facilitator_rejects_jobs_until_it_returns(
         assert await accepted(pool) == NOTHING_ACCEPTED
 
 
+async def test_clients_are_not_told_the_address_of_the_facilitator(
+    pool: Pool, facilitator: Facilitator, caplog: pytest.LogCaptureFixture
+) -> None:
+    facilitator.network = "eip155:8453"  # another than the seller's
+
+    answer = await pay(pool)
+
+    assert answer.status == 503
+    assert "it takes no such payments" in json.loads(answer.body)["error"]
+    assert facilitator.url not in answer.body
+    assert facilitator.url in caplog.text  # whoever runs the coordinator is
+
+
 async def test_invalid_facilitator_address_is_named() -> None:
     payments = X402Payments(Seller("http://[::1", PAY_TO, SOLANA, ASSET))
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from gateway.keys import request
 from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually, serving
 from harness.speed import PATIENCE
@@ -334,6 +335,41 @@ async def test_secret_and_url_are_not_logged(
     assert any("delivered webhook job=a" in line for line in lines)
     assert any("gave up webhook job=b" in line for line in lines)
     assert not any("t0p" in line or SECRET in line for line in lines)
+
+
+ODD_ANSWERS = {
+    "no HTTP": (b"220 mail\r\n", "what answers there speaks no HTTP"),
+    "a wrong header": (b"HTTP/1.1 200 OK\r\n\0\r\n\r\n", "speaks no HTTP"),
+    "nothing": (b"", "it hung up without an answer"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), ODD_ANSWERS.values(), ids=ODD_ANSWERS)
+async def test_url_stays_secret_when_no_http_is_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: bytes, reason: str
+) -> None:
+    async def respond(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    caplog.set_level(logging.DEBUG)
+    async with (
+        await asyncio.start_server(respond, "127.0.0.1", 0) as server,
+        serving(tmp_path) as pool,
+        sending(pool),
+    ):
+        port = server.sockets[0].getsockname()[1]
+        await complete_job(pool, f"http://127.0.0.1:{port}/h00k?token=t0p")
+        tried = await wait_delivered(pool)
+        _, explained = await request(pool, "GET", "/admin/jobs/j/explain")
+
+    assert reason in (tried.error or "")
+    shown = f"{tried.error} {explained} {caplog.text}"
+    assert "h00k" not in shown
+    assert "t0p" not in shown
 
 
 async def test_deliveries_outlast_a_failure_of_the_store(

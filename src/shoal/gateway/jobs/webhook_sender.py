@@ -12,9 +12,11 @@ from aiohttp import (
     ClientConnectorCertificateError,
     ClientConnectorError,
     ClientError,
+    ClientResponseError,
     ClientSession,
     ClientTimeout,
     InvalidURL,
+    ServerDisconnectedError,
     TCPConnector,
 )
 from yarl import URL
@@ -278,16 +280,25 @@ def _failure_of(status: int) -> _Failure | None:
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error without the URL, which may contain secrets."""
+    """Describe an error without the URL, which may contain secrets.
+
+    Neither aiohttp's own text is shown, which may have it, nor what answers there.
+    """
     match error:
         case InvalidURL():
             reason = "invalid address"
+        case ClientResponseError():  # raised only if the answer is not HTTP
+            reason = "what answers there speaks no HTTP"
         case ClientConnectorCertificateError():
             reason = f"invalid certificate: {error.certificate_error}"
         case ClientConnectorError(os_error=ConnectionRefusedError()):
             reason = "connection refused"
         case ClientConnectorError():
             reason = str(error.os_error.strerror or error.os_error)
+        case ServerDisconnectedError():
+            reason = "it hung up without an answer"
+        case OSError():
+            reason = error.strerror or type(error).__name__
         case _:
-            reason = f"{type(error).__name__}: {error}"
+            reason = type(error).__name__
     return reason[:ERROR_MAX]

@@ -130,18 +130,18 @@ class X402Payments:
         """
         if self._ready:
             return
+        shown = self._seller.facilitator.partition("?")[0]  # the rest may be secret
         try:
             await asyncio.to_thread(self._server.initialize)
             self._requirements(0)
         except SchemeNotFoundError as error:
             raise ConfigError(
-                f"the facilitator {self._seller.facilitator} takes no {EXACT} payments "
+                f"the facilitator {shown} takes no {EXACT} payments "
                 f"on {self._seller.network}: choose another --x402-network or "
                 "--x402-facilitator"
             ) from error
         except httpx.InvalidURL as error:
-            text = f"--x402-facilitator {self._seller.facilitator}: {error}"
-            raise ConfigError(text) from error
+            raise ConfigError(f"--x402-facilitator {shown}: {error}") from error
         except (httpx.HTTPError, ValueError, RuntimeError) as error:
             raise _payments_down(error) from error
         self._ready = True
@@ -150,7 +150,9 @@ class X402Payments:
         try:
             await self.prepare()
         except ConfigError as error:
-            raise PaymentsDown(str(error)) from error
+            # It names the facilitator, whose address is no matter of clients.
+            log.error("payments cannot be checked: %s", error)
+            raise _payments_down(ValueError("it takes no such payments")) from error
         requirements = self._requirements(charge.price)
         due = partial(self._due, charge, requirements)
         if (header := charge.headers.get(SIGNATURE)) is None:
