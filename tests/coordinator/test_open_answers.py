@@ -159,6 +159,24 @@ def test_request_with_another_webhook_is_another() -> None:
         check_same_request(asked, replace(asked, terms=JobTerms(webhook=hook)))
 
 
+def test_request_with_another_payment_is_another() -> None:
+    asked = Job(
+        JobId("a"),
+        Chat("m", ()),
+        idempotency_key="k",
+        terms=JobTerms(payment_ref="tx1"),
+    )
+    other = replace(asked, terms=JobTerms(payment_ref="tx2"))
+    unnamed = replace(asked, terms=JobTerms())
+    settled = replace(asked, terms=JobTerms(payment_ref="0x1", settled=True))
+
+    check_same_request(replace(asked, id=JobId("b")), asked)
+    check_same_request(asked, settled)
+    for one in (other, unnamed):
+        with pytest.raises(KeyReused):
+            check_same_request(one, asked)
+
+
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
 def test_key_identifies_one_request_only(when: str, store: SlowStore) -> None:
     async def scenario() -> None:

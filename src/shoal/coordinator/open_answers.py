@@ -152,7 +152,11 @@ class OpenAnswers(Mapping[JobId, Answer]):
 
 def check_same_request(job: Job, known: Job) -> None:
     """Raise KeyReused if two jobs of one idempotency key request different things."""
-    if not _same_work(job, known) or _request_terms(job) != _request_terms(known):
+    if (
+        not _same_work(job, known)
+        or not _same_payment(job, known)
+        or _request_terms(job) != _request_terms(known)
+    ):
         raise KeyReused(
             f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
             "request: what is asked is not the same; send a new key with a new request "
@@ -167,6 +171,12 @@ def _same_work(job: Job, known: Job) -> bool:
     if left_out and isinstance(one, Chat) and isinstance(other, Chat):
         return one.without_tools() == other.without_tools()
     return one == other
+
+
+def _same_payment(job: Job, known: Job) -> bool:
+    """Compare the references that clients gave: one that we settled has another."""
+    one, other = job.terms, known.terms
+    return one.settled or other.settled or one.payment_ref == other.payment_ref
 
 
 def _request_terms(job: Job) -> tuple[object, ...]:

@@ -152,6 +152,7 @@ class JobTerms:
     left_out: tuple[str, ...] = ()
     whole: bool = False
     waits: bool = False  # for a function that no worker has, or had a short while ago
+    settled: bool = False  # whether we collected the payment that the reference names
 
 
 DEFAULT_TERMS = JobTerms()

@@ -264,7 +264,12 @@ async def test_same_idempotency_key_gives_the_same_job(pool: Pool) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"payload": {"task_type": "x"}}, {"user_id": "u2"}, {"privacy_class": "PRIVATE"}],
+    [
+        {"payload": {"task_type": "x"}},
+        {"user_id": "u2"},
+        {"privacy_class": "PRIVATE"},
+        {"payment_ref": "tx1"},
+    ],
 )
 async def test_idempotency_key_identifies_one_request(
     pool: Pool, other: dict[str, Any]

@@ -72,7 +72,7 @@ async def pay(
     caller.headers.update(settled.headers)
     account = payer_of(job)
     await hub.process(AccountTopUp(account, terms.price, f"payment {reference}"))
-    return replace(job, terms=replace(terms, payment_ref=reference))
+    return replace(job, terms=replace(terms, payment_ref=reference, settled=True))
 
 
 @contextmanager
