@@ -111,6 +111,12 @@ async def test_unknown_egress_policy_is_named(tmp_path: Path) -> None:
             pass
 
 
+async def test_jobs_that_end_must_be_kept_for_a_while(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--keep-days 0: expected days, above 0"):
+        async with run_coordinator(settings(tmp_path, keep_days=0.0)):
+            pass
+
+
 async def test_jobs_require_payment_with_a_facilitator(tmp_path: Path) -> None:
     async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url)

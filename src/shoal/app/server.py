@@ -51,7 +51,6 @@ from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import SpotChecks
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.addresses import is_own_host
-from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.accounts.sign_in import new_link
@@ -260,7 +259,7 @@ async def run_coordinator(
                 tasks.create_task(calls.run()),
                 tasks.create_task(gateway.batches.run(PoolLineJobs(gateway))),
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
-                tasks.create_task(_prune(gateway, config.keep_days)),
+                tasks.create_task(_prune(gateway, settings.kept)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
                 tasks.create_task(_end_if_broken(hub.store_health)),
@@ -460,9 +459,9 @@ def _spot_checks(hub: Hub, store: Store, settings: CoordinatorSettings) -> SpotC
     return checks
 
 
-async def _prune(gateway: Gateway, keep_days: float) -> None:
+async def _prune(gateway: Gateway, kept: float) -> None:
     while True:
-        before = gateway.clock.wall() - keep_days * DAY
+        before = gateway.clock.wall() - kept
         try:
             forgotten = await gateway.store.prune(before)
         except StoreError as error:

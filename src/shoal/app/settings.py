@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from shoal.config import ServeConfig, X402Config
 from shoal.config.installation import install_extra
+from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, PaymentsDown
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
@@ -36,7 +37,7 @@ class CoordinatorSettings:
 
     ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
     jobs that are done twice, from 0 to 1.  ``blobs_max``, ``file_max`` and
-    ``files_max`` are in bytes.
+    ``files_max`` are in bytes, ``kept`` is in seconds.
     """
 
     limits: TimeLimits
@@ -50,6 +51,7 @@ class CoordinatorSettings:
     blobs_max: int
     file_max: int
     files_max: int
+    kept: float
     pages: PagePolicy
     proxies: TrustedProxies
 
@@ -77,6 +79,7 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
         _size("--blobs-max", config.blobs_max, "gigabytes", 1e9),
         _size("--file-max", config.file_max, "megabytes", 1e6),
         _size("--files-max", config.files_max, "gigabytes", 1e9),
+        _above_zero("--keep-days", config.keep_days, "days") * DAY,
         page_policy(config.host, config.allowed_host, config.allowed_origin),
         trusted_proxies(config.trusted_proxy),
     )
@@ -174,9 +177,13 @@ def _shared(text: str) -> tuple[str, Path]:
 
 def _size(flag: str, given: float, units: str, unit: float) -> int:
     """Return a limit in bytes."""
+    return round(_above_zero(flag, given, units) * unit)
+
+
+def _above_zero(flag: str, given: float, units: str) -> float:
     if not given > 0:
         raise ConfigError(f"{flag} {given:g}: expected {units}, above 0")
-    return round(given * unit)
+    return given
 
 
 def _contact(address: str) -> PeerAddress:

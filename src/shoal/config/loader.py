@@ -176,7 +176,7 @@ def _load_field(
         value = _read_secret(origin, Path(environment[origin]))
     elif name in table:
         source, origin = SettingSource.FILE, f"{file}: [{section}] {name}"
-        value = _convert(table[name], hint, origin)
+        value = _convert(_unquoted(table[name], hint, origin), hint, origin)
         if secret:
             _warn_if_readable(file)
     return LoadedSetting(declared, value, source, origin)
@@ -274,6 +274,16 @@ def _convert(value: object, type_: Any, where: str) -> object:
         tuple[str, ...]: "a list of texts",
     }
     raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
+
+
+def _unquoted(value: object, type_: Any, where: str) -> object:
+    """Return a value of a file.  Raises ConfigError for text as a truth value."""
+    if type_ is bool and not isinstance(value, bool):
+        # TOML has them, so that text is a mistake, and "" would count as false.
+        raise ConfigError(
+            f"{where}: expected true or false, without quotes, got {value!r}"
+        )
+    return value
 
 
 def _number(value: object, type_: type[int] | type[float]) -> int | float:
