@@ -40,7 +40,9 @@ def test_variables_are_defaults(
     assert find_coordinator("https://other", "sk-given").api_key == "sk-given"
 
 
-@pytest.mark.parametrize("url", ["http://pool:1/", "http://pool:1/v1", "pool:1"])
+@pytest.mark.parametrize(
+    "url", ["http://pool:1/", "http://pool:1/v1", "pool:1", " pool:1\n"]
+)
 def test_url_is_accepted_in_every_common_form(url: str) -> None:
     assert find_coordinator(url, "sk").url == "http://pool:1"
 
@@ -50,9 +52,10 @@ def test_missing_key_is_an_error(tmp_path: Path) -> None:
         find_coordinator(data_dir=tmp_path)
 
 
-def test_unsupported_url_is_rejected() -> None:
+@pytest.mark.parametrize("url", ["ftp://pool", "http://", "http://po ol", "pool/a b"])
+def test_unsupported_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="expected http"):
-        find_coordinator("ftp://pool", "sk")
+        find_coordinator(url, "sk")
 
 
 def test_stored_key_requires_the_pinned_certificate(

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.domain.addresses import is_loopback, network_key
+from shoal.domain.addresses import has_space, is_loopback, network_key
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,13 @@ from shoal.domain.addresses import is_loopback, network_key
 )
 def test_loopback_addresses_are_local(address: str, own: bool) -> None:
     assert is_loopback(address) == own
+
+
+@pytest.mark.parametrize("odd", [" ", "\t", "\n", "\0", "\x7f"])
+def test_no_url_has_a_space_or_a_control_character(odd: str) -> None:
+    assert not has_space("http://[::1]:4010/a%20b?c=\u00e9~")
+    for url in (f"http://ho{odd}st", f"{odd}http://host", f"http://host/{odd}"):
+        assert has_space(url)
 
 
 @pytest.mark.parametrize(

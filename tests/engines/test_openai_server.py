@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from engines.conftest import Fakes, Handler, Serve
 from engines.outputs import ask, chat_of, pieces_of
@@ -295,6 +296,24 @@ async def test_wrong_address_is_rejected(serve: Serve, end: str) -> None:
             pass
 
 
+async def test_url_is_sent_as_it_was_given() -> None:
+    paths: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        paths.append(request.raw_path)
+        return web.json_response(LIST)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handle)
+    async with (
+        TestServer(app) as server,
+        running(f"{server.make_url('')}/team%2Fa/%28b%29/%7e/v1"),
+    ):
+        pass
+
+    assert paths[0] == "/team%2Fa/%28b%29/%7e/v1/models"
+
+
 async def test_url_without_a_path_means_v1(serve: Serve) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1")
 
@@ -337,7 +356,11 @@ async def test_server_without_a_list_gets_the_named_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://host", "http://", "http://host:99999", "host:8000", "http://[::1"]
+    "url",
+    [
+        *("ftp://host", "http://", "http://host:99999", "host:8000", "http://[::1"),
+        *("http://ho st", "http://host/a b", "http://host\n"),
+    ],
 )
 def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match=r"expected http://HOST:PORT/v1"):

@@ -24,6 +24,7 @@ from aiohttp import (
     TCPConnector,
     WSServerHandshakeError,
 )
+from yarl import URL
 
 from shoal.client import messages
 from shoal.client.coordinator import (
@@ -42,7 +43,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.tasks.limits import BLOB_MAX
-from shoal.transports.http_client import describe_http_error, read_body
+from shoal.transports.http_client import as_given, describe_http_error, read_body
 
 HEARTBEAT = 20.0  # seconds between pings; a missing pong ends the connection
 READ_TIMEOUT = 60.0  # seconds without a byte of an HTTP response
@@ -144,7 +145,7 @@ async def _answer(
     url = f"{address.url}{path}"
     try:
         async with session.request(
-            method, url, json=body, allow_redirects=False
+            method, as_given(url), json=body, allow_redirects=False
         ) as response:
             await raise_for_status(response)
             return await read_body(response, limit, f"{url}: the answer")
@@ -197,7 +198,7 @@ class CallDialer:
     async def _connect(self) -> ClientWebSocketResponse:
         try:
             return await self._session.ws_connect(
-                self._address.url + messages.PATH,
+                as_given(self._address.url + messages.PATH),
                 heartbeat=HEARTBEAT,
                 max_msg_size=messages.MESSAGE_MAX,
             )
@@ -291,8 +292,8 @@ class BlobClient:
             await raise_for_status(response)
             return await read_body(response, BLOB_MAX, f"the value {digest}")
 
-    def _url(self, digest: str) -> str:
-        return f"{self._address.url}/v1/blobs/{digest}"
+    def _url(self, digest: str) -> URL:
+        return as_given(f"{self._address.url}/v1/blobs/{digest}")
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:

@@ -33,6 +33,7 @@ from shoal.client.errors import ConnectionLost
 from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import KEY_FILE
+from shoal.domain.addresses import has_space
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import (
     ConfigError,
@@ -131,13 +132,14 @@ def find_coordinator(
 
 def _base_url(url: str, scheme: str) -> str | None:
     """Return the URL of a coordinator's API, without ``/v1``; None if it is invalid."""
+    url = url.strip()
     base = url if "://" in url else f"{scheme}://{url}"
     # Accept the base URL for OpenAI clients as well.
     base = base.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(base)
         usable = parts.scheme in ("http", "https") and parts.hostname
-        return base if usable and parts.port != 0 else None
+        return base if usable and parts.port != 0 and not has_space(base) else None
     except ValueError:
         return None
 

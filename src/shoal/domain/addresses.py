@@ -1,10 +1,18 @@
-"""Classification of IP addresses by their text alone."""
+"""Classification of addresses by their text alone."""
 
 import ipaddress
 from functools import lru_cache
 
 LOOPBACK_NAME = "localhost"
 NETWORK_OF_ONE = 48  # bits of an IPv6 address that one subscriber cannot choose
+
+
+def has_space(url: str) -> bool:
+    """Say whether a URL has a space or a control character, which none may have.
+
+    Who splits a URL drops some of them, and who sends it escapes others.
+    """
+    return any(each <= " " or each == "\x7f" for each in url)
 
 
 def is_loopback(address: str) -> bool:

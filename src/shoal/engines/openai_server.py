@@ -15,8 +15,10 @@ from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from yarl import URL
 
 from shoal.domain import errors
+from shoal.domain.addresses import has_space
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.server_refusals import stated_context
@@ -70,7 +72,7 @@ def split_url(url: str) -> tuple[str, str]:
         host, _ = parts.hostname, parts.port  # an invalid port raises
     except ValueError as error:
         raise errors.ConfigError(f"engine URL: {error}; {expected}") from error
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not host or has_space(url):
         raise errors.ConfigError(f"engine URL: {expected}")
     userinfo, _, location = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{location}{parts.path.rstrip('/') or '/v1'}", userinfo
@@ -532,7 +534,8 @@ class OpenAIEngine:
             try:
                 return await session.request(
                     "GET" if body is None else "POST",
-                    url,
+                    # As it was given; yarl only encodes a name in another script.
+                    URL(url, encoded=url.isascii()),
                     # A form can be sent only once.
                     data=form_data(body)
                     if isinstance(body, requests.AudioForm)

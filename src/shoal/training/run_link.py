@@ -37,7 +37,7 @@ from aiohttp import (
 
 from shoal.domain.errors import Unavailable
 from shoal.training.run_events import MESSAGE_MAX, Message, run_id_of
-from shoal.transports.http_client import describe_http_error
+from shoal.transports.http_client import as_given, describe_http_error
 from shoal.transports.rank_socket import Disconnected
 from shoal.transports.tls import context_pinning
 
@@ -217,7 +217,7 @@ class RunLink:
             while not self._closing:
                 try:
                     async with session.ws_connect(
-                        self._url,
+                        as_given(self._url),
                         params=self._query,
                         heartbeat=HEARTBEAT,
                         max_msg_size=MESSAGE_MAX,
@@ -409,7 +409,7 @@ class RelayedSockets:
 
     def _connect(self, query: Mapping[str, str]) -> Any:
         return self._session.ws_connect(
-            self._url, params=query, heartbeat=HEARTBEAT, compress=0
+            as_given(self._url), params=query, heartbeat=HEARTBEAT, compress=0
         )
 
 

@@ -80,6 +80,15 @@ class NotTls(Unavailable):
     """What answers does not speak TLS."""
 
 
+def as_given(url: str) -> URL:
+    """Return a URL for aiohttp with the escapes that it has.
+
+    Else some are changed on the way, and what was signed, or stands for a name with a
+    slash, is not found.  A name of a host in another script is encoded.
+    """
+    return URL(url, encoded=url.isascii())
+
+
 async def request_json(
     url: str,
     body: Mapping[str, object] | None = None,
@@ -103,7 +112,7 @@ async def request_json(
         try:
             async with session.request(
                 "GET" if body is None else "POST",
-                URL(url, encoded=True),
+                as_given(url),
                 json=body,
                 # A secret must not follow a redirect to another server.
                 allow_redirects=False,

@@ -22,13 +22,12 @@ from aiohttp import (
     WSServerHandshakeError,
     web,
 )
-from yarl import URL
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer
 from shoal.protocols.seam.noise import TransportKeys
 from shoal.protocols.seam.session import Batch, CloseCode, Data
-from shoal.transports.http_client import describe_http_error
+from shoal.transports.http_client import as_given, describe_http_error
 from shoal.transports.link import (
     CLOSE_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -318,7 +317,7 @@ async def connect_websocket(
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 socket = await session.ws_connect(
-                    URL(url, encoded=True),
+                    as_given(url),
                     headers=headers,
                     autoclose=False,
                     max_msg_size=message_max,

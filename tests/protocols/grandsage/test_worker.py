@@ -114,6 +114,7 @@ def test_the_profiles_token_takes_precedence_over_the_urls() -> None:
     [
         ("host:3000", "unknown scheme 'host'"),
         ("ftp://host", "unknown scheme 'ftp'"),
+        ("ws://ho st", "a space or control character in it"),
         ("ws://", "no host"),
         ("ws://:3000", "no host"),
         ("ws://host:port", "Port could not be cast"),

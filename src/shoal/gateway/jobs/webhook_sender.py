@@ -19,7 +19,6 @@ from aiohttp import (
     ServerDisconnectedError,
     TCPConnector,
 )
-from yarl import URL
 
 import shoal
 from shoal.coordinator.hub import Hub
@@ -45,6 +44,7 @@ from shoal.gateway.jobs.webhooks import (
 from shoal.store.port import Store, StoredJob
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 from shoal.transports.clock import Clock
+from shoal.transports.http_client import as_given
 
 ANSWER_TIMEOUT = 10.0  # seconds, including name resolution
 CONCURRENT_MAX = 8  # deliveries; each holds a job's result of at most 16 MiB
@@ -213,8 +213,7 @@ class WebhookSender:
             async with (
                 asyncio.timeout(self._answer_timeout),
                 session.post(
-                    # As it was given: its owner may have signed it.
-                    URL(call.webhook.url, encoded=True),
+                    as_given(call.webhook.url),
                     data=body,
                     headers=headers,
                     allow_redirects=False,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
+from shoal.domain.addresses import has_space
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection
 from shoal.protocols.seam.peer_session import (
@@ -37,6 +38,8 @@ def split_url(
     else:
         if parts.scheme not in schemes:
             problem = f"unknown scheme {parts.scheme!r}"
+        elif has_space(url):
+            problem = "a space or control character in it"
         elif not host or port == 0:
             problem = "no port" if host else "no host"
         elif parts.scheme in with_port and port is None:
