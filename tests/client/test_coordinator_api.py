@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from traceback import format_exception
 
 import pytest
 
@@ -156,6 +157,21 @@ async def test_events_without_their_end_are_an_error(
 def numbers(api: CoordinatorApi) -> list[int]:
     with api.stream_events("/v1/chat/completions", {}) as (_, events):
         return [each["n"] for each in events]
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    ["me:pass/w0rd@proxy:1", "http://me:w0rd@pro xy:1", "http://me:w0rd@", "[w0rd"],
+)
+def test_invalid_proxy_of_the_environment_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(ConfigError, match="http://HOST:PORT") as caught:
+        CoordinatorApi("http://pool:1", "sk", tmp_path).request("/v1/models")
+
+    assert "w0rd" not in "".join(format_exception(caught.value))
 
 
 async def test_proxy_of_the_environment_gets_the_request(

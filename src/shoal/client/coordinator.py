@@ -25,7 +25,7 @@ from http.client import (
 )
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shoal import __version__
@@ -389,6 +389,8 @@ def _connection(
 
     A proxy is that of the variables that other programs read, such as ``https_proxy``;
     what it is told is added to the ``headers``.
+
+    Raises ConfigError if its address is invalid.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -398,17 +400,32 @@ def _connection(
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return _to(host, port, secure, tls), target
-    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    via, via_port = _split_proxy(proxy)
     told = {}
     if via.username is not None:
         name = f"{unquote(via.username)}:{unquote(via.password or '')}"
         told["Proxy-Authorization"] = f"Basic {b64encode(name.encode()).decode()}"
-    connection = _to(via.hostname or "", via.port or 80, secure, tls)
+    connection = _to(via.hostname or "", via_port, secure, tls)
     if secure:
         connection.set_tunnel(host, port, told)
         return connection, target
     headers |= told
     return connection, url
+
+
+def _split_proxy(proxy: str) -> tuple[SplitResult, int]:
+    """Return the parts of a proxy's URL, and its port.  Raises ConfigError."""
+    with suppress(ValueError):
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        port = 80 if via.port is None else via.port
+        if via.hostname and port and not has_space(via.hostname):
+            return via, port
+    # Without the URL, and the parser's words: they may have a password.
+    raise ConfigError(
+        "the proxy of the environment (http_proxy, https_proxy, all_proxy) has no "
+        "valid address: expected http://HOST:PORT, with the special characters of a "
+        "password escaped"
+    )
 
 
 def _to(
