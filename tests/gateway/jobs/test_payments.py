@@ -509,10 +509,13 @@ async def test_clients_are_not_told_the_address_of_the_facilitator(
 
 
 async def test_invalid_facilitator_address_is_named() -> None:
-    payments = X402Payments(Seller("http://[::1", PAY_TO, SOLANA, ASSET))
+    payments = X402Payments(Seller("http://[::1?key=s3cret", PAY_TO, SOLANA, ASSET))
     try:
-        with pytest.raises(ConfigError, match=r"--x402-facilitator http://\[::1:"):
+        with pytest.raises(
+            ConfigError, match=r"--x402-facilitator http://\[::1:"
+        ) as caught:
             await payments.prepare()
+        assert "s3cret" not in str(caught.value)
     finally:
         await payments.close()
 
