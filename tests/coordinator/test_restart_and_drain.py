@@ -7,6 +7,7 @@ import pytest
 from coordinator.hubs import (
     SHORT_LIMITS,
     Coordinator,
+    ScriptedWorker,
     SlowStore,
     kinds,
     run_pending,
@@ -25,7 +26,9 @@ from shoal.domain.facts import (
 )
 from shoal.domain.job import TimeLimit, TimeLimits
 from shoal.domain.outcome import Outcome
-from shoal.domain.vocabulary import Completed
+from shoal.domain.vocabulary import Completed, Joined
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer
 from shoal.pool.lifecycle import JobState
 from shoal.protocols.seam.session import CloseCode
 from simulation import virtual
@@ -104,6 +107,29 @@ def test_result_for_the_previous_coordinator_is_late(
 
             story = await coordinator.history(client.job_id)
             assert [LateResult, JobCompleted] == kinds(story)[-2:]
+
+    virtual.run(scenario())
+
+
+def test_function_is_waited_for_after_a_restart(store: SlowStore) -> None:
+    """Others may come back before the worker that has it."""
+
+    async def join(coordinator: Coordinator, task: str) -> ScriptedWorker:
+        worker = await coordinator.join(task)
+        tasks = frozenset({JobKind.TASK})
+        worker.emit(Joined(task, Offer(tasks, tasks=frozenset({task}))))
+        await run_pending()
+        return worker
+
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await join(coordinator, "classify")
+
+        async with running_coordinator(store) as coordinator:
+            await join(coordinator, "sum")
+            client = await coordinator.request(kind=JobKind.TASK)
+            worker = await join(coordinator, "classify")
+            assert [each.job_id for each in worker.runs] == [client.job_id]
 
     virtual.run(scenario())
 

@@ -595,6 +595,18 @@ async def test_recent_models_of_workers_are_known(
     assert await store.models_since(since=3.0) == set()
 
 
+async def test_recent_functions_of_workers_are_known(store: Store) -> None:
+    def joined(name: str, *tasks: str) -> WorkerJoined:
+        offer = Offer(frozenset({JobKind.TASK}), tasks=frozenset(tasks))
+        return WorkerJoined(WorkerId(name), offer, cancels=True)
+
+    await store.append([joined("a", "old"), joined("any")], 1.0)
+    await store.append([joined("b", "new", "demo.échó")], 2.0)
+
+    assert await store.functions_since(since=2.0) == {"new", "demo.échó"}
+    assert await store.functions_since(since=0.0) == {"old", "new", "demo.échó"}
+
+
 async def test_jobs_are_filtered(store: Store) -> None:
     wanted = [
         job("a"),

@@ -7,7 +7,7 @@ from shoal.pool.state import PENALTY_SECONDS, PoolState
 from shoal.store.port import Store, StoredJob
 from shoal.transports.clock import Clock
 
-MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
+OFFERED_SINCE = 86_400.0  # seconds: what was offered then may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 RESTARTED = "the coordinator restarted"  # why a job was requeued
 
@@ -25,8 +25,10 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     ]
     now, at = clock.now(), clock.wall()
     await store.append(requeued, at)
-    for model in await store.models_since(at - MODELS_SINCE):
+    for model in await store.models_since(at - OFFERED_SINCE):
         pool.roster.expect(model, now)
+    for function in await store.functions_since(at - OFFERED_SINCE):
+        pool.roster.functions_last_seen.setdefault(function, now)
     for trusted in await store.trusted_workers():
         pool.apply(trusted, now)
     for suspended, _ in await store.suspensions():

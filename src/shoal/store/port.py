@@ -360,6 +360,10 @@ class Store(Protocol):
         """Return the models of the workers that joined since a Unix time."""
         ...
 
+    async def functions_since(self, since: float) -> set[str]:
+        """Return the tasks and functions of these workers that are named."""
+        ...
+
     async def prune(self, before: float) -> int:
         """Delete the jobs that ended before a Unix time; return their number.
 

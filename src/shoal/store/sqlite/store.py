@@ -204,10 +204,17 @@ class SqliteStore:
         return await self.database.read_list(facts)
 
     async def models_since(self, since: float) -> set[str]:
-        query = """SELECT model.value
-                   FROM facts, json_each(facts.body, '$.offer.models') AS model
+        return await self._offered_since("$.offer.models", since)
+
+    async def functions_since(self, since: float) -> set[str]:
+        return await self._offered_since("$.offer.tasks", since)
+
+    async def _offered_since(self, path: str, since: float) -> set[str]:
+        """Return the names in a list of the offers of workers that joined."""
+        query = """SELECT name.value
+                   FROM facts, json_each(facts.body, ?) AS name
                    WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
-        return {*await self.database.read_list(select(str, query, since))}
+        return {*await self.database.read_list(select(str, query, path, since))}
 
     async def prune(self, before: float) -> int:
         return await prune(self.database, self._works, before)
