@@ -146,7 +146,8 @@ def test_its_ranks_reach_the_others_through_the_coordinator(
     address = f"http://{home.machine.peer_address}:{PORT}"
     near = site.join(pool.url, "--name", "near", "--trust-code", "--slots", "1")
     far = home.join(address, "--name", "far", "--trust-code", "--slots", "1")
-    near.event("joined"), far.event("joined")
+    for worker in (near, far):
+        worker.event("joined")
     script, output = tmp_path / "sum.py", tmp_path / "out"
     script.write_text(SUM_OF_RANKS)
 

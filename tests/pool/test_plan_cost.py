@@ -62,7 +62,7 @@ def models(number: int) -> PoolState:
     """Return a pool in which two owners wait for many models, one of them busy."""
     pool = owners(0)
     for each in range(number):
-        pool.roster.expect(f"m{each}", 0.0)
+        pool.roster.expect([f"m{each}"], [], 0.0)
         submit(pool, f"a{each}", f"m{each}", "al")
         submit(pool, f"b{each}", f"m{each}", "o1")
     return pool

@@ -66,8 +66,8 @@ def _prepared(handler: H, level: str, form: str) -> H:
 class StrangerFilter(logging.Filter):
     """Passes one record a second of those that strangers cause; counts the others.
 
-    Whoever reaches a port could otherwise fill the disk.  The next record that passes
-    tells how many were left out.
+    Anybody who reaches a port could otherwise fill the disk.  The next record that
+    passes tells how many were left out.
     """
 
     def __init__(self) -> None:

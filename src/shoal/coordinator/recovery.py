@@ -25,10 +25,9 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     ]
     now, at = clock.now(), clock.wall()
     await store.append(requeued, at)
-    for model in await store.models_since(at - OFFERED_SINCE):
-        pool.roster.expect(model, now)
-    for function in await store.functions_since(at - OFFERED_SINCE):
-        pool.roster.functions_last_seen.setdefault(function, now)
+    models = await store.models_since(at - OFFERED_SINCE)
+    functions = await store.functions_since(at - OFFERED_SINCE)
+    pool.roster.expect(models, functions, now)
     for trusted in await store.trusted_workers():
         pool.apply(trusted, now)
     for suspended, _ in await store.suspensions():

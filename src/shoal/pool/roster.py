@@ -88,9 +88,14 @@ class Roster:
         last = self.functions_last_seen.get(task)
         return last is not None and now - last < MODEL_MEMORY
 
-    def expect(self, model: str, now: float) -> None:
-        """Mark a model as known before a worker offers it."""
-        self.models_last_seen.setdefault(model, now)
+    def expect(
+        self, models: Iterable[str], functions: Iterable[str], now: float
+    ) -> None:
+        """Mark models and functions as known before a worker offers them."""
+        for model in models:
+            self.models_last_seen.setdefault(model, now)
+        for function in functions:
+            self.functions_last_seen.setdefault(function, now)
 
     def add(self, worker: Worker) -> None:
         """Add a worker."""

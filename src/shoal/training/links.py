@@ -145,7 +145,7 @@ def connect_to(
 
 
 def _ignore(peer: str, connection: RankSocket) -> None:
-    """Take over nothing: whoever dialled waits for the other end's last word."""
+    """Take over nothing: the dialling end does so once the handshake is complete."""
 
 
 def agree(

@@ -91,7 +91,7 @@ def reachable_hosts(
     coordinator = urlsplit(environment.get(script.RUN_URL, "")).hostname
     if coordinator is None or is_loopback(own):
         return hosts
-    # Whoever has a loopback address is on the coordinator's machine.
+    # A rank with a loopback address is on the coordinator's machine.
     return [coordinator if is_loopback(each) else each for each in hosts]
 
 
@@ -159,7 +159,7 @@ def own_address(environment: Mapping[str, str] = os.environ) -> str:
 def meet(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> RankGroup:
     """Exchange addresses over PyTorch's store, and return this rank's group.
 
-    Rank 0 draws the group's name and secret: whoever can use the store is in the group.
+    Rank 0 draws the group's name and secret: any process that can use the store is in.
     Connections are encrypted unless the ranks meet on loopback; in a run of
     ``shoal train``, all but those within a machine are.
     """

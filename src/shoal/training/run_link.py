@@ -1,7 +1,7 @@
 """A blocking program's connections to its run at the coordinator.
 
-The process that trains uses a link, and so do the member that starts it and whoever
-watches the run.  It is a WebSocket in a thread of its own, which connects again by
+The process that trains uses a link, and so do the member that starts it and programs
+that watch the run.  It is a WebSocket in a thread of its own, which connects again by
 itself: what is not sent yet waits, and training goes on meanwhile.
 
 Ranks that cannot reach each other are connected over the coordinator.  To the rest of

@@ -23,9 +23,9 @@ LOOPBACK = "127.0.0.1"
 class MasterDoor:
     """Lets other machines reach the store at ``master_port`` of this one.
 
-    Its own ``port``, open at all addresses of the kind of ``host``, tells whoever
-    connects which run it belongs to: elsewhere, the address of this machine may be that
-    of another one.
+    Its own ``port``, open at all addresses of the kind of ``host``, answers each
+    connection with the id of the run: elsewhere, the address of this machine may be
+    that of another one.
     """
 
     def __init__(
@@ -100,18 +100,16 @@ def _join(relayed: socket.socket, master_port: int) -> None:
     threading.Thread(target=join, daemon=True).start()
 
 
-def _serve(
-    listener: socket.socket, handle: Callable[[socket.socket], None]
-) -> threading.Thread:
+def _serve(listener: socket.socket, handle: Callable[[socket.socket], None]) -> None:
+    """Accept connections, in a thread, until the listener is closed."""
+
     def serve() -> None:
         with suppress(OSError):  # it was closed
             while True:
                 client, _ = listener.accept()
                 handle(client)
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=serve, daemon=True).start()
 
 
 def _close(listener: socket.socket) -> None:

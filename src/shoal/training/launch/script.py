@@ -1,9 +1,9 @@
 """What a script begins with, its files and its environment, and the files it leaves.
 
-Whoever submits a run packs the files, and its members unpack them.  The environment is
-what torchrun sets, and the run's own variables.  Source: "torchrun (Elastic Launch)",
-section "Environment Variables", in the documentation of PyTorch 2.13; the rest of what
-its agent sets is there for scripts that read it
+The program that submits a run packs the files; its members unpack them.  The
+environment is what torchrun sets, and the run's own variables.  Source: "torchrun
+(Elastic Launch)", section "Environment Variables", in the documentation of PyTorch
+2.13; the rest of what its agent sets is there for scripts that read it
 (``torch/distributed/elastic/agent/server/local_elastic_agent.py``).
 """
 

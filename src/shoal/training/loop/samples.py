@@ -1,9 +1,9 @@
 """Which samples each rank takes in a step: the next of an order, divided by speed.
 
 The order is that of the whole group: shuffled by a seed, each sample once an epoch.
-Whoever takes part in a step, and with whatever share, the step has the next samples of
-the order; only a step that counted moves on.  Shares are computed from what all ranks
-know, so that all get the same.
+Each step has the next samples of the order, whichever ranks take part and whatever
+their shares; only a step that counted moves on.  Shares are computed from what all
+ranks know, so that all get the same.
 """
 
 import math
