@@ -5,7 +5,7 @@ thread each.  The same processes train one copy over gloo and one over Shoal, as
 ``shoal train``, or torchft 0.2.0, and take turns.  Then the last rank kills or stops
 itself in the middle of a step: the pause is how much longer than the median of its
 steps the longest step of rank 0 takes afterwards.  Gloo would end all ranks, or wait
-for its time limit.
+for its time limit.  CPU is that of rank 0.
 
 torchft, of which there are wheels for Linux on x86-64 alone, gets a second to form a
 quorum and 10 s for an operation, and waits for each bucket by a hook of this bench: its
@@ -18,6 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from peers import environment
 from processes import HERE, free_port, program
@@ -36,9 +37,12 @@ TORCHFT = ("torchft==0.2.0", "torch==2.13.0", "numpy")
 
 STEP = "{engine}: ms a step"
 GLOO = "gloo beside {engine}: ms a step"
+CPU = "{engine}: CPU ms a step"
+GLOO_CPU = "gloo beside {engine}: CPU ms a step"
 PAUSE = "{engine}, pause when a rank is {fault}: s"
 GOALS = [
     Goal(GLOO.format(engine="shoal"), STEP.format(engine="shoal"), at_least=1.0),
+    Goal(GLOO_CPU.format(engine="shoal"), CPU.format(engine="shoal"), at_least=1.0),
     Goal(GLOO.format(engine="torchft"), STEP.format(engine="torchft")),
     Goal(PAUSE.format(engine="shoal", fault="killed"), at_most=1.1),
     Goal(PAUSE.format(engine="shoal", fault="paused"), at_most=3.0),
@@ -60,15 +64,15 @@ def measure(rounds: int) -> Results:
         for fault in FAULTS:
             for engine in ENGINES:
                 found = train(engine, fault, pythons[engine])
-                for row, name in ((STEP, engine), (GLOO, "gloo")):
-                    milliseconds = found["steps"][name] * 1e3
-                    results[row.format(engine=engine)].append(milliseconds)
+                for rows, name in (((STEP, CPU), engine), ((GLOO, GLOO_CPU), "gloo")):
+                    for row, seconds in zip(rows, found["steps"][name], strict=True):
+                        results[row.format(engine=engine)].append(seconds * 1e3)
                 row = PAUSE.format(engine=engine, fault=fault)
                 results[row].append(found["pause"]["s"])
     return dict(results)
 
 
-def train(engine: str, fault: str, python: str) -> dict[str, dict[str, float]]:
+def train(engine: str, fault: str, python: str) -> dict[str, dict[str, Any]]:
     """Start the ranks, and return what rank 0 measured."""
     script = str(HERE / "ddp_rank.py")
     place = ["MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"]
@@ -81,7 +85,7 @@ def train(engine: str, fault: str, python: str) -> dict[str, dict[str, float]]:
             members.append(stack.enter_context(started))
         first = members[-1]
         assert first.process.stdout is not None
-        found: dict[str, dict[str, float]] = json.loads(first.process.stdout.readline())
+        found: dict[str, dict[str, Any]] = json.loads(first.process.stdout.readline())
         return found
 
 

@@ -56,15 +56,15 @@ class Training:
             self.model = DistributedDataParallel(model, process_group=group)
             self.optimizer = optimizer
 
-    def step(self) -> float:
-        """Take a step, and return its seconds."""
-        began = time.perf_counter()
+    def step(self) -> tuple[float, float]:
+        """Take a step, and return its seconds, and those of this rank's CPU time."""
+        began, cpu_began = time.perf_counter(), time.process_time()
         letters = torch.randint(LETTERS, (BATCH, LENGTH + 1))
         self.optimizer.zero_grad()
         scores = self.model(letters[:, :-1]).flatten(0, 1)
         nn.functional.cross_entropy(scores, letters[:, 1:].flatten()).backward()
         self.optimizer.step()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - cpu_began
 
 
 def main() -> None:
@@ -77,21 +77,24 @@ def main() -> None:
     if engine == "shoal":
         group = dist.new_group(backend="shoal", timeout=LIMIT)
     copies = {"gloo": Training(dist.group.WORLD), engine: Training(group)}
-    seconds: dict[str, list[float]] = {name: [] for name in copies}
+    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in copies}
     for turn in range(TURNS + 1):
         for name in copies if turn % 2 else reversed(copies):
             found = [copies[name].step() for _ in range(STEPS)]
             if turn:  # the first warms up
-                seconds[name] += found
+                steps[name] += found
     tested = copies[engine]
     if rank == size - 1:
         tested.step()
         backward = tested.model.module.head.weight.register_hook
         backward(lambda gradient: os.kill(os.getpid(), SIGNALS[fault]))
         tested.step()
-    after = [tested.step() for _ in range(STEPS_AFTER)]
+    after = [tested.step()[0] for _ in range(STEPS_AFTER)]
     if rank == 0:
-        medians = {name: statistics.median(each) for name, each in seconds.items()}
+        medians = {
+            name: [statistics.median(kind) for kind in zip(*each, strict=True)]
+            for name, each in steps.items()
+        }
         pause = max(after) - statistics.median(after)
         print(json.dumps({"steps": medians, "pause": {"s": pause}}), flush=True)
     os._exit(0)  # gloo's group is broken
