@@ -75,7 +75,7 @@ def line(name: str, results: Results) -> str:
     )
 
 
-def write(name: str, about: str, text: str, results: Results) -> None:
+def write(name: str, about: str, text: str) -> None:
     """Put a bench's section into the page, with its plots, for the one it had."""
     page = PAGE.read_text() if PAGE.exists() else PREFACE
     today = datetime.datetime.now(datetime.UTC).date()
@@ -84,7 +84,7 @@ def write(name: str, about: str, text: str, results: Results) -> None:
         f"## {name}\n\n{today}, {machine}, Python {platform.python_version()}: "
         f"`make bench NAME={name}`\n\n{about.strip()}\n\n{text}"
     )
-    section = with_plots(section, name, results)
+    section = with_plots(section, name)
     # The preface, then the sections, each with its heading.
     parts = re.split(r"(?m)^(?=## )", page)
     kept = {each.split("\n", 1)[0]: each.strip() for each in parts[1:]}
@@ -99,14 +99,14 @@ def plot_page() -> None:
     sections = []
     for each in parts[1:]:
         name = each.split("\n", 1)[0].removeprefix("## ").strip()
-        sections.append(with_plots(each, name, plots.read_table(each)))
+        sections.append(with_plots(each, name))
     PAGE.write_text("\n\n".join([parts[0].strip(), *sections]) + "\n", "utf-8")
 
 
-def with_plots(section: str, name: str, results: plots.Values) -> str:
-    """Write a bench's plots; return its section with them, in place of earlier ones."""
+def with_plots(section: str, name: str) -> str:
+    """Plot the table of a bench's section; return it with these plots alone."""
     text = re.sub(r"(?m)^!\[.*\]\(plots/.*\)\n?", "", section).strip()
-    files = plots.write_plots(PAGE.parent / "plots", name, results)
+    files = plots.write_plots(PAGE.parent / "plots", name, plots.read_table(section))
     shown = [f"![{file.stem}](plots/{file.name})" for file in files]
     return "\n\n".join([text, *shown])
 

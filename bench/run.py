@@ -51,7 +51,7 @@ def main() -> int:
     print(text)
     print(report.line(args.name, results))
     if args.write:
-        report.write(args.name, bench.__doc__, text, results)
+        report.write(args.name, bench.__doc__, text)
     return 0
 
 
