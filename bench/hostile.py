@@ -8,6 +8,13 @@ connections, with compressed bodies, with messages of 100,000 function calls, wi
 twenty streams that it leaves unread, or as sixty connections that send one byte at a
 time.  The control has no flood: a process burns as much CPU time as the flood and what
 the coordinator did for it.
+
+*New chats* open a connection each, with a key, while strangers without one do the same
+(tests/attacks/knocking.py): a hundred requests a second for /healthz from the address
+of those clients; from another one, connections that are reset at once, or after the
+head of a request, as many as 15 % of a core can make.  *Strangers* is what they cost
+the coordinator.  *Burst*: a thousand connections at once, each with
+a request and a key.
 """
 
 import asyncio
@@ -20,7 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import psutil
 
@@ -37,6 +44,8 @@ WINDOW = 12.0  # seconds
 CHUNKS, PACE = 25, 0.02  # of an answer, and seconds between two
 TURN = 0.01  # seconds, of which the control burns a part
 KINDS = ("chats", "images", "bombs", "calls", "unread", "slow")
+KNOCKS = ("health", "resets", "hits")
+BURST = 1000  # connections at once
 
 # Those of the flood.
 KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"
@@ -52,8 +61,26 @@ while True:
     time.sleep((1 - part) * {turn})
 """
 
+NEW = "{kind}: p99 ms of a new chat"
+NEW_CONTROL = "{kind}, control: p99 ms of a new chat"
+STRANGERS = "{kind}: strangers, % of a core"
+HELD = "{kind}: strangers, MB"
+ANSWERED = "burst: answers to {} at once"
 GOALS = [
-    Goal(f"{kind}: p99 ms", f"{kind}, control: p99 ms", at_most=1.2) for kind in KINDS
+    *(
+        Goal(f"{kind}: p99 ms", f"{kind}, control: p99 ms", at_most=1.2)
+        for kind in KINDS
+    ),
+    *(
+        goal
+        for kind in KNOCKS
+        for goal in (
+            Goal(NEW.format(kind=kind), NEW_CONTROL.format(kind=kind), at_most=1.5),
+            Goal(STRANGERS.format(kind=kind), at_most=5.0),
+            Goal(HELD.format(kind=kind), at_most=64.0),
+        )
+    ),
+    Goal(ANSWERED.format(BURST), at_least=float(BURST)),
 ]
 
 
@@ -66,6 +93,10 @@ def measure(rounds: int) -> Results:
             for number in range(rounds):
                 for kind in KINDS:
                     _compare(kind, coordinator, number, results)
+                for kind in KNOCKS:
+                    _compare_new(kind, coordinator, results)
+                port = coordinator.report["ports"]["http"]
+                results[ANSWERED.format(BURST)].append(run(_burst(port)))
     return results
 
 
@@ -84,9 +115,36 @@ def _compare(kind: str, coordinator: Program, number: int, out: Results) -> None
     out["without either: CPU of the coordinator, %"].append(100 * quiet / WINDOW)
 
 
+def _compare_new(kind: str, coordinator: Program, out: Results) -> None:
+    """Measure chats on new connections beside strangers, and beside as much work."""
+    quiet, _ = _window(coordinator, fresh=True)
+    before = coordinator.memory()
+    with _knocking(kind, coordinator.report["ports"]) as strangers:
+        began = _cpu(strangers)
+        busy, took = _window(coordinator, fresh=True)
+        spent = _cpu(strangers) - began + busy - quiet
+        out[HELD.format(kind=kind)].append(coordinator.memory() - before)
+    out[NEW.format(kind=kind)].append(took)
+    out[STRANGERS.format(kind=kind)].append(100 * (busy - quiet) / WINDOW)
+    with _burning(max(0.0, spent / WINDOW)):
+        _, took = _window(coordinator, fresh=True)
+    out[NEW_CONTROL.format(kind=kind)].append(took)
+
+
+def _flood(kind: str, url: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    return _attacking("attacks.flooding", kind, url)
+
+
+def _knocking(
+    kind: str, ports: dict[str, int]
+) -> AbstractContextManager["subprocess.Popen[str]"]:
+    at = str(ports["http"]), str(ports["tealenet"])
+    return _attacking("attacks.knocking", kind, *at)
+
+
 @contextmanager
-def _flood(kind: str, url: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "attacks.flooding", kind, url]
+def _attacking(module: str, kind: str, *at: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", module, kind, *at]
     tests = HERE.parent / "tests"
     with subprocess.Popen(
         command, cwd=tests, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -119,16 +177,19 @@ def _cpu(process: "subprocess.Popen[str]") -> float:
     return times.user + times.system
 
 
-def _window(coordinator: Program) -> tuple[float, float]:
-    """Return the coordinator's CPU seconds in a window, and the p99 of chats in ms."""
+def _window(coordinator: Program, *, fresh: bool = False) -> tuple[float, float]:
+    """Return the coordinator's CPU seconds in a window, and the p99 of chats in ms.
+
+    ``fresh``: each has a connection of its own.
+    """
     before = coordinator.cpu()
-    took = run(_chats(coordinator.report["ports"]["http"]))
+    took = run(_chats(coordinator.report["ports"]["http"], fresh=fresh))
     ordered = sorted(took)
     p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
     return coordinator.cpu() - before, 1e3 * p99
 
 
-async def _chats(port: int) -> list[float]:
+async def _chats(port: int, *, fresh: bool) -> list[float]:
     """Return how long each chat of a window took, in seconds."""
     took: list[float] = []
     node = f"token={TOKEN}&model=m&max_concurrency={SLOTS}&name=n"
@@ -138,7 +199,7 @@ async def _chats(port: int) -> list[float]:
         answering = tasks.create_task(_answer(reader, writer))
         async with asyncio.TaskGroup() as clients:
             for _ in range(CLIENTS):
-                clients.create_task(_ask(port, until, took))
+                clients.create_task(_ask(port, until, took, fresh=fresh))
         answering.cancel()
     writer.close()
     return took
@@ -162,14 +223,34 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
                 working.create_task(work(task["id"]))
 
 
-async def _ask(port: int, until: float, took: list[float]) -> None:
+async def _ask(port: int, until: float, took: list[float], *, fresh: bool) -> None:
     asked = request("a question", key=KEY, stream=True)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while time.perf_counter() < until:
         began = time.perf_counter()
+        if fresh:
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(asked)
         answer = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         if answer.count(PIECE.encode()) != CHUNKS:
             raise RuntimeError(f"not the whole answer: {answer[-400:]!r}")
         took.append(time.perf_counter() - began)
     writer.close()
+
+
+async def _burst(port: int) -> float:
+    """Return how many of many requests on new connections at once are answered."""
+    asked = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+
+    async def ask() -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked.encode())
+            line = await reader.readline()
+        except OSError:
+            return False
+        writer.close()
+        return b" 200 " in line
+
+    return float(sum(await asyncio.gather(*(ask() for _ in range(BURST)))))

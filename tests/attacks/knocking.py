@@ -1,12 +1,16 @@
 """A program that strangers run: ``python -m attacks.knocking KIND HTTP_PORT TCP_PORT``.
 
 It shows no credential, or a wrong one, and does as often as it can what anybody may do
-who reaches the ports.  It connects from an address of its own: 127.0.0.2.
+who reaches the ports.  It connects from an address of its own, 127.0.0.2, or from that
+of honest clients.
 """
 
 import asyncio
+import socket
 import ssl
+import struct
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
@@ -18,7 +22,11 @@ from shoal.protocols.seam.framing import LENGTH
 AT_ONCE = 32  # connections
 ADDRESS = "127.0.0.2"
 PATIENCE = 0.5  # seconds to wait for an answer
+BEGUN = time.monotonic()
+POWER = 0.15  # of a core, for connections that are reset
+HEALTH_EVERY = 0.32  # seconds: on all connections together 100 a second
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPGRADE = (
     b"GET %s HTTP/1.1\r\nHost: localhost\r\n"
     b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -30,9 +38,11 @@ NOISE_FRAME = bytes([0x82, 0x80 | len(NOISE), 0, 0, 0, 0]) + NOISE  # not masked
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def opened(port: int, tls: ssl.SSLContext | None = None) -> Pair:
+async def opened(
+    port: int, tls: ssl.SSLContext | None = None, address: str = ADDRESS
+) -> Pair:
     return await asyncio.open_connection(
-        "127.0.0.1", port, local_addr=(ADDRESS, 0), ssl=tls
+        "127.0.0.1", port, local_addr=(address, 0), ssl=tls
     )
 
 
@@ -52,6 +62,40 @@ async def connections(http: int, tcp: int) -> None:
     for port in (http, tcp):
         _, writer = await opened(port)
         writer.transport.abort()
+
+
+async def resets(http: int, tcp: int) -> None:
+    """Connect and reset the connection."""
+    await reset(http, b"")
+
+
+async def hits(http: int, tcp: int) -> None:
+    """Connect, send the head of a request, and reset the connection."""
+    await reset(http, REQUEST + b"\r\n")
+
+
+async def reset(port: int, data: bytes) -> None:
+    # A small machine does that, or many, of which each does little.
+    while time.process_time() > POWER * (time.monotonic() - BEGUN):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.bind((ADDRESS, 0))
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        if data:
+            sock.send(data)
+
+
+async def health(http: int, tcp: int) -> None:
+    """Ask for what needs no key, from the address of honest clients."""
+    reader, writer = await opened(http, address="127.0.0.1")
+    try:
+        writer.write(HEALTH)
+        await reader.read(1)
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(HEALTH_EVERY)
 
 
 async def requests(http: int, tcp: int) -> None:
@@ -105,7 +149,10 @@ async def tls(http: int, tcp: int) -> None:
 
 KINDS: dict[str, Callable[[int, int], Awaitable[None]]] = {
     each.__name__: each
-    for each in (requests, heads, websockets, noise, lan, connections, tls)
+    for each in (
+        *(requests, heads, websockets, noise, lan, connections, tls),
+        *(resets, hits, health),
+    )
 }
 
 

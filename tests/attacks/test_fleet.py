@@ -41,7 +41,7 @@ def guess(number: int = 0) -> bytes:
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the loopback address as a remote one."""
-    place = "shoal.transports.tcp_server.is_loopback"
+    place = "shoal.transports.strangers.is_loopback"
     monkeypatch.setattr(place, lambda address: False)
 
 

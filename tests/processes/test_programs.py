@@ -1,4 +1,7 @@
-"""The output of programs."""
+"""The output of programs, and the files that this one may open."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -13,3 +16,21 @@ def test_failing_program_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program_output(["false"]) == ""
     assert program_output(["sleep", "60"]) == ""
     assert program_output(["echo", "here"]) == "here\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+def test_program_may_open_as_many_files_as_the_system_allows() -> None:
+    found = subprocess.check_output(
+        [
+            sys.executable,
+            "-c",
+            "import resource as r\n"
+            "from shoal.processes.programs import allow_files\n"
+            "r.setrlimit(r.RLIMIT_NOFILE, (64, 2000))\n"
+            "allow_files()\n"
+            "print(*r.getrlimit(r.RLIMIT_NOFILE))",
+        ],
+        text=True,
+    )
+
+    assert found.split() == ["2000", "2000"]

@@ -1,11 +1,9 @@
 """The accounts of strangers, without sockets."""
 
 import asyncio
-import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,20 @@ from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import (
     CONNECTION_COST,
-    ENTERING_FROM_NETWORK_MAX,
+    FAMILIAR_FOR,
+    FAMILIAR_MAX,
     HANDSHAKE_COST,
     MESSAGE_MAX,
     PER_ADDRESS_MAX,
     TLS_COST,
-    LeftEarly,
     Stranger,
     Strangers,
-    has_left,
 )
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from shoal.transports.unadmitted_connection import UnadmittedConnection
 from transports.certificates import issue
-from transports.manual_clock import ManualClock, settle
+from transports.manual_clock import ManualClock
 
 
 class Crowd:
@@ -236,10 +233,15 @@ class Meter:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.accepting = LoopShare(self.clock, 0.1, 1.0, self.clock.cpu)
-        share = LoopShare(self.clock, 0.1, 1.0, self.clock.cpu)
-        self.strangers = Strangers(share=share, accepting=self.accepting)
-        self.share = share
+        self.share, self.familiar, self.accepting = (
+            LoopShare(self.clock, 0.1, 1.0, self.clock.cpu) for _ in range(3)
+        )
+        self.strangers = Strangers(
+            share=self.share,
+            familiar=self.familiar,
+            accepting=self.accepting,
+            now=self.clock.now,
+        )
 
     def use(self, seconds: float) -> None:
         self.clock.used += seconds
@@ -333,73 +335,25 @@ async def test_admitted_peer_is_read_at_once() -> None:
     assert transport.resumed == 1
 
 
-async def test_connection_is_opened_in_its_turn_unless_the_peer_has_left() -> None:
+async def test_network_of_the_admitted_has_a_share_of_its_own_for_a_day() -> None:
     meter = Meter()
-    meter.share.charge("192.0.2.9", 2.0)
-    opened_for = list[str]()
+    strangers = meter.strangers
+    strangers.add("192.0.2.1", lambda reason: None).admit()
 
-    async def enter(name: str, sock: socket.socket) -> None:
-        stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
-        try:
-            async with meter.strangers.entering(stranger, sock, secure=False):
-                opened_for.append(name)
-        finally:
-            stranger.leave()
-
-    async with asyncio.TaskGroup() as tasks:
-        with ExitStack() as stack:
-            ends = [socket.socketpair() for _ in range(2)]
-            for mine, _theirs in ends:
-                mine.setblocking(False)
-                stack.enter_context(mine)
-            waiting = [
-                tasks.create_task(suppressed(enter(name, mine)))
-                for name, (mine, _) in zip(("stays", "leaves"), ends, strict=True)
-            ]
-            await settle()
-            assert opened_for == []
-            ends[1][1].close()
-            await meter.clock.advance(30.0)
-            await asyncio.gather(*waiting)
-            ends[0][1].close()
-
-    assert opened_for == ["stays"]
+    assert strangers.share_of("192.0.2.1") is meter.familiar
+    assert strangers.share_of("192.0.2.2") is meter.share
+    await meter.clock.advance(FAMILIAR_FOR + 1.0)
+    assert strangers.share_of("192.0.2.1") is meter.share
 
 
-def test_connection_that_cannot_be_read_has_been_left() -> None:
-    mine, theirs = socket.socketpair()
-    mine.setblocking(False)
-    with theirs:
-        assert not has_left(mine)
-        mine.close()
-
-        assert has_left(mine)
-
-
-async def suppressed(work: Coroutine[None, None, None]) -> None:
-    with suppress(LeftEarly):
-        await work
-
-
-async def test_no_connection_is_accepted_while_too_many_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shoal.transports.strangers.ENTERING_MAX", 1)
+def test_the_network_that_was_met_longest_ago_is_forgotten() -> None:
     meter = Meter()
-    meter.share.charge("192.0.2.9", 2.0)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
-        entering = meter.strangers.entering(stranger, mine, secure=False)
-        waiting = asyncio.create_task(entering.__aenter__())
-        await settle()
-        accepting = asyncio.create_task(meter.strangers.wait_to_accept())
-        await settle()
+    strangers = meter.strangers
+    for number in (0, 1, 0, *range(2, FAMILIAR_MAX + 1)):
+        strangers.meet(str(number))
 
-        assert not accepting.done()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await accepting
+    assert strangers.share_of("0") is meter.familiar
+    assert strangers.share_of("1") is meter.share
 
 
 async def test_connection_costs_more_with_a_tls_handshake() -> None:
@@ -407,10 +361,8 @@ async def test_connection_costs_more_with_a_tls_handshake() -> None:
     spent = []
     for secure in (False, True):
         stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
-        mine, theirs = socket.socketpair()
-        with mine, theirs:
-            async with meter.strangers.entering(stranger, mine, secure=secure):
-                spent.append(stranger.spent)
+        with stranger.opening(secure=secure):
+            spent.append(stranger.spent)
 
     assert 0.0 < spent[0] < spent[1]
 
@@ -423,33 +375,10 @@ async def test_tls_handshake_is_charged_in_advance_until_it_is_over(
     left = CONNECTION_COST + TLS_COST + HANDSHAKE_COST / 2
     meter.share.charge("192.0.2.9", 1.0 - left)
     stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        async with meter.strangers.entering(stranger, mine, secure=secure):
-            assert meter.share.is_spent is secure
+    with stranger.opening(secure=secure):
+        assert meter.share.is_spent is secure
 
     assert not meter.share.is_spent
-
-
-async def test_connections_beyond_a_networks_queue_are_refused() -> None:
-    meter = Meter()
-    meter.share.charge("192.0.2.9", 2.0)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        mine.setblocking(False)
-        tasks = []
-        for _ in range(ENTERING_FROM_NETWORK_MAX):
-            stranger = meter.strangers.add("127.0.0.1", lambda reason: None)
-            entering = meter.strangers.entering(stranger, mine, secure=False)
-            tasks.append(asyncio.create_task(entering.__aenter__()))
-        await settle()
-
-        assert not meter.strangers.may_enter("127.0.0.1")
-        assert meter.strangers.may_enter("127.0.0.2")
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert meter.strangers.may_enter("127.0.0.1")
 
 
 def test_tls_handshake_is_charged_and_paid_back_at_admission(

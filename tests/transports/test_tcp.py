@@ -12,10 +12,10 @@ import pytest
 
 from harness.speed import scaled
 from shoal.domain.errors import ConfigError
-from shoal.transports import dialer, tcp_server
-from shoal.transports.acceptor import accept
+from shoal.transports import dialer, strangers, tcp_server
 from shoal.transports.dialer import connect_tcp
 from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
+from shoal.transports.message_splitter import READ_SIZE
 from shoal.transports.tcp import (
     UNREAD_MAX,
     UNSENT_MAX,
@@ -71,6 +71,19 @@ def test_sender_waits_for_a_slow_reader(run: Any) -> None:
             await asyncio.wait([sending])
 
     run(test)
+
+
+async def test_stranger_is_not_read_beyond_a_message() -> None:
+    async with serving() as (url, links), connect_tcp(url) as ours:
+        sending = asyncio.create_task(_send_forever(ours))
+        theirs = await links.get()
+        assert theirs.is_stranger
+        while not theirs._reading_paused:  # noqa: ASYNC110  # none tells
+            await asyncio.sleep(0)
+
+        assert theirs._unread_size <= strangers.MESSAGE_MAX + READ_SIZE + 1000
+        sending.cancel()
+        await asyncio.wait([sending])
 
 
 def test_last_data_arrives_before_the_end(run: Any) -> None:
@@ -385,49 +398,22 @@ def test_invalid_address_is_an_end(run: Any, url: str) -> None:
 async def test_address_with_too_many_connections_is_disconnected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_server, "LINKS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(tcp_server, "is_loopback", lambda address: False)
+    monkeypatch.setattr(strangers, "PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(strangers, "is_loopback", lambda address: False)
+    caplog.set_level("INFO")
     async with serving() as (url, links), connect_tcp(url), connect_tcp(url) as second:
         await links.get()
         theirs = await links.get()
-        for _ in range(3):
-            async with connect_tcp(url) as third:
-                with pytest.raises(LinkClosed):
-                    await third.receive()
+        async with connect_tcp(url) as third:
+            with pytest.raises(LinkClosed):
+                await third.receive()
         await second.send(b"still here")
         assert await received(theirs, 10) == b"still here"
-    assert [each.message for each in caplog.records] == [
-        "refused peer=127.0.0.1 reason='over 2 connections'"
-    ]
-
-
-async def test_port_with_too_many_connections_rejects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
-    async with serving() as (url, links), connect_tcp(url):
-        await links.get()
-        async with connect_tcp(url) as second:
-            with pytest.raises(LinkClosed):
-                await second.receive()
-
-
-async def test_ended_connection_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
-
-    async def echo(link: TcpLink) -> None:
-        for piece in await link.receive():
-            await link.send(piece)
-
-    async with tcp_listener("127.0.0.1", 0, echo) as bound:
-        for _ in range(3):
-            async with connect_tcp(f"tcp://127.0.0.1:{bound.port}") as link:
-                await link.send(b"hello")
-                assert await received(link, 5) == b"hello"
-                with pytest.raises(LinkClosed):  # it was served
-                    await link.receive()
+        theirs.admit()  # which makes room
+        async with connect_tcp(url):
+            await links.get()
+    (refused,) = [each.message for each in caplog.records if "refused" in each.message]
+    assert refused == "refused peer=127.0.0.1 reason='too many connections'"
 
 
 async def test_connections_close_with_their_port(
@@ -454,36 +440,6 @@ async def test_connections_close_with_their_port(
         await link.receive()
     await opened.__aexit__(None, None, None)
     assert ended == ["127.0.0.1"]
-
-
-@pytest.mark.parametrize("cancelled_first", [False, True])
-@pytest.mark.parametrize("turns_between", range(4))
-@pytest.mark.parametrize("turns_before", range(4))
-async def test_no_cancellation_loses_a_connection(
-    turns_before: int, turns_between: int, *, cancelled_first: bool
-) -> None:
-    async def turn(times: int) -> None:
-        for _ in range(times):
-            await asyncio.sleep(0)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        accepting = asyncio.create_task(accept(listener))
-        await turn(turns_before)
-        with socket.socket() as client:
-            if cancelled_first:
-                accepting.cancel()
-                await turn(turns_between)
-            client.connect(listener.getsockname())
-            if not cancelled_first:
-                await turn(turns_between)
-                accepting.cancel()
-            await asyncio.wait([accepting])
-
-            sock, _ = await (accept(listener) if accepting.cancelled() else accepting)
-            with sock:
-                sock.sendall(b"x")
-            assert client.recv(1) == b"x"
 
 
 async def test_used_port_is_named_with_its_program() -> None:

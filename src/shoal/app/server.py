@@ -248,10 +248,9 @@ async def run_coordinator(
                 config.port,
                 None if https is None else https.context,
                 strangers,
+                is_known=gateway.access.is_known,
             ) as http,
-            _ollama_listener(
-                make_ollama_app(app, gateway, strangers), config, https, strangers
-            ) as ollama_port,
+            _ollama_listener(gateway, app, config, https, strangers) as ollama_port,
             asyncio.TaskGroup() as tasks,
         ):
             background = [
@@ -436,6 +435,7 @@ async def _gateway(
 
 @asynccontextmanager
 async def _ollama_listener(
+    gateway: Gateway,
     app: web.Application,
     config: ServeConfig,
     https: Https | None,
@@ -447,8 +447,14 @@ async def _ollama_listener(
         return
     tls = None if https is None else https.context
     where = (config.host, config.ollama_port)
-    flag = "--ollama-port"
-    async with http_listener(app, *where, tls, strangers, flag=flag) as bound:
+    async with http_listener(
+        make_ollama_app(app, gateway, strangers),
+        *where,
+        tls,
+        strangers,
+        is_known=gateway.access.is_known,
+        flag="--ollama-port",
+    ) as bound:
         yield bound.port
 
 

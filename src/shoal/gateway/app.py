@@ -107,7 +107,8 @@ def _application(
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if gateway.access.recognizes(request):
+        address = request.remote or ""
+        if gateway.access.recognizes(request.headers, address, secure=request.secure):
             return await respond(request, handler)
         return await http_server.answer_stranger(
             request,

@@ -9,7 +9,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,8 +20,23 @@ COMMAND_TIMEOUT = 2.0  # seconds for a system program to answer
 RunProgram: TypeAlias = Callable[[Sequence[str]], str]
 """Returns the output of a program; empty if it is missing or does not answer."""
 
+FILES_MAX = 65_536  # open files
 
 LISTENING = "0A"  # TCP_LISTEN in the kernel's tables
+
+
+def allow_files() -> None:
+    """Let this process open as many files as the system allows, up to ``FILES_MAX``.
+
+    Each connection is one, and a program begins with 1,024 on most systems.
+    """
+    if sys.platform != "win32":
+        import resource  # there is none on Windows
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES_MAX if most == resource.RLIM_INFINITY else min(most, FILES_MAX)
+        with suppress(OSError, ValueError):  # macOS may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def port_user(port: int, proc: Path = Path("/proc")) -> str | None:

@@ -1,20 +1,38 @@
-"""Listens at addresses, and accepts connections at the pace of strangers."""
+"""Accepts connections, and says whose turn it is before anything is made of them.
+
+A connection is a socket at first, and nothing else.  One look at what has arrived tells
+whether it is a known client's: that is opened at once.  The others are strangers': each
+waits for the turn of its network, while that of all of them is spent.
+"""
 
 import asyncio
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-from shoal.transports.strangers import Strangers, has_left
+from shoal.transports.loop_share import LoopShare
+from shoal.transports.strangers import BY_STRANGER, Stranger, Strangers
 
 BACKLOG = 1024  # connections that may wait to be accepted; fewer and bursts are dropped
 ACCEPTED_IN_A_ROW = 32  # until others get their turn
 ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
+LOOK_MAX = 16 << 10  # bytes of a first request that are looked at
+TURN_TIMEOUT = 10.0  # seconds that a connection waits for its turn
+WAITING_MAX = 2048  # connections that wait
 
 log = logging.getLogger("shoal.transports")
+
+Open: TypeAlias = Callable[
+    [socket.socket, str, Stranger | None], Coroutine[Any, Any, None]
+]
+"""Serves a connection from an address, and closes its socket; None: a known client."""
+
+IsKnown: TypeAlias = Callable[[bytes, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +48,14 @@ class BoundAddress:
         return cls(*listener.getsockname()[:2])
 
 
-async def listen(host: str, port: int, *, all_addresses: bool) -> list[socket.socket]:
-    """Listen at the first address that a host has, or at all.  Raises OSError."""
+async def listen(
+    host: str, port: int, *, all_addresses: bool, defer: float = 0.0
+) -> list[socket.socket]:
+    """Listen at the first address that a host has, or at all.  Raises OSError.
+
+    ``defer`` is for protocols in which the client speaks first: for so many seconds
+    Linux keeps a connection to itself until there is something to read.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -41,6 +65,8 @@ async def listen(host: str, port: int, *, all_addresses: bool) -> list[socket.so
             sock = socket.create_server(address, family=family, backlog=BACKLOG)
             sock.setblocking(False)
             sockets.append(sock)
+            if (option := getattr(socket, "TCP_DEFER_ACCEPT", None)) and defer:
+                sock.setsockopt(socket.IPPROTO_TCP, option, int(defer))
             if not all_addresses:
                 break
     except OSError:
@@ -50,56 +76,252 @@ async def listen(host: str, port: int, *, all_addresses: bool) -> list[socket.so
     return sockets
 
 
-async def accepted(
-    listener: socket.socket, strangers: Strangers
-) -> AsyncIterator[tuple[socket.socket, str]]:
-    """Yield connections, and the addresses of their peers, at the pace of strangers.
+class Acceptor:
+    """Accepts connections, and has each opened in a task by ``open_``.
 
-    Those who have left already, or have too many connections that wait, are left out.
+    ``is_known`` tells from the first bytes of a connection, and its address, whether it
+    is a known client's; None: nobody is.  ``refusal`` is what the others read who have
+    to leave.
     """
-    while True:
-        await strangers.wait_to_accept()
-        for _ in range(ACCEPTED_IN_A_ROW):
+
+    def __init__(
+        self,
+        strangers: Strangers,
+        open_: Open,
+        is_known: IsKnown | None = None,
+        refusal: bytes = b"",
+    ) -> None:
+        self._strangers = strangers
+        self._open = open_
+        self._is_known = is_known
+        self._refusal = refusal
+        self._waiting = set[_Waiting]()
+        self._opened = set[asyncio.Task[None]]()
+        self._tasks: asyncio.TaskGroup
+
+    @asynccontextmanager
+    async def accepting(
+        self, *listeners: socket.socket, patience: float = 0.0
+    ) -> AsyncIterator[None]:
+        """Accept for the length of the block, whose end closes the listeners.
+
+        Open connections get ``patience`` seconds to end by themselves then.
+        """
+        grace = 0.0
+        async with asyncio.TaskGroup() as self._tasks:
+            accepting = [self._accept_at(listener) for listener in listeners]
             try:
-                sock, (address, *_) = await accept(listener)
+                yield
+                grace = patience
+            finally:
+                for stop in accepting:
+                    stop()
+                for listener in listeners:
+                    listener.close()
+                for waiting in [*self._waiting]:
+                    waiting.drop("this end stops")
+                if grace and self._opened:
+                    await asyncio.wait(self._opened, timeout=grace)
+                for each in self._opened:
+                    each.cancel()
+
+    def _accept_at(self, listener: socket.socket) -> Callable[[], object]:
+        """Accept connections to a listener; return what ends that."""
+        if sys.platform == "win32":  # its loop tells of nothing that it has not read
+            return self._tasks.create_task(self._accept_each(listener)).cancel
+        loop, share = asyncio.get_running_loop(), self._strangers.accepting
+        turn: asyncio.Future[None] | None = None
+        retry: asyncio.TimerHandle | None = None
+
+        def begin() -> None:
+            loop.add_reader(listener, on_readable)
+
+        def on_readable() -> None:
+            nonlocal turn
+            if share is not None and share.is_spent:
+                loop.remove_reader(listener)
+                turn = share.request(None, on_turn)
+            else:
+                accept()
+
+        def on_turn() -> None:
+            begin()
+            accept()
+
+        def accept() -> None:
+            nonlocal retry
+            try:
+                self._strangers.meter_accepting(partial(self._accept, listener))
             except OSError as error:  # this process has too many files open
                 log.warning("cannot accept a connection: %s", error)
-                await asyncio.sleep(ACCEPT_RETRY_DELAY)
-                continue
-            strangers.on_accepted()
-            if not has_left(sock) and strangers.may_enter(address):
-                yield sock, address
-            else:
-                sock.close()
-        await asyncio.sleep(0)  # where the next one is already there
+                loop.remove_reader(listener)
+                retry = loop.call_later(ACCEPT_RETRY_DELAY, begin)
 
+        def end() -> None:
+            loop.remove_reader(listener)
+            if turn is not None:
+                turn.cancel()
+            if retry is not None:
+                retry.cancel()
 
-async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Accept a connection; return it with the peer's address.
+        begin()
+        return end
 
-    Raises OSError if this process has too many files open.
+    async def _accept_each(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, (address, *_) = await loop.sock_accept(listener)
+            self._receive(sock, address)
 
-    A cancellation loses no connection: it stays with the listener.  ``sock_accept``
-    would leave one that arrives just then open, until it is collected as garbage.
-    """
-    if sys.platform == "win32":  # its event loop closes such a connection
-        return await asyncio.get_running_loop().sock_accept(listener)
-    while True:
-        try:
-            sock, address = listener.accept()
-        except BlockingIOError:
-            await _readable(listener)
+    def _accept(self, listener: socket.socket) -> float:
+        """Accept what waits; return the part of it that is of strangers.
+
+        Raises OSError if this process has too many files open.
+        """
+        accepted = strange = 0
+        while accepted < ACCEPTED_IN_A_ROW:
+            try:
+                sock, (address, *_) = listener.accept()
+            except BlockingIOError:
+                break
+            accepted += 1
+            strange += self._receive(sock, address)
+        return strange / accepted if accepted else 1.0
+
+    def _receive(self, sock: socket.socket, address: str) -> bool:
+        """Open a connection, now or later; return whether it is a stranger's."""
+        sock.setblocking(False)
+        first = peek(sock)
+        if first == b"":
+            sock.close()
+        elif self.knows(first, address):
+            self.open(sock, address, None)
+            return False
+        elif not self._strangers.has_room(address) or len(self._waiting) >= WAITING_MAX:
+            self.refuse(sock, address, "too many connections")
         else:
-            sock.setblocking(False)
-            return sock, address
+            stranger = self._strangers.add(address, lambda reason: None)
+            if stranger.share is None or not stranger.share.is_spent:
+                self.open(sock, address, stranger)
+            else:
+                watched = first is None and self._is_known is not None
+                waiting = _Waiting(self, sock, address, stranger, stranger.share)
+                self._waiting.add(waiting)
+                if watched:
+                    waiting.watch()
+        return True
+
+    def knows(self, first: bytes | None, address: str) -> bool:
+        """Say whether a connection begins like a known client's."""
+        known = bool(first and self._is_known and self._is_known(first, address))
+        if known:
+            self._strangers.meet(address)
+        return known
+
+    def open(
+        self, sock: socket.socket, address: str, stranger: Stranger | None
+    ) -> None:
+        """Open a connection in a task."""
+        work = partial(self._open, sock, address, stranger)
+        if stranger is None:
+            task = self._tasks.create_task(work())
+        else:
+            task = self._tasks.create_task(self._strangers.meter(work, stranger.charge))
+            loop = asyncio.get_running_loop()
+            # In another iteration: a task that has not begun closes no socket.
+            stranger.drop = lambda reason: loop.call_soon(task.cancel)
+        self._opened.add(task)
+        task.add_done_callback(self._opened.discard)
+
+    def refuse(self, sock: socket.socket, address: str, reason: str) -> None:
+        """Close a connection; its peer can read why."""
+        log.info("refused peer=%s reason=%r", address, reason, extra=BY_STRANGER)
+        with sock, suppress(OSError):
+            if self._refusal:
+                with suppress(BlockingIOError):
+                    sock.recv(LOOK_MAX)  # or the system would reset the connection
+                sock.send(self._refusal)
+                sock.shutdown(socket.SHUT_WR)
+
+    def forget(self, waiting: "_Waiting") -> None:
+        """Count a connection no more that has waited."""
+        self._waiting.discard(waiting)
 
 
-async def _readable(listener: socket.socket) -> None:
-    """Wait until a connection may have arrived."""
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    loop.add_reader(listener, arrived.set)
+class _Waiting:
+    """A stranger's connection that is not open yet, and waits for its turn."""
+
+    def __init__(
+        self,
+        acceptor: Acceptor,
+        sock: socket.socket,
+        address: str,
+        stranger: Stranger,
+        share: LoopShare,
+    ) -> None:
+        self._acceptor = acceptor
+        self._sock = sock
+        self._address = address
+        self._stranger = stranger
+        stranger.drop = self.drop
+        self._turn = share.request(stranger.network, self._on_turn)
+        loop = asyncio.get_running_loop()
+        self._timeout = loop.call_later(TURN_TIMEOUT, self._on_timeout)
+        self._watched = False
+
+    def watch(self) -> None:
+        """Look at what the peer sends first: a known client need not wait."""
+        # Windows' loop can wait for data only by reading them.
+        if sys.platform != "win32":
+            asyncio.get_running_loop().add_reader(self._sock, self._on_data)
+            self._watched = True
+
+    def drop(self, reason: str) -> None:
+        """Close the connection."""
+        self._end()
+        self._stranger.leave()
+        self._sock.close()
+
+    def _on_turn(self) -> None:
+        if peek(self._sock) == b"":
+            self.drop("closed by peer")
+        else:
+            self._end()
+            self._acceptor.open(self._sock, self._address, self._stranger)
+
+    def _on_data(self) -> None:
+        first = peek(self._sock)
+        if first == b"":
+            self.drop("closed by peer")
+        elif self._acceptor.knows(first, self._address):
+            self._end()
+            self._stranger.leave()
+            self._acceptor.open(self._sock, self._address, None)
+        else:
+            self._unwatch()
+
+    def _on_timeout(self) -> None:
+        self._end()
+        self._stranger.leave()
+        self._acceptor.refuse(self._sock, self._address, "waited too long")
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._watched = False
+
+    def _end(self) -> None:
+        self._acceptor.forget(self)
+        self._turn.cancel()
+        self._timeout.cancel()
+        self._unwatch()
+
+
+def peek(sock: socket.socket) -> bytes | None:
+    """Return what has arrived; None: nothing yet, empty: the other end has left."""
     try:
-        await arrived.wait()
-    finally:
-        loop.remove_reader(listener)
+        return sock.recv(LOOK_MAX, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

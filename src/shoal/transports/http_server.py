@@ -6,9 +6,8 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +16,13 @@ from aiohttp.http import HttpProcessingError
 from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
 from shoal.processes.programs import port_user
-from shoal.transports.acceptor import BoundAddress, accepted, listen
+from shoal.transports.acceptor import (
+    TURN_TIMEOUT,
+    Acceptor,
+    BoundAddress,
+    IsKnown,
+    listen,
+)
 from shoal.transports.mdns import addresses_of
 from shoal.transports.strangers import (
     MESSAGE_TIMEOUT,
@@ -30,6 +35,13 @@ from shoal.transports.unadmitted_connection import UnadmittedConnection
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 SHUTDOWN_TIMEOUT = 1.0  # seconds that requests get to end when the port is closed
 PORT_MAX = 65_535
+
+BUSY_TEXT = "there are too many requests without a key: try again later, or send one"
+BUSY = (
+    "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 10\r\nConnection: close\r\n"
+    f"Content-Type: text/plain\r\nContent-Length: {len(BUSY_TEXT)}\r\n\r\n{BUSY_TEXT}"
+).encode()
+"""What a client reads whose connection waited too long for its turn."""
 
 log = logging.getLogger("shoal.transports")
 # Clients may disconnect early or send no HTTP: aiohttp would quote it, with the
@@ -52,11 +64,13 @@ async def http_listener(
     tls: ssl.SSLContext | None,
     strangers: Strangers,
     *,
+    is_known: IsKnown | None = None,
     flag: str = "--port",
 ) -> AsyncIterator[BoundAddress]:
     """Serve ``app`` for the length of the block; gives its address and port.
 
-    Connections begin as ``strangers``, until ``admit`` is called for one.  ``flag`` is
+    Connections begin as ``strangers``, until ``admit`` is called for one, unless
+    ``is_known`` says of the first bytes that they are a known client's.  ``flag`` is
     the setting of the port.
 
     Raises ConfigError if the port or the address is unavailable, naming its user.
@@ -76,7 +90,9 @@ async def http_listener(
     await runner.setup()
     try:
         try:
-            listeners = await listen(host, port, all_addresses=True)
+            listeners = await listen(
+                host, port, all_addresses=True, defer=MESSAGE_TIMEOUT
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port}: "
@@ -85,27 +101,22 @@ async def http_listener(
             ) from error
         assert runner.server is not None, "the runner is set up"
         opener = _Opener(runner.server, tls, strangers)
-        async with asyncio.TaskGroup() as tasks:
-            accepting = [
-                tasks.create_task(
-                    strangers.meter_accepting(partial(opener.accept, listener))
-                )
-                for listener in listeners
-            ]
-            try:
-                yield BoundAddress.of(listeners[0])
-            finally:
-                for each in accepting:
-                    each.cancel()
+        # What is encrypted tells nothing until the handshake.
+        plain = tls is None
+        acceptor = Acceptor(
+            strangers,
+            opener.open,
+            is_known if plain else None,
+            BUSY if plain else b"",
+        )
+        async with acceptor.accepting(*listeners):
+            yield BoundAddress.of(listeners[0])
     finally:
         await runner.cleanup()
 
 
 class _Opener:
-    """Opens the connections of an HTTP port.
-
-    In place of asyncio's server, which would accept all that wait at once.
-    """
+    """Opens the connections of an HTTP port."""
 
     def __init__(
         self,
@@ -120,50 +131,26 @@ class _Opener:
             self._limits = {"ssl": tls, "ssl_handshake_timeout": MESSAGE_TIMEOUT}
             strangers.meter_handshakes(tls)
 
-    async def accept(self, listener: socket.socket) -> None:
-        """Open the connections to a listener until cancelled."""
-        strangers, opening = self._strangers, set[asyncio.Task[None]]()
-        with listener:
-            async with asyncio.TaskGroup() as tasks:
-                try:
-                    async for sock, address in accepted(listener, strangers):
-                        if strangers.has_room(address):
-                            self._begin(tasks, opening, sock, address)
-                        else:
-                            sock.close()
-                finally:
-                    for each in opening:
-                        each.cancel()
-
-    def _begin(
-        self,
-        tasks: asyncio.TaskGroup,
-        opening: set[asyncio.Task[None]],
-        sock: socket.socket,
-        address: str,
+    async def open(
+        self, sock: socket.socket, address: str, stranger: Stranger | None
     ) -> None:
-        """Open a connection in a task."""
-        strangers, loop = self._strangers, asyncio.get_running_loop()
-        # In another iteration: a task that has not begun closes no socket.
-        stranger = strangers.add(address, lambda reason: loop.call_soon(task.cancel))
-        work = partial(self._open, sock, stranger)
-        task = tasks.create_task(strangers.meter(work, stranger.charge))
-        opening.add(task)
-        task.add_done_callback(opening.discard)
+        """Open a connection, which aiohttp serves."""
 
-    async def _open(self, sock: socket.socket, stranger: Stranger) -> None:
+        def protocol() -> asyncio.Protocol:
+            serve = self._serve()
+            if stranger is None:
+                return serve
+            return UnadmittedConnection(self._strangers, serve, stranger)
+
         secure = bool(self._limits)
         try:
-            async with self._strangers.entering(stranger, sock, secure=secure):
+            with nullcontext() if stranger is None else stranger.opening(secure=secure):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: UnadmittedConnection(
-                        self._strangers, self._serve(), stranger
-                    ),
-                    sock,
-                    **self._limits,
+                    protocol, sock, **self._limits
                 )
         except BaseException as error:
-            stranger.leave()
+            if stranger is not None:
+                stranger.leave()
             sock.close()
             # It may have left, or speak no TLS.
             if not isinstance(error, (OSError, TimeoutError)):
@@ -191,11 +178,16 @@ async def answer_stranger(
     It waits for its turn in the strangers' share of the loop, and is charged the CPU
     time that answering takes, unless that admits the client.
     """
-    if (share := strangers.share) is None:
-        return await respond()
     network = network_key(address)
+    if (share := strangers.share_of(network)) is None:
+        return await respond()
     if share.is_spent:
-        await share.wait(network)
+        try:
+            async with asyncio.timeout(TURN_TIMEOUT):
+                await share.wait(network)
+        except TimeoutError:
+            retry = {"Retry-After": f"{TURN_TIMEOUT:.0f}"}
+            raise web.HTTPServiceUnavailable(text=BUSY_TEXT, headers=retry) from None
     # A clone of the request has it as well.
     passage = request[PASSAGE] = Passage()
     spent = 0.0
@@ -216,6 +208,7 @@ async def answer_stranger(
     finally:
         if passage.admitted:
             share.charge(network, -spent)
+            strangers.meet(network)
 
 
 def admit(request: web.Request) -> None:

@@ -83,8 +83,8 @@ def _map(size: int) -> mmap.mmap:
 
 # Every read is over before another begins, on any link: one place does for all that
 # are read in small pieces, and an idle link has none of its own.
-_SHARED = memoryview(bytearray(READ_SIZE))
-_BRIEF = _SHARED[:READ_AFTER_LARGE]
+READ_BUFFER = memoryview(bytearray(READ_SIZE))
+_BRIEF = READ_BUFFER[:READ_AFTER_LARGE]
 _BUFFERS = BufferPool()
 
 
@@ -126,9 +126,9 @@ class MessageSplitter:
         """Return where the next bytes are to be put: at least one."""
         if self._body is not None:
             if self._body_filled >= len(self._body):  # the rest is dropped
-                return _SHARED[: self._body_size - self._body_filled]
+                return READ_BUFFER[: self._body_size - self._body_filled]
             return self._body[self._body_filled : self._body_filled + LARGE_READ_SIZE]
-        return _BRIEF if self._after_large else _SHARED
+        return _BRIEF if self._after_large else READ_BUFFER
 
     def filled(self, size: int) -> bool:
         """Record received bytes; return whether a message is complete."""
@@ -136,7 +136,7 @@ class MessageSplitter:
             self._fill(self.room()[:size])
         else:
             self._after_large = False
-            self.feed(bytes(_SHARED[:size]))
+            self.feed(bytes(READ_BUFFER[:size]))
         return self._blocked or bool(self._messages)
 
     def feed(self, data: bytes) -> None:

@@ -8,12 +8,11 @@ alone, and what it had cost before is paid back.
 """
 
 import asyncio
-import socket
 import ssl
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from shoal.domain.addresses import is_loopback, network_key
@@ -28,12 +27,15 @@ HELD_MAX = 32 << 20  # bytes of all strangers together
 STRANGERS_MAX = 8192  # connections
 PER_ADDRESS_MAX = 64  # connections; loopback is exempt, for proxies connect from there
 PIECE_OVERHEAD = 64  # bytes of memory for a piece, besides its data
-ACCEPTING_SHARE = 0.02  # of a core, to accept connections
+ACCEPTING_SHARE = 0.025  # of a core, to accept connections
 ACCEPTING_BURST = 0.05  # seconds of it at once
-STRANGERS_SHARE = 0.025  # of a core, for all else that they cause
+STRANGERS_SHARE = 0.01  # of a core, for all else that they cause
 STRANGERS_BURST = 0.2  # seconds of it at once
-ENTERING_MAX = 1024  # accepted connections that wait for their turn
-ENTERING_FROM_NETWORK_MAX = 256  # of a network; for they come from there, of loopback
+FAMILIAR_SHARE = 0.01  # the same, for networks of which somebody was admitted lately
+FAMILIAR_BURST = 0.2
+FAMILIAR_FOR = 86_400.0  # seconds
+FAMILIAR_MAX = 10_000  # networks; the one that was admitted longest ago is forgotten
+WAKE_COST = 10e-6  # seconds, about, to notice them, besides what is measured
 CONNECTION_COST = 0.5e-3  # seconds, about, that are not measured: to open and close
 TLS_COST = 1e-3  # and for TLS, besides the handshake
 READ_COST = 20e-6  # and to notice that something can be read
@@ -81,14 +83,11 @@ class StepwiseMeter(Generator[Any, Any, T], Generic[T]):
             self._charge(self._meter() - began)
 
 
-class LeftEarly(ConnectionError):
-    """A peer has closed its connection before that was opened."""
-
-
 class Stranger:
     """The account of one connection: ``held`` is in bytes, ``spent`` in seconds.
 
-    ``drop`` ends the connection at once, and takes the reason.
+    ``drop`` ends the connection at once, and takes the reason.  ``share`` is that of
+    its network.
     """
 
     __slots__ = (
@@ -98,6 +97,7 @@ class Stranger:
         "drop",
         "held",
         "network",
+        "share",
         "spent",
     )
 
@@ -111,6 +111,7 @@ class Stranger:
         self.drop = drop
         self.held = 0
         self.spent = 0.0
+        self.share = strangers.share_of(self.network)
         self._strangers: Strangers | None = strangers
         self._admitted = False
         # The transport that is not read until it is this one's turn, and that turn.
@@ -118,8 +119,8 @@ class Stranger:
 
     def run(self, call: Callable[..., T], *args: object) -> T:
         """Call, and charge the CPU time that it takes, unless that admits the peer."""
-        share = None if self._strangers is None else self._strangers.share
-        if share is None:
+        share = self.share
+        if share is None or self._strangers is None:
             return call(*args)
         began = share.meter()
         try:
@@ -132,9 +133,25 @@ class Stranger:
 
     def charge(self, seconds: float) -> None:
         """Charge CPU time that was used for the connection."""
-        if self._strangers is not None and self._strangers.share is not None:
+        if self._strangers is not None and self.share is not None:
             self.spent += seconds
-            self._strangers.share.charge(self.network, seconds)
+            self.share.charge(self.network, seconds)
+
+    @contextmanager
+    def opening(self, *, secure: bool) -> Iterator[None]:
+        """Charge what it takes to open the connection, which the block does.
+
+        ``secure``: with a TLS handshake.
+        """
+        self.charge(CONNECTION_COST + (TLS_COST if secure else 0.0))
+        handshake = HANDSHAKE_COST if secure else 0.0
+        if self.share is not None:
+            self.share.charge(self.network, handshake)
+        try:
+            yield
+        finally:
+            if self.share is not None:  # what it took is measured
+                self.share.charge(self.network, -handshake)
 
     def on_open(
         self, transport: asyncio.BaseTransport, drop: Callable[[str], object]
@@ -143,16 +160,18 @@ class Stranger:
         self.drop = drop
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, MeteredTls):
-            self.spent += tls.spent  # charged already
+            tls.share.charge(None, -tls.spent)
+            self.charge(tls.spent)
 
     def pace(self, transport: asyncio.ReadTransport) -> None:
         """Stop reading until it is this one's turn, if the strangers' share is spent.
 
         Nothing happens if reading has stopped for another reason.
         """
-        share = None if self._strangers is None else self._strangers.share
+        share = self.share
         if (
             share is not None
+            and self._strangers is not None
             and self._paced is None
             and share.is_spent
             and transport.is_reading()
@@ -166,7 +185,8 @@ class Stranger:
         """Count the connection no more, and pay back what it has cost."""
         if self._strangers is not None:
             self._admitted = True
-            self._strangers.pay_back(self)
+            self.charge(-self.spent)
+            self._strangers.meet(self.network)
         self.leave()
 
     def received(self, size: int) -> None:
@@ -230,22 +250,14 @@ class MeteredTls(ssl.SSLObject):
             self.share.charge(None, took)
 
 
-def has_left(sock: socket.socket) -> bool:
-    """Whether the other end has closed a connection, and has sent nothing before."""
-    try:
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
 def bounded_strangers(clock: Clock) -> "Strangers":
     """Return the strangers of a program that may cost 5 % of a core together."""
     cpu = time.thread_time
     return Strangers(
         share=LoopShare(clock, STRANGERS_SHARE, STRANGERS_BURST, cpu),
+        familiar=LoopShare(clock, FAMILIAR_SHARE, FAMILIAR_BURST, cpu),
         accepting=LoopShare(clock, ACCEPTING_SHARE, ACCEPTING_BURST, cpu),
+        now=clock.now,
     )
 
 
@@ -254,7 +266,8 @@ class Strangers:
 
     ``held`` is in bytes, and ``held_max`` the budget; without ``count_max`` somebody
     else limits their number.  Connections are accepted at the pace of one share of the
-    loop, and all else that strangers cause has another; None: without a limit.
+    loop; all else that strangers cause has another, and that of networks which are
+    *familiar*, for somebody there was admitted lately, a third; None: without a limit.
     """
 
     def __init__(
@@ -262,18 +275,16 @@ class Strangers:
         held_max: int = HELD_MAX,
         count_max: int | None = STRANGERS_MAX,
         share: LoopShare | None = None,
+        familiar: LoopShare | None = None,
         accepting: LoopShare | None = None,
+        now: Callable[[], float] = time.monotonic,  # noqa: TID251  # a default
     ) -> None:
         self.held = 0
         self.share = share
-        self._accepting = accepting
-        self._accepting_spent = 0.0  # seconds since the last connection was accepted
-        self._accept_cost = 0.0  # seconds of the last one
-        # Accepted connections that wait for their turn, by network.
-        self._entering: dict[str, dict[Stranger, None]] = {}
-        self._entering_count = 0
-        self._has_room = asyncio.Event()  # for another one
-        self._has_room.set()
+        self._familiar_share = familiar or share
+        self._familiar = OrderedDict[str, float]()  # networks, and when that was
+        self._now = now
+        self.accepting = accepting
         self._held_max = held_max
         self._count_max = count_max
         self._strangers: dict[Stranger, None] = {}  # the oldest first
@@ -293,53 +304,30 @@ class Strangers:
         self.register(stranger)
         return stranger
 
-    # What connections cost until they are open.
+    # What they cost.
 
-    async def wait_to_accept(self) -> None:
-        """Wait until another connection may be accepted."""
-        if self._accepting is not None:
-            await self._has_room.wait()
-            await self._accepting.wait(None)
+    def meet(self, network: str) -> None:
+        """Note that somebody of a network is no stranger."""
+        self._familiar[network] = self._now()
+        self._familiar.move_to_end(network)
+        if len(self._familiar) > FAMILIAR_MAX:
+            self._familiar.popitem(last=False)
 
-    def on_accepted(self) -> None:
-        """Note what it has cost to accept a connection."""
-        self._accept_cost, self._accepting_spent = self._accepting_spent, 0.0
+    def share_of(self, network: str) -> LoopShare | None:
+        """Return the share of the loop of strangers who come from a network."""
+        met = self._familiar.get(network)
+        if met is None or self._now() > met + FAMILIAR_FOR:
+            return self.share
+        return self._familiar_share
 
-    def may_enter(self, address: str) -> bool:
-        """Return whether not too many connections from there wait for their turn."""
-        waiting = self._entering.get(network_key(address), ())
-        return len(waiting) < ENTERING_FROM_NETWORK_MAX
-
-    async def meter_accepting(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do what accepts connections, and charge the CPU time of its steps."""
-        if (share := self._accepting) is None:
-            return await work()
-        return await StepwiseMeter(work(), share.meter, self._charge_accepting)
-
-    @asynccontextmanager
-    async def entering(
-        self, stranger: Stranger, sock: socket.socket, *, secure: bool
-    ) -> AsyncIterator[None]:
-        """Wait until an accepted connection may be opened, which the block does.
-
-        ``secure``: with a TLS handshake.
-
-        Raises LeftEarly if the peer has left meanwhile.
-        """
-        if (share := self.share) is None:
-            yield
+    def meter_accepting(self, accept: Callable[[], float]) -> None:
+        """Accept connections, and charge the part of it that is returned."""
+        if (share := self.accepting) is None:
+            accept()
             return
-        if share.is_spent:
-            await self._wait_to_enter(share, stranger)
-            if has_left(sock):
-                raise LeftEarly("closed by peer")
-        stranger.charge(CONNECTION_COST + (TLS_COST if secure else 0.0))
-        handshake = HANDSHAKE_COST if secure else 0.0
-        share.charge(stranger.network, handshake)
-        try:
-            yield
-        finally:
-            share.charge(stranger.network, -handshake)  # what it took is measured
+        began = share.meter()
+        part = accept()
+        share.charge(None, part * (share.meter() - began + WAKE_COST))
 
     async def meter(
         self,
@@ -356,14 +344,6 @@ class Strangers:
         if self.share is not None:
             metered = type("MeteredTls", (MeteredTls,), {"share": self.share})
             context.sslobject_class = metered
-
-    def pay_back(self, stranger: Stranger) -> None:
-        """Charge no more what an admitted peer has cost."""
-        if self.share is not None:
-            self.share.charge(stranger.network, -stranger.spent)
-        if self._accepting is not None:
-            self._accepting.charge(None, -self._accept_cost)
-        stranger.spent = 0.0
 
     # For its strangers.
 
@@ -388,31 +368,6 @@ class Strangers:
         self._per_address[stranger.network] -= 1
         if not self._per_address[stranger.network]:
             del self._per_address[stranger.network]
-
-    async def _wait_to_enter(self, share: LoopShare, stranger: Stranger) -> None:
-        network = stranger.network
-        waiting = self._entering.setdefault(network, {})
-        waiting[stranger] = None
-        self._count_entering(1)
-        try:
-            await share.wait(network)
-        finally:
-            del waiting[stranger]
-            if not waiting:
-                del self._entering[network]
-            self._count_entering(-1)
-
-    def _count_entering(self, change: int) -> None:
-        self._entering_count += change
-        if self._entering_count < ENTERING_MAX:
-            self._has_room.set()
-        else:
-            self._has_room.clear()
-
-    def _charge_accepting(self, seconds: float) -> None:
-        if self._accepting is not None:
-            self._accepting_spent += seconds
-            self._accepting.charge(None, seconds)
 
     @staticmethod
     def _drop(stranger: Stranger, reason: str) -> None:

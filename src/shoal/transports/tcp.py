@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
-from shoal.transports.message_splitter import MessageSplitter
+from shoal.transports.message_splitter import READ_BUFFER, MessageSplitter
 from shoal.transports.strangers import MESSAGE_MAX, Stranger
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ _LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
 ) <= sys.version_info < (3, 13, 2)
 
 
-class TcpLink(asyncio.Protocol):
+class TcpLink(asyncio.BufferedProtocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
     It receives pieces of a byte stream, or messages once a session is attached.  Until
@@ -185,17 +185,22 @@ class TcpLink(asyncio.Protocol):
         if self._stranger is not None:
             self._stranger.on_open(transport, self._drop)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return READ_BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(READ_BUFFER[:nbytes])
         if self._stranger is None:
             self._receive(data)
         else:
-            self.count_received(len(data))
+            self.count_received(nbytes)
             self.run(self._receive, data)
 
     def _receive(self, data: bytes) -> None:
         self._unread.append(data)
         self._unread_size += len(data) + PIECE_OVERHEAD
-        if self._unread_size > UNREAD_MAX and not self._reading_paused:
+        unread_max = MESSAGE_MAX if self._is_stranger else UNREAD_MAX
+        if self._unread_size > unread_max and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)

@@ -492,7 +492,11 @@ async def test_who_is_recognized(tmp_path: Path, open_loopback: bool) -> None:
     async with serving(tmp_path, open_loopback=open_loopback) as pool:
 
         async def recognize(request: web.Request) -> web.Response:
-            return web.json_response(pool.access.recognizes(request))
+            return web.json_response(
+                pool.access.recognizes(
+                    request.headers, request.remote or "", secure=False
+                )
+            )
 
         app = web.Application()
         app.router.add_get("/", recognize)
@@ -515,12 +519,12 @@ async def test_revocation_ends_the_sessions_of_a_key(pool: Pool) -> None:
     access, browser, at = pool.access, a_browser(), LoopClock().wall()
     key = access.keyring.cache.find("ada")
     session = await access.sessions.begin("value", key, at)
-    assert access.recognizes(browser)
+    assert access.recognizes(browser.headers, "", secure=False)
 
     await access.revoke(key)
 
     assert not access.sessions.is_open(session, at)
-    assert not access.recognizes(browser)
+    assert not access.recognizes(browser.headers, "", secure=False)
 
 
 async def test_revocation_ends_all_sessions_of_a_key_and_no_others(
@@ -550,7 +554,7 @@ async def test_session_of_a_key_that_is_unknown_now_is_not_recognized(
     key = Key("", "before", b"before the restart", "", Scope.USE, at)
     await pool.access.sessions.begin("value", key, at)
 
-    assert not pool.access.recognizes(a_browser())
+    assert not pool.access.recognizes(a_browser().headers, "", secure=False)
 
 
 async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(

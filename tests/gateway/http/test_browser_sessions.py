@@ -42,7 +42,8 @@ def found(
     sessions: BrowserSessions, cookie: str, host: str = HOST, at: float = NOW
 ) -> BrowserSession | None:
     headers = {"Host": host, "Cookie": cookie}
-    return sessions.find(make_mocked_request("GET", "/", headers), at)
+    request = make_mocked_request("GET", "/", headers)
+    return sessions.find(request.headers, at, secure=request.secure)
 
 
 async def test_a_session_is_found_by_its_cookie() -> None:
@@ -72,7 +73,7 @@ async def test_under_tls_only_a_cookie_of_tls_counts() -> None:
         headers = {"Host": HOST, "Cookie": f"{name}=value"}
         request = make_mocked_request("GET", "/", headers, sslcontext=TLS)
         assert is_encrypted(request)
-        found_in[name] = sessions.find(request, NOW)
+        found_in[name] = sessions.find(request.headers, NOW, secure=True)
 
     assert [*found_in.values()] == [None, session]
 

@@ -30,6 +30,7 @@ from shoal.config.loader import check_file, load
 from shoal.config.private_files import make_private_folder
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError
+from shoal.processes.programs import allow_files
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
 from shoal.transports.http_server import public_url
@@ -93,6 +94,7 @@ def command(
         log_path = _log_path(log_file, config, as_json=as_json)
         if log_path is not None:
             log_to_file(log_path, log_level, log_format)
+        allow_files()
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)

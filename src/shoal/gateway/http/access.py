@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
@@ -188,7 +189,7 @@ class Access:
         else:
             key = await self._check_key(request, f"Bearer {api_key}")
         at = self._clock.wall()
-        if (before := self.sessions.find(request, at)) is not None:
+        if (before := self._session_of(request)) is not None:
             await self.sessions.end(before)
         caller = ApiCaller(key, session=await self.sessions.begin(value, key, at))
         self._admit(request, caller)
@@ -196,8 +197,7 @@ class Access:
 
     async def sign_out(self, request: web.Request) -> None:
         """End the session of a browser, if it has one."""
-        session = self.sessions.find(request, self._clock.wall())
-        if session is not None:
+        if (session := self._session_of(request)) is not None:
             await self.sessions.end(session)
 
     def caller_of(self, owner: str) -> ApiCaller:
@@ -209,24 +209,38 @@ class Access:
             return ApiCaller(LOOPBACK_KEY)
         return ApiCaller(self.keyring.of_owner(owner, self._clock.wall()))
 
-    def recognizes(self, request: web.Request) -> bool:
+    def is_known(self, first: bytes, address: str) -> bool:
+        """Say whether a connection begins with a request that ``recognizes`` accepts.
+
+        Its head has to be whole.
+        """
+        head, end, _ = first.partition(b"\r\n\r\n")
+        if not end:
+            return False
+        lines = head.decode("latin-1").split("\r\n")[1:]
+        fields = (each.partition(":") for each in lines)
+        headers = CIMultiDict((name, value.strip()) for name, _, value in fields)
+        return self.recognizes(CIMultiDictProxy(headers), address, secure=False)
+
+    def recognizes(
+        self, headers: CIMultiDictProxy[str], address: str, *, secure: bool
+    ) -> bool:
         """Say whether a request has a valid key, or comes from here and needs none.
 
         This authorizes nothing: it decides whose requests may have to wait.
         """
         at = self._clock.wall()
         try:
-            if carries_key(request.headers):
-                authorization = authorization_in(request.headers)
+            if carries_key(headers):
+                authorization = authorization_in(headers)
                 if (call := self._call_in(authorization)) is not None:
                     self._hub.grants.owner(call)
                 else:
                     self.keyring.authenticate(authorization, at)
                 return True
-            address = request.remote or ""
-            if self._open_loopback and is_local(address, request.headers):
+            if self._open_loopback and is_local(address, headers):
                 return True
-            session = self.sessions.find(request, at)
+            session = self.sessions.find(headers, at, secure=secure)
             if session is None:
                 return False
             self.keyring.by_digest(session.key_digest, at)
@@ -354,13 +368,15 @@ class Access:
         Raises KeyExpired or KeyRevoked, which ended it, and Forbidden if the request
         may come from the page of another site.
         """
-        at = self._clock.wall()
-        session = self.sessions.find(request, at)
-        if session is None:
+        if (session := self._session_of(request)) is None:
             return None
         self.sessions.check_page(request)
-        key = self.keyring.by_digest(session.key_digest, at)
+        key = self.keyring.by_digest(session.key_digest, self._clock.wall())
         return ApiCaller(key, session=session)
+
+    def _session_of(self, request: web.Request) -> BrowserSession | None:
+        at = self._clock.wall()
+        return self.sessions.find(request.headers, at, secure=request.secure)
 
     async def _check_key(
         self, request: web.Request, authorization: str | None, *, exact: bool = False

@@ -8,6 +8,7 @@ coordinator's own pages alone.
 import asyncio
 import logging
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -84,14 +85,23 @@ class BrowserSessions:
             return
         self._sessions = {each.digest: each for each in kept[-SESSIONS_MAX:]}
 
-    def find(self, request: web.Request, at: float) -> BrowserSession | None:
-        """Return the session of a request's cookie, if it has not ended."""
-        for name in _cookie_names(request):
-            value = request.cookies.get(name)
-            if value is not None:
-                session = self._sessions.get(digest_of(value))
-                if session is not None and at < session.expires_at:
-                    return session
+    def find(
+        self, headers: Mapping[str, str], at: float, *, secure: bool
+    ) -> BrowserSession | None:
+        """Return the session of a request's cookie, if it has not ended.
+
+        ``secure``: the request came over TLS.
+        """
+        host = headers.get("Host", "")
+        names = [cookie_name(host, secure=True)]
+        if not secure:
+            # Behind a proxy, a GET does not tell whether the browser used HTTPS.
+            names.append(cookie_name(host, secure=False))
+        sent = dict(_cookies(headers.get("Cookie", "")))
+        for name in names:  # the safest first
+            session = self._sessions.get(digest_of(sent.get(name, "")))
+            if session is not None and at < session.expires_at:
+                return session
         return None
 
     def is_open(self, session: BrowserSession, at: float) -> bool:
@@ -179,7 +189,7 @@ def set_cookie(
     """Set a session's cookie for some seconds; 0: delete it."""
     secure = is_encrypted(request)
     response.set_cookie(
-        cookie_name(request, secure=secure),
+        cookie_name(request.headers.get("Host", ""), secure=secure),
         value,
         max_age=int(seconds),
         path="/",
@@ -197,19 +207,18 @@ def is_encrypted(request: web.Request) -> bool:
     return request.secure or request.headers.get("Origin", "").startswith("https:")
 
 
-def cookie_name(request: web.Request, *, secure: bool) -> str:
-    """Return the name of the cookie at the address that a request was sent to.
+def cookie_name(host: str, *, secure: bool) -> str:
+    """Return the name of the cookie at the ``Host`` that a request was sent to.
 
     It has the port: browsers send the cookies of a host to all of its ports, and the
     coordinators there would sign each other's users out.
     """
-    port = host_port(request.headers.get("Host", ""))
+    port = host_port(host)
     name = COOKIE if port is None else f"{COOKIE}-{port}"
     return SECURE_PREFIX + name if secure else name
 
 
-def _cookie_names(request: web.Request) -> list[str]:
-    """Return the names of cookies to accept, the safest first."""
-    safest = cookie_name(request, secure=True)
-    # Behind a proxy, a GET does not tell whether the browser used HTTPS.
-    return [safest] if request.secure else [safest, cookie_name(request, secure=False)]
+def _cookies(header: str) -> Iterator[tuple[str, str]]:
+    for each in header.split(";"):
+        name, _, value = each.partition("=")
+        yield name.strip(), value.strip()
