@@ -29,8 +29,8 @@ class MeteredStore(SqliteStore):
 
         self.database.transact = metered  # type: ignore[method-assign]  # to count
 
-    async def open(self) -> None:
-        await super().open()
+    async def open(self, *, create: bool = True) -> None:
+        await super().open(create=create)
         await self.database.transact(
             lambda sql: sql.execute("PRAGMA wal_autocheckpoint = 0").fetchone()
         )

@@ -1,6 +1,7 @@
 """Reads beside the writer, and the files of an SQLite database."""
 
 import asyncio
+import shutil
 import sqlite3
 import sys
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.domain.errors import StoreError
+from shoal.config.private_files import create_private
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.store.sqlite import database as module
 from shoal.store.sqlite.database import LIST_READERS, Database
 
@@ -46,6 +48,41 @@ def add(reference: str, size: int = 1) -> Callable[[sqlite3.Connection], object]
 def count(sql: sqlite3.Connection) -> int:
     ((rows,),) = sql.execute(COUNT)
     return int(rows)
+
+
+async def write_and_close(path: Path) -> None:
+    """Leave a database whose last pages are those of rows."""
+    database = Database(path)
+    await database.open()
+    for number in range(50):
+        await database.transact(add(f"{number}", 3_000))
+    await database.close()
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def take_name(file: Path, how: str) -> None:
+    """Delete a file, or put another one with its content in its place."""
+    kept = file.read_bytes()
+    file.unlink()
+    if how == "replaced":
+        file.write_bytes(kept)
+
+
+def truncate(file: Path, size: int) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(size)
+
+
+def overwrite_end(file: Path, data: bytes) -> None:
+    kept = file.read_bytes()
+    file.write_bytes(kept[: -len(data)] + data)
+
+
+def content_of(file: Path) -> bytes | None:
+    return file.read_bytes() if file.exists() else None
 
 
 class SlowRead:
@@ -204,16 +241,129 @@ async def test_a_long_read_of_another_program_delays_few_commits(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files in use stay on Windows")
-async def test_commit_succeeds_without_a_file_of_the_log(path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_no_commit_goes_to_a_file_that_has_lost_its_name(
+    path: Path, suffix: str, how: str
+) -> None:
     database = Database(path)
     await database.open()
     await database.transact(add("a"))
-    path.with_name("shoal.db-wal").unlink()
+    file = beside(path, suffix)
+    take_name(file, how)
 
+    with pytest.raises(StoreBroken, match="deleted or replaced") as caught:
+        await database.transact(add("b"))
+
+    assert caught.value.path == str(file)
+    assert await database.wait_damaged() is caught.value
+    await database.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files in use stay on Windows")
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_file_that_loses_its_name_during_a_commit_is_noticed(
+    path: Path, how: str
+) -> None:
+    database = Database(path)
+    await database.open()
+    await database.transact(lambda _: take_name(path, how))
+
+    with pytest.raises(StoreBroken, match="deleted or replaced"):
+        await database.transact(add("b"))
+    await database.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files in use stay on Windows")
+async def test_commits_in_a_deleted_log_are_saved_when_that_is_noticed(
+    path: Path, tmp_path: Path
+) -> None:
+    database = Database(path)
+    await database.open()
+    await database.transact(add("a"))
+    for suffix in ("-wal", "-shm"):
+        take_name(beside(path, suffix), "deleted")
+
+    with pytest.raises(StoreBroken):
+        await database.check_files()
+
+    # As after a kill: what the open files have is gone.
+    copy = tmp_path / "copy.db"
+    shutil.copy(path, copy)
+    with closing(sqlite3.connect(copy)) as other:
+        assert count(other) == 1
+    await database.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_truncation_is_noticed_without_a_read(path: Path, suffix: str) -> None:
+    await write_and_close(path)
+    database = Database(path)
+    await database.open()
+    await database.transact(add("more", 100_000))
+    truncate(beside(path, suffix), 20_000)
+
+    with pytest.raises(StoreBroken):
+        await database.check_files()
+    with pytest.raises(StoreBroken):
+        await database.transact(add("b"))
+    await database.close()
+
+
+async def test_a_log_that_another_program_has_emptied_is_no_damage(
+    database: Database, path: Path
+) -> None:
+    await database.transact(add("a", 100_000))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert content_of(beside(path, "-wal")) == b""
+
+    await database.check_files()
     await database.transact(add("b"))
 
-    assert await database.transact(count) == 2
+    assert await database.read(count) == 2
+
+
+async def test_a_read_of_a_damaged_page_is_reported(path: Path) -> None:
+    await write_and_close(path)
+    overwrite_end(path, b"\xff" * 40_000)
+    database = Database(path)
+    await database.open()
+
+    with pytest.raises(StoreBroken) as caught:
+        await database.read(
+            lambda sql: sql.execute("SELECT * FROM payments").fetchall()
+        )
+
+    assert await database.wait_damaged() is caught.value
     await database.close()
+
+
+async def test_a_damaged_beginning_is_noticed_without_a_read(path: Path) -> None:
+    await write_and_close(path)
+    database = Database(path)
+    await database.open()
+    with closing(sqlite3.connect(path)) as other:  # the log has no newer one
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    with path.open("r+b") as file:
+        file.write(b"nothing of SQLite's")
+
+    with pytest.raises(StoreBroken, match="not a database"):
+        await database.check_files()
+    await database.close()
+
+
+@pytest.mark.parametrize("content", [None, b""])
+async def test_a_database_is_not_begun_anew_unasked(
+    path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        create_private(path)
+
+    with pytest.raises(StoreBroken, match="is missing" if content is None else "empty"):
+        await Database(path).open(create=False)
+
+    assert content_of(path) == content
 
 
 async def test_reads_see_what_was_written_before(database: Database) -> None:

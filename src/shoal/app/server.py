@@ -86,6 +86,7 @@ SIGNATURES_INLINE_MAX = (
     4  # signatures that may hold up the loop: half a millisecond of checking them
 )
 PRUNE_EVERY = 3600.0  # seconds
+CHECK_EVERY = 2.0  # seconds between looks at the database's files
 BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
 NO_WIRES: Mapping[str, object] = {}
 
@@ -262,6 +263,8 @@ async def run_coordinator(
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
                 tasks.create_task(_end_if_broken(hub.store_health)),
+                tasks.create_task(_check_regularly(store)),
+                tasks.create_task(_report_damage(store, hub.store_health)),
                 tasks.create_task(trim_memory_regularly()),
             ]
             port = http.port
@@ -308,6 +311,7 @@ async def run_coordinator(
                 await websockets.close()
             for each in background:
                 each.cancel()
+            await _check_at_stop(store, hub.store_health)
 
 
 def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
@@ -485,6 +489,30 @@ async def _end_if_broken(health: StoreHealth) -> None:
     error = await health.wait_broken()
     await asyncio.sleep(BROKEN_NOTICE)
     raise StoreBroken(str(error), error.path)
+
+
+async def _check_regularly(store: Store) -> None:
+    """Look for damage to the database, also while nobody uses it."""
+    while True:
+        await asyncio.sleep(CHECK_EVERY)
+        with suppress(StoreError):  # damage is reported; all else may pass
+            await store.check()
+
+
+async def _check_at_stop(store: Store, health: StoreHealth) -> None:
+    """Raise StoreBroken if the process must not end as if all were well."""
+    if health.is_broken and health.failure is not None:
+        raise StoreBroken(str(health.failure), health.failure.path)
+    try:
+        await store.check()
+    except StoreBroken:
+        raise
+    except StoreError as error:
+        log.warning("cannot check the database: %s", error.located)
+
+
+async def _report_damage(store: Store, health: StoreHealth) -> None:
+    health.report_broken(await store.wait_damaged())
 
 
 async def _send_webhooks(gateway: Gateway, reach: EgressPolicy) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.domain import facts
-from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
+from shoal.domain.errors import InsufficientFunds, ShoalError, StoreBroken
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
@@ -80,7 +80,10 @@ class Bookkeeper:
         self._request_hashes: dict[JobId, str] = {}  # of open jobs with much text
 
     async def open(self) -> None:
-        """Load the books and the log from the store.  Raises StoreError."""
+        """Load the books and the log from the store.
+
+        Raises StoreError; StoreBroken if the log is damaged.
+        """
         opening = await self._store.ledger.load()
         kept = opening.accounts.values()
         self.books = Books(
@@ -94,9 +97,8 @@ class Bookkeeper:
                 frontier = Frontier(head.size, [nodes[place] for place in places])
                 self._notary = Notary(self._signer, frontier, head.size, head.root)
             except (KeyError, ValueError) as error:
-                raise StoreError(
-                    f"the log of receipts is damaged ({error}): restore the database "
-                    "from a copy"
+                raise StoreBroken(
+                    f"the log of receipts in the database is damaged ({error})"
                 ) from error
 
     def payment_rejection(self, job: Job) -> ShoalError | None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.transports.clock import Clock
 
 T = TypeVar("T")
@@ -75,6 +75,10 @@ class StoreHealth:
         It ends a failure only if it had failed before.
         """
         return await self._repeat(attempt, heals=False)
+
+    def report_broken(self, error: StoreBroken) -> None:
+        """Treat the store as broken, although no write has failed."""
+        self._on_failed(error)
 
     async def wait_writable(self) -> None:
         """Wait until the store can be written, as far as is known."""

@@ -209,7 +209,7 @@ class StoreError(ShoalError):
 
 
 class StoreBroken(StoreError):
-    """The database failed while the coordinator ran, and a repetition cannot help."""
+    """The database is damaged or gone: neither a repetition nor a restart helps."""
 
 
 class ConfigError(ShoalError):

@@ -6,7 +6,7 @@ preset dictionary.  Other texts stay as they are: no JSON begins with that byte.
 
 import zlib
 
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken
 
 try:
     from isal.isal_zlib import compressobj as compressobj  # a third of the time
@@ -59,14 +59,14 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> bytes:
-    """Return the text of ``pack``.  Raises StoreError if it is damaged."""
+    """Return the text of ``pack``.  Raises StoreBroken if it is damaged."""
     if not data.startswith(PACKED):
         return data
     unpacker = zlib.decompressobj(WINDOW, zdict=DICTIONARY)
     try:
         text = unpacker.decompress(memoryview(data)[1:])
     except zlib.error as error:
-        raise StoreError(f"a compressed text in the database: {error}") from error
+        raise StoreBroken(f"a compressed text in the database: {error}") from error
     if not unpacker.eof:
-        raise StoreError("a compressed text in the database is cut off")
+        raise StoreBroken("a compressed text in the database is cut off")
     return text

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
+from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, JobTerms, Priority
@@ -250,10 +251,26 @@ class Store(Protocol):
     @property
     def usage(self) -> UsageStore: ...
 
-    async def open(self) -> None:
-        """Open or create the database, and migrate it to the present version.
+    async def open(self, *, create: bool = True) -> None:
+        """Open the database, and migrate it to the present version.
 
-        Raises StoreError if it is in use, damaged, or from a newer Shoal.
+        ``create``: make it if it is missing or empty.  Raises StoreError if it is in
+        use or from a newer Shoal; StoreBroken if it is damaged, or missing and not to
+        be created.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Look for damage that costs little to find.
+
+        Raises StoreBroken if there is any, StoreError.
+        """
+        ...
+
+    async def wait_damaged(self) -> StoreBroken:
+        """Wait until damage is found, by whatever reads, writes or checks; return it.
+
+        Raises StoreError if the database is not open.
         """
         ...
 

@@ -6,6 +6,7 @@ their own: they do not wait for lists.
 """
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shoal.config.private_files import (
     create_private,
@@ -22,7 +23,7 @@ from shoal.config.private_files import (
     restrict,
     try_lock,
 )
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.store.sqlite.schema import migrate
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ MEMORY = Path(":memory:")
 LOCK_ATTEMPTS = 100  # to lock the file: another coordinator may just be stopping
 LOCK_PAUSE = 0.05  # seconds between them
 BUSY_TIMEOUT = 5.0  # seconds to wait for other programs that use the file
+HEAD = "SELECT count(*), (SELECT max(size) FROM checkpoints) FROM sqlite_schema"
 LIST_READERS = 2  # lists at once; the interpreter runs their Python code in turn
 
 WAL_KEPT = 16 << 20  # bytes of the log's file that are kept for reuse
@@ -38,8 +40,7 @@ WAL_MAX = 64 << 20  # bytes of the log from which on a commit waits for readers
 WAL_WAIT = 0.1  # seconds of that
 
 
-FileIdentity: TypeAlias = tuple[int, int]
-"""A file, whatever its name: its device and number."""
+SUFFIXES = ("", "-wal", "-shm")  # of the names of a database's files
 
 # After these, the same may succeed later: the disk was full or failed, or another
 # program had locked the file.
@@ -65,11 +66,37 @@ DAMAGED = frozenset(
 )
 
 
+# Kinds after which nothing but a repair helps.
+MALFORMED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+class FileState(NamedTuple):
+    """A file, whatever its name, and its size in bytes."""
+
+    device: int
+    number: int
+    size: int
+
+
 def is_temporary(error: sqlite3.Error) -> bool:
     """Say whether the same may succeed later."""
-    # Errors of the module itself have no code.  The low byte is the kind.
-    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    code = _code(error)
     return code & 0xFF in TEMPORARY and code not in DAMAGED
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Say whether an error shows that the files are damaged."""
+    code = _code(error)
+    # All texts were written as UTF-8; the module has no code for one that is none.
+    undecodable = str(error).startswith("Could not decode to UTF-8")
+    return undecodable or code & 0xFF in MALFORMED or code in DAMAGED
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's extended code, whose low byte is the kind."""
+    # Errors of the module itself have none.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code
 
 
 class SqlRunner(Protocol):
@@ -127,13 +154,34 @@ class Database:
         self._readers = _Readers(1, "shoal-read")
         self._list_readers = _Readers(LIST_READERS, "shoal-list")
         self._closing = ExitStack()
-        self._wal = path.with_name(f"{path.name}-wal")
+        self._paths = [f"{path}{suffix}" for suffix in SUFFIXES]
         self._wal_max = WAL_MAX
-        self._identity: FileIdentity | None = None  # of the file that is open
+        self._files: dict[str, FileState] = {}  # as the last transaction left them
+        self._damage: asyncio.Future[StoreBroken] | None = None
 
-    async def open(self) -> None:
-        """Open or create the file, and migrate it.  Raises StoreError."""
-        await self._run(self._thread, self._open)
+    async def open(self, *, create: bool = True) -> None:
+        """Open the file, and migrate it; ``create``: make it if there is none.
+
+        Raises StoreError; StoreBroken if it is damaged, or missing or empty and not to
+        be created.
+        """
+        self._damage = asyncio.get_running_loop().create_future()
+        await self._run(self._thread, lambda: self._open(create=create))
+
+    async def check_files(self) -> None:
+        """Look whether the files are what they were, and can be opened.
+
+        Raises StoreBroken if they were deleted, replaced or truncated, or if what
+        another program would read first is damaged.
+        """
+        if self._path != MEMORY:
+            await self._run(self._thread, self._check_opening)
+
+    async def wait_damaged(self) -> StoreBroken:
+        """Wait until a read, a transaction or a check finds damage; return it."""
+        if self._damage is None:
+            raise self._not_open()
+        return await asyncio.shield(self._damage)
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -171,24 +219,37 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn SQLite's errors into StoreError."""
+        """Turn SQLite's errors into StoreError, and note damage."""
         try:
             yield
         except sqlite3.Error as error:
+            if is_damage(error):
+                broken = StoreBroken(str(error), str(self._path))
+                self._note(broken)
+                raise broken from error
             temporary = is_temporary(error)
             raise StoreError(
                 str(error), str(self._path), temporary=temporary
             ) from error
+        except StoreBroken as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: StoreBroken) -> None:
+        if self._damage is not None and not self._damage.done():
+            self._damage.set_result(error)
 
     # The methods below run in the writer's thread.
 
-    def _open(self) -> None:
+    def _open(self, *, create: bool) -> None:
         with ExitStack() as undo:
             if self._path != MEMORY:
                 undo.enter_context(locked(self._path))
+                if not create and not self._path.exists():
+                    raise StoreBroken("is missing", str(self._path))
                 make_private(self._path)
             try:
-                writer = self._connect(undo)
+                writer = self._connect(undo, create=create)
             except sqlite3.OperationalError as error:
                 if "locked" in str(error):
                     raise _in_use(self._path) from error
@@ -199,10 +260,10 @@ class Database:
                     readers.open(self._path)
             self._closing = undo.pop_all()
         self._writer = writer
-        self._identity = self._current_identity()
+        self._files = self._current_files()
         self._closing.callback(self._forget)
 
-    def _connect(self, undo: ExitStack) -> sqlite3.Connection:
+    def _connect(self, undo: ExitStack, *, create: bool) -> sqlite3.Connection:
         writer = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
@@ -210,6 +271,8 @@ class Database:
             check_same_thread=False,
         )
         undo.callback(writer.close)
+        if not create and writer.execute("PRAGMA user_version").fetchone() == (0,):
+            raise StoreBroken("is empty", str(self._path))
         # Of a new file; pages that ``prune`` frees can be given back.
         writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
         writer.execute("PRAGMA journal_mode = WAL")
@@ -232,8 +295,7 @@ class Database:
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         writer = self._opened
-        if self._current_identity() != self._identity:
-            raise StoreError("was deleted or replaced while in use", str(self._path))
+        self._check_files()
         if writer.in_transaction:  # a rollback has failed, as on a failing disk
             writer.execute("ROLLBACK")
         writer.execute("BEGIN IMMEDIATE")
@@ -245,29 +307,82 @@ class Database:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
             raise
+        self._note_sizes()
         if self._path != MEMORY:
             self._limit_wal(writer)
         return result
 
-    def _current_identity(self) -> FileIdentity | None:
-        """Return the identity of the file at the path; None: there is none."""
+    def _current_files(self) -> dict[str, FileState]:
+        """Return the files that there are, by their paths."""
+        found: dict[str, FileState] = {}
         if self._path == MEMORY:
-            return None
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+            return found
+        for path in self._paths:
+            with suppress(OSError):  # some file systems have no log
+                about = os.stat(path)
+                found[path] = FileState(about.st_dev, about.st_ino, about.st_size)
+        return found
+
+    def _note_sizes(self) -> None:
+        """Note what a transaction has left, but no file that came in meanwhile."""
+        present = self._current_files()
+        self._files |= {
+            path: present[path]
+            for path, known in self._files.items()
+            if path in present and present[path][:2] == known[:2]
+        }
+
+    def _check_files(self) -> None:
+        """Raise StoreBroken unless each file is the one that is open, and whole.
+
+        What is written to a file without a name is lost at the end of the process, and
+        another program would begin a log of its own.
+        """
+        present = self._current_files()
+        shrunk = False
+        for path, known in self._files.items():
+            now = present.get(path)
+            if now is None or now[:2] != known[:2]:
+                self._save_log(present)
+                raise StoreBroken("was deleted or replaced while in use", path)
+            shrunk |= now.size < known.size
+        if shrunk:
+            # Truncated, unless another program has moved the log into the database or
+            # compacted it.
+            self._check_opening(thoroughly=True)
+
+    def _check_opening(self, *, thoroughly: bool = False) -> None:
+        if not thoroughly:
+            self._check_files()
+        with closing(read_only(self._path)) as sql:
+            # It has no page in memory yet.
+            check = "PRAGMA quick_check(1)" if thoroughly else HEAD
+            found = sql.execute(check).fetchone()
+        if thoroughly and found != ("ok",):
+            raise StoreBroken(f"is damaged: {found[0]}", str(self._path))
+        self._note_sizes()
+
+    def _save_log(self, present: dict[str, FileState]) -> None:
+        """Move the log, whose file is open still, into the database.
+
+        Then nothing is lost if only the log's files were deleted.
+        """
+        known, now = self._files.get(self._paths[0]), present.get(self._paths[0])
+        if self._writer is None or known is None or now is None:
+            return
+        if now[:2] == known[:2]:
+            with suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
 
     def _limit_wal(self, writer: sqlite3.Connection) -> None:
         """Let the log begin anew if it has grown, as it does while reads overlap.
 
         Waits for those that read from it; later ones read the database alone.
         """
-        try:
-            size = self._wal.stat().st_size
-        except OSError:
-            return  # the commit has succeeded; some file systems have no log
+        log = self._files.get(self._paths[1])
+        if log is None:
+            return  # some file systems have none
+        size = log.size
         if size < WAL_MAX:
             self._wal_max = WAL_MAX  # the log has begun anew
         if size < self._wal_max:
@@ -279,6 +394,7 @@ class Database:
         with suppress(sqlite3.Error):
             writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         writer.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1e3)}")
+        self._note_sizes()
 
     # Errors.
 
@@ -327,7 +443,7 @@ def make_private(path: Path) -> None:
     """
     try:
         create_private(path)
-        for suffix in ("-wal", "-shm"):
+        for suffix in SUFFIXES[1:]:
             with suppress(FileNotFoundError):
                 restrict(path.with_name(path.name + suffix))
     except OSError as error:

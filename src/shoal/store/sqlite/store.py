@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.domain.facts import (
     Fact,
     JobSubmitted,
@@ -66,8 +66,14 @@ class SqliteStore:
         self._works = WorkParts(database)
         self._large_values = LargeValues(blobs or MemoryBlobs(), self._works)
 
-    async def open(self) -> None:
-        await self.database.open()
+    async def open(self, *, create: bool = True) -> None:
+        await self.database.open(create=create)
+
+    async def check(self) -> None:
+        await self.database.check_files()
+
+    async def wait_damaged(self) -> StoreBroken:
+        return await self.database.wait_damaged()
 
     async def prepare(self, job: Job) -> None:
         await self._works.prepare(job)
