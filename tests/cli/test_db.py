@@ -1,4 +1,4 @@
-"""``shoal db``: restoring a backup of an open database, damage, and free space."""
+"""``shoal db``: backups and restoring them, damage, and free space."""
 
 import asyncio
 import sqlite3
@@ -43,12 +43,6 @@ def submitted(name: str) -> JobSubmitted:
     return JobSubmitted(Job(JobId(name), chat))
 
 
-def remove(folder: Path) -> None:
-    """Remove the database, as the documentation says."""
-    for name in ("shoal.db", "shoal.db-wal", "shoal.db-shm"):
-        (folder / name).unlink(missing_ok=True)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
@@ -82,8 +76,7 @@ async def test_backup_of_an_open_database_can_be_restored(
     await store.append([submitted("later")], 2.0)
     await store.close()
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    remove(folder)
-    copy.rename(folder / "shoal.db")
+    assert main(["db", "restore", str(copy)]) == 0
     assert main(["db", "check"]) == 0
     restored = await opened(folder)
     assert (await restored.open_jobs(), await restored.history(JobId("a"))) == before
@@ -91,6 +84,75 @@ async def test_backup_of_an_open_database_can_be_restored(
     assert opening.accounts["user:al"].balance == 7
     await restored.close()
     assert "no damage found" in capsys.readouterr().out
+    replaced = SqliteStore(folder / "shoal.old-1.db")
+    await replaced.open()
+    assert len(await replaced.open_jobs()) == 2
+    await replaced.close()
+    assert copy.exists()
+
+
+async def test_a_database_in_use_is_not_replaced(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(database, "LOCK_ATTEMPTS", 1)
+    store = await opened(folder)
+    assert main(["db", "backup", str(tmp_path / "copy.db")]) == 0
+    before = names(folder)
+
+    assert main(["db", "restore", str(tmp_path / "copy.db")]) == 1
+
+    assert "is in use" in capsys.readouterr().err
+    assert names(folder) == before
+    await store.close()
+
+
+async def test_what_is_no_backup_replaces_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await opened(folder)
+    await store.append([submitted(f"j{number}") for number in range(100)], 1.0)
+    await store.close()
+    before = names(folder)
+    damaged, other = tmp_path / "damaged.db", tmp_path / "other.db"
+    data = bytearray((folder / "shoal.db").read_bytes())
+    damaged.write_bytes(bytes(data[: len(data) // 2]) + bytes(len(data) // 2))
+    other.write_bytes(b"")
+    newer = tmp_path / "newer.db"
+    with closing(sqlite3.connect(newer, isolation_level=None)) as sql:
+        sql.execute("PRAGMA user_version = 1000")
+
+    for file in (damaged, other, newer, tmp_path / "missing.db"):
+        assert main(["db", "restore", str(file)]) == 1
+        assert str(file) in capsys.readouterr().err
+
+    assert names(folder) == before
+
+
+async def test_a_restore_that_was_interrupted_is_repeated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.db"
+    store = await opened(folder)
+    await store.append([submitted("a")], 1.0)
+    await store.close()
+    assert main(["db", "backup", str(copy)]) == 0
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.cli.local.db.begin_new_log", killed)
+        assert main(["db", "restore", str(copy)]) == 130
+    assert not (folder / "shoal.db").exists()
+
+    assert main(["db", "restore", str(copy)]) == 0
+
+    store = await opened(folder)
+    assert [each.job.id for each in await store.open_jobs()] == ["a"]
+    await store.close()
 
 
 async def test_backup_names_the_files_that_are_not_in_it(

@@ -46,6 +46,7 @@ from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FileFolder
+from shoal.store.signing_keys import SigningKeys
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import Clock, LoopClock
@@ -251,6 +252,7 @@ async def serving(
         uploads,
         BatchRunner(store.batches, uploads, clock, hub.store_health, bodies.share),
         new_secret,
+        SigningKeys(SIGNER),
         moderation,
         bypass,
         prices=prices,

@@ -104,6 +104,16 @@ async def test_receipts_survive_storage(store: Store) -> None:
     assert [each.index for each in newest] == [2, 1]
 
 
+async def test_first_checkpoint_with_a_receipt_is_found(store: Store) -> None:
+    log = StoredLog(store)
+    await log.add("j1", "j2")
+    await log.add("j3")
+
+    found = [await store.ledger.head_after(index) for index in range(4)]
+
+    assert [head and head.size for head in found] == [2, 2, 3, None]
+
+
 async def test_last_receipts_of_a_long_log_are_listed(store: Store) -> None:
     await StoredLog(store).add(*(f"j{number}" for number in range(130)))
 

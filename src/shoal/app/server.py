@@ -40,7 +40,6 @@ from shoal.config.secret_files import (
     first_token,
     new_secret,
     signing_key_created_at,
-    signing_seed,
     store_certificate,
 )
 from shoal.config.session_file import SessionFile
@@ -75,6 +74,12 @@ from shoal.protocols.seam.relay import RelayRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
+from shoal.store.signing_keys import (
+    SigningKeys,
+    begin_new_log,
+    has_signed,
+    open_keys,
+)
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_urls
@@ -88,6 +93,7 @@ SIGNATURES_INLINE_MAX = (
 PRUNE_EVERY = 3600.0  # seconds
 CHECK_EVERY = 2.0  # seconds between looks at the database's files
 BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
+DATABASE = "shoal.db"
 NO_WIRES: Mapping[str, object] = {}
 
 log = logging.getLogger("shoal.app")
@@ -121,7 +127,6 @@ class _StoredSecrets:
 
     api_key: str
     token: str  # empty: any worker may join
-    signer: Signer
 
 
 @asynccontextmanager
@@ -148,11 +153,12 @@ async def run_coordinator(
     https = open_https(config, settings.pages.hosts, clock.wall())
     stored = _secrets(config, https)
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
-    store: Store = SqliteStore(config.data_dir / "shoal.db", files)
+    store: Store = SqliteStore(config.data_dir / DATABASE, files)
     async with AsyncExitStack() as finally_:
         await asyncio.to_thread(files.open)
-        await store.open()
-        finally_.push_async_callback(store.close)
+        signing = await finally_.enter_async_context(
+            _opened(store, config, clock.wall())
+        )
         spans = await finally_.enter_async_context(
             open_spans(
                 config.otlp_endpoint,
@@ -166,7 +172,7 @@ async def run_coordinator(
             settings,
             store,
             clock,
-            stored.signer,
+            signing.signer,
             BlobTransfer(files),
             traced=spans is not None,
         )
@@ -196,6 +202,7 @@ async def run_coordinator(
             payments,
             unencrypted,
             spans,
+            signing,
         )
         admission = gateway.admission
         admission.fingerprint = None if https is None else https.fingerprint
@@ -204,7 +211,7 @@ async def run_coordinator(
             admission,
             wires,
             stored.token,
-            stored.signer,
+            signing.signer,
             secrets.token_bytes,
             config.name or socket.gethostname() or "shoal",
             await asyncio.to_thread(this_machine),
@@ -263,7 +270,7 @@ async def run_coordinator(
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
                 tasks.create_task(_end_if_broken(hub.store_health)),
-                tasks.create_task(_check_regularly(store)),
+                tasks.create_task(_check_regularly(store, signing)),
                 tasks.create_task(_report_damage(store, hub.store_health)),
                 tasks.create_task(trim_memory_regularly()),
             ]
@@ -311,7 +318,46 @@ async def run_coordinator(
                 await websockets.close()
             for each in background:
                 each.cancel()
-            await _check_at_stop(store, hub.store_health)
+            await _check_at_stop(store, signing, hub.store_health)
+
+
+@asynccontextmanager
+async def _opened(
+    store: Store, config: ServeConfig, at: float
+) -> AsyncIterator[SigningKeys]:
+    """Open the store for the length of the block; gives the keys of its log.
+
+    Raises StoreError; StoreBroken if the database is not the one that the key has
+    signed, unless a new log is asked for.  ConfigError if the key is damaged.
+    """
+    folder = config.data_dir
+    begun_anew = False
+    try:
+        await store.open(create=not has_signed(folder))
+    except StoreBroken:
+        if not config.new_log:
+            raise
+        await store.open()
+        begun_anew = True
+    try:
+        try:
+            signing = await asyncio.to_thread(open_keys, folder, at)
+            problem = await signing.problem(store.ledger)
+            if begun_anew or (problem is not None and config.new_log):
+                head = await store.ledger.head()
+                signing = await asyncio.to_thread(begin_new_log, folder, head, at)
+                log.warning(
+                    "new log of receipts, signed with %s",
+                    signing.signer.public_key.hex(),
+                )
+            elif problem is not None:
+                raise StoreBroken(problem, str(folder / DATABASE))
+            await signing.show(await store.ledger.head())
+        except OSError as error:
+            raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
+        yield signing
+    finally:
+        await store.close()
 
 
 def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
@@ -321,7 +367,6 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
         make_private_folder(folder)
         api_key = first_key(folder, config.api_key)
         token = first_token(folder, config.join_token)
-        signer = Signer.from_seed(signing_seed(folder))
         store_certificate(folder, None if https is None else https.certificate)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
@@ -335,7 +380,7 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
             log.warning(
                 "any machine that reaches this one can join: --join-token is empty"
             )
-    return _StoredSecrets(api_key, token, signer)
+    return _StoredSecrets(api_key, token)
 
 
 def _hub(
@@ -393,6 +438,7 @@ async def _gateway(
     payments: Payments,
     unencrypted: Mapping[str, str],
     spans: SpanSink | None,
+    signing: SigningKeys,
 ) -> Gateway:
     keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
     failures = AuthThrottle()
@@ -420,6 +466,7 @@ async def _gateway(
         uploads,
         BatchRunner(store.batches, uploads, clock, hub.store_health, bodies.share),
         new_secret,
+        signing,
         settings.moderation,
         prices=settings.prices,
         anonymous=anonymous_http(wires)
@@ -491,20 +538,24 @@ async def _end_if_broken(health: StoreHealth) -> None:
     raise StoreBroken(str(error), error.path)
 
 
-async def _check_regularly(store: Store) -> None:
+async def _check_regularly(store: Store, signing: SigningKeys) -> None:
     """Look for damage to the database, also while nobody uses it."""
     while True:
         await asyncio.sleep(CHECK_EVERY)
         with suppress(StoreError):  # damage is reported; all else may pass
             await store.check()
+            await signing.show(await store.ledger.head())
 
 
-async def _check_at_stop(store: Store, health: StoreHealth) -> None:
+async def _check_at_stop(
+    store: Store, signing: SigningKeys, health: StoreHealth
+) -> None:
     """Raise StoreBroken if the process must not end as if all were well."""
     if health.is_broken and health.failure is not None:
         raise StoreBroken(str(health.failure), health.failure.path)
     try:
         await store.check()
+        await signing.show(await store.ledger.head())
     except StoreBroken:
         raise
     except StoreError as error:

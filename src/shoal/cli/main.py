@@ -50,7 +50,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "local": {
         "doctor": "examine this machine and its coordinator",
         "config": "show the settings in effect, and where files are",
-        "db": "check, back up and compact a coordinator's database",
+        "db": "check, back up, restore and compact a coordinator's database",
         "demo": "demonstrate failover of a worker, on this machine",
         "completion": "print the completion script of a shell",
         "help": "describe a command",

@@ -161,6 +161,11 @@ class ServeConfig:
         "limit of a file that a client uploads for a batch", 200.0, "MB"
     )
     files_max: float = setting("limit of all files of a key", 10.0, "GB")
+    new_log: bool = setting(
+        "a new log of receipts, signed with a new key, where the database is missing, "
+        "or older than the receipts that its key has shown",
+        False,
+    )
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
     price_fast_inference: str = setting(
         "price of a chat or a completion with the policy FAST", "$0", "DOLLARS"

@@ -123,6 +123,25 @@ def create_with(file: Path, text: str) -> None:
         raise
 
 
+def replace_private(file: Path, text: str) -> None:
+    """Replace a file that only its owner can read, and sync it to disk.
+
+    A process that is killed leaves the old file or the new one.  Raises OSError; then
+    the old one is left.
+    """
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with open(part, "w", encoding="utf-8", opener=open_private) as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(part, file)
+        sync_folder(file.parent)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
 def write_private(file: Path, text: str) -> None:
     """Write a file that only its owner can read.  Raises OSError."""
     with open(file, "w", encoding="utf-8", opener=open_private) as kept:

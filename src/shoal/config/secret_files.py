@@ -5,7 +5,12 @@ import string
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.config.private_files import create_with, restrict, write_private
+from shoal.config.private_files import (
+    create_with,
+    replace_private,
+    restrict,
+    write_private,
+)
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError
 
@@ -54,9 +59,8 @@ def signing_seed(folder: Path) -> bytes:
     Raises ConfigError if it is damaged, OSError.
     """
     file = folder / SEED_FILE
-    made = secrets.token_hex(SEED_SIZE)
     with suppress(FileExistsError):
-        create_with(file, made + "\n")
+        create_with(file, secrets.token_hex(SEED_SIZE) + "\n")
     kept = _read_private(file)
     if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
         # A new key would make receipts signed with the old one look forged.
@@ -65,6 +69,13 @@ def signing_seed(folder: Path) -> bytes:
             "receipts with a new key"
         )
     return bytes.fromhex(kept)
+
+
+def new_signing_seed(folder: Path) -> bytes:
+    """Replace the signing key by a new one; return its seed.  Raises OSError."""
+    seed = secrets.token_bytes(SEED_SIZE)
+    replace_private(folder / SEED_FILE, seed.hex() + "\n")
+    return seed
 
 
 def signing_key_created_at(folder: Path) -> float:

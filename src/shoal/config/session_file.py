@@ -4,11 +4,10 @@ It holds digests alone: who reads it cannot make a cookie of it.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.config.private_files import open_private, sync_folder
+from shoal.config.private_files import replace_private
 from shoal.domain.credentials import BrowserSession
 
 FILE = "browser-sessions.json"
@@ -60,16 +59,8 @@ class SessionFile:
         self._replace(json.dumps(rows))
 
     def _replace(self, text: str) -> None:
-        part = self.path.with_suffix(".part")
         try:
-            # Atomic: a coordinator that is killed leaves the old file or the new one.
-            with open(part, "w", encoding="utf-8", opener=open_private) as new:
-                new.write(text)
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(part, self.path)
-            sync_folder(self.path.parent)
+            replace_private(self.path, text)
         except OSError:
             self.path.unlink(missing_ok=True)
-            part.unlink(missing_ok=True)
             raise

@@ -122,12 +122,9 @@ class Bookkeeper:
         """Forget what ``prepare`` found."""
         self._request_hashes.pop(job_id, None)
 
-    def request_salt(self, job_id: JobId) -> bytes:
-        """Return the salt of the hash of a job's request."""
-        return request_salt(self._signer, job_id)
-
     def _hash_request(self, job: Job) -> str:
-        return request_hash_of(self.request_salt(job.id), request_of(job.work))
+        salt = request_salt(self._signer, job.id)
+        return request_hash_of(salt, request_of(job.work))
 
     # When a fact is decided, before it is applied.
 

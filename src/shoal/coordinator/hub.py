@@ -343,10 +343,6 @@ class Hub:
         """The Ed25519 key that verifies receipts and checkpoints, 32 bytes."""
         return self._bookkeeper.public_key
 
-    def request_salt(self, job_id: JobId) -> bytes:
-        """Return the salt of the hash of a job's request, for its owner alone."""
-        return self._bookkeeper.request_salt(job_id)
-
     @property
     def answers(self) -> Mapping[JobId, Answer]:
         """The answers of open jobs, read-only, for those who observe all of them."""

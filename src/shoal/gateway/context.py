@@ -24,6 +24,7 @@ from shoal.peers.peer_directory import PeerDirectory
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayMachine
 from shoal.store.port import Store
+from shoal.store.signing_keys import SigningKeys
 from shoal.transports.clock import Clock
 from shoal.transports.tracing.spans import SpanSink
 
@@ -42,6 +43,7 @@ class Gateway:
     files: ClientFiles  # that clients upload
     batches: BatchRunner  # runs the requests in files
     new_secret: Callable[[], str]  # the random part of keys and tokens
+    signing: SigningKeys  # of the log of receipts
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()  # keys that are not moderated
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen

@@ -38,7 +38,9 @@ from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.jobs.job_request import decode_commit
 from shoal.ledger import bundle, consistency
 from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
+from shoal.ledger.checkpoint import origin_of
 from shoal.ledger.consistency import ConsistencyProof
+from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import (
     consistency_path,
     inclusion_path,
@@ -47,9 +49,10 @@ from shoal.ledger.merkle import (
 )
 from shoal.ledger.outputs import output_of
 from shoal.ledger.prices import PriceList
-from shoal.ledger.requests import request_hash_of, request_of
+from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.store.ledger import LoggedReceipt, LogHead
 from shoal.store.port import StoredJob
+from shoal.store.signing_keys import SigningKeys
 
 api = Operations()
 
@@ -104,12 +107,28 @@ class ReceiptList(msgspec.Struct, frozen=True):
     next: int | None
 
 
+class EarlierLog(msgspec.Struct, frozen=True):
+    """The log of an earlier key, which the next key went on from.
+
+    Both checkpoints have the same size and root: ``public_key``, in hexadecimal, has
+    signed ``checkpoint``, and the next key ``successor``.
+    """
+
+    public_key: str
+    checkpoint: str
+    successor: str | None
+
+
 class ReceiptLog(msgspec.Struct, frozen=True):
-    """The current log.  ``public_key``, in hexadecimal, verifies its signatures."""
+    """The current log.  ``public_key``, in hexadecimal, verifies its signatures.
+
+    ``earlier`` has the logs that it goes on from, the oldest first.
+    """
 
     public_key: str
     size: int
     checkpoint: str | None
+    earlier: list[EarlierLog]
 
 
 @api.get("/v1/receipts", "List receipts, newest first", Scope.READ, lists=True)
@@ -137,11 +156,19 @@ async def export_receipt(
 
 @api.get("/v1/log", "Show the log of receipts")
 async def show_log(gateway: Gateway) -> ReceiptLog:
-    head = await gateway.store.ledger.head()
+    head, signing = await gateway.store.ledger.head(), gateway.signing
     key = gateway.hub.public_key.hex()
+    earlier = [
+        EarlierLog(signer.public_key.hex(), each.checkpoint, each.successor)
+        for each in signing.links
+        if (signer := signing.signer_of(each.checkpoint)) is not None
+    ]
     if head is None:
-        return ReceiptLog(key, 0, None)
-    return ReceiptLog(key, head.size, head.note)
+        return ReceiptLog(key, 0, None, earlier)
+    await signing.show(head)
+    # Until it signs the first receipt, a new key has only the one with which it began.
+    note = signing.successor_of(head.note) or head.note
+    return ReceiptLog(key, head.size, note, earlier)
 
 
 @api.get("/v1/log/growth", "Prove that the log has only grown", answer=ConsistencyProof)
@@ -150,15 +177,15 @@ async def show_growth(gateway: Gateway, query: GrowthQuery) -> web.Response:
     second = await _checkpoint(gateway, None if query.to is msgspec.UNSET else query.to)
     if first.size > second.size:
         raise NotFound(f"the log of {second.size} receipts came before {first.size}")
+    await gateway.signing.show(second)
+    notes = _of_one_key(gateway.signing, first.note, second.note)
     nodes = await gateway.store.ledger.nodes(
         nodes_for_consistency(first.size, second.size)
     )
     path = consistency_path(
         first.size, second.size, lambda level, position: nodes[level, position]
     )
-    return json_bytes_response(
-        consistency.write(ConsistencyProof(first.note, second.note, tuple(path)))
-    )
+    return json_bytes_response(consistency.write(ConsistencyProof(*notes, tuple(path))))
 
 
 async def export_bundle(
@@ -187,7 +214,9 @@ async def export_bundle(
         )
     if with_request and owner != caller.name:
         raise Forbidden(f"job {job_id} belongs to another key: only that gets requests")
-    receipt, head = filed[-1], await _checkpoint(gateway, None)
+    receipt = filed[-1]
+    signer, head = await _signed_by(gateway, receipt)
+    await gateway.signing.show(head)
     nodes = await ledger.nodes(nodes_for_inclusion(receipt.index, head.size))
     path = inclusion_path(
         receipt.index, head.size, lambda level, position: nodes[level, position]
@@ -196,19 +225,19 @@ async def export_bundle(
     if stored is not None and stored.outcome is not None:
         output = output_of(stored.job.work, stored.outcome).decode()
     return ReceiptBundle(
-        gateway.hub.public_key.hex(),
+        signer.public_key.hex(),
         receipt.body.decode(),
         receipt.signature,
         receipt.index,
         tuple(path),
         head.note,
         output,
-        await _salted_request(gateway, receipt, stored) if with_request else UNSET,
+        await _salted_request(signer, receipt, stored) if with_request else UNSET,
     )
 
 
 async def _salted_request(
-    gateway: Gateway, receipt: LoggedReceipt, stored: StoredJob | None
+    signer: Signer, receipt: LoggedReceipt, stored: StoredJob | None
 ) -> SaltedRequest:
     """Return the salt of a request, and the request if it is stored as it was sent.
 
@@ -220,7 +249,7 @@ async def _salted_request(
             f"the receipt of job {job_id} is of an earlier version, which names no "
             "request"
         )
-    salt = gateway.hub.request_salt(job_id)
+    salt = request_salt(signer, job_id)
     if stored is None:
         return SaltedRequest(salt)
     work = stored.job.work
@@ -251,6 +280,45 @@ def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
         claims.fee,
         claims.payment_ref,
         filed.at,
+    )
+
+
+async def _signed_by(
+    gateway: Gateway, receipt: LoggedReceipt
+) -> tuple[Signer, LogHead]:
+    """Return the key that has signed a receipt, and a checkpoint of it that has it.
+
+    Of the present key, it is the newest.  Raises NotFound if the key is gone.
+    """
+    ledger, signing = gateway.store.ledger, gateway.signing
+    first = await ledger.head_after(receipt.index)
+    assert first is not None, "each batch has a checkpoint"
+    signer = signing.signer_of(first.note)
+    if signer is None:
+        raise NotFound(
+            f"the receipt of job {receipt.claims.job_id} is in the log "
+            f"{origin_of(first.note)}, whose signing key is gone"
+        )
+    if signer.public_key != signing.signer.public_key:
+        return signer, first
+    return signer, await _checkpoint(gateway, None)
+
+
+def _of_one_key(signing: SigningKeys, first: str, second: str) -> tuple[str, str]:
+    """Return two checkpoints as one key has signed them.
+
+    Raises NotFound if none has signed both.
+    """
+    origin = origin_of(second)
+    if origin_of(first) == origin:
+        return first, second
+    successor = signing.successor_of(first)
+    if successor is not None and origin_of(successor) == origin:
+        return successor, second
+    raise NotFound(
+        f"the first of these checkpoints is of {origin_of(first)}, and the second of "
+        f"{origin}, which went on with another key: `earlier` of /v1/log has the last "
+        "of each key"
     )
 
 

@@ -51,6 +51,24 @@ def make(signer: Signer, size: int, root: bytes, at: float) -> str:
     return f"{text}\n\u2014 {name} {to_base64(signed)}\n"
 
 
+def origin_of(note: str) -> str:
+    """Return the name of the log that a checkpoint says it is of."""
+    return note.partition("\n")[0]
+
+
+def read(note: str) -> Checkpoint:
+    """Decode a checkpoint of one's own, without verifying it.
+
+    Raises ValueError if it is damaged.
+    """
+    found = _NOTE.fullmatch(note)
+    if found is None:
+        raise ValueError("it is not in the form of a checkpoint")
+    return Checkpoint(
+        int(found["size"]), from_base64(found["root"]), from_time(found["at"])
+    )
+
+
 def verify(note: str, public_key: bytes) -> Checkpoint:
     """Decode a checkpoint that the owner of the key signed.
 

@@ -192,6 +192,10 @@ class LedgerStore(Protocol):
         """Return the checkpoint of that size, or the newest."""
         ...
 
+    async def head_after(self, index: int) -> LogHead | None:
+        """Return the first checkpoint of a log that has the receipt of that index."""
+        ...
+
     async def transfers(
         self, account: str, limit: int, before: int | None = None
     ) -> list[PostedTransfer]:

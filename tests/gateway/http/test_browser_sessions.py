@@ -219,7 +219,7 @@ async def test_a_file_that_cannot_be_written_is_a_warning(
     file.path.parent.mkdir()
     sessions = BrowserSessions(PagePolicy(), file)
     kept = await sessions.begin("kept", ADA, NOW)
-    file.path.with_suffix(".part").mkdir()  # in the way
+    file.path.with_name(f"{file.path.name}.part").mkdir()  # in the way
 
     ended = await sessions.begin("ended", ADA, NOW)
     await sessions.end(ended)

@@ -1,12 +1,16 @@
-"""``shoal db``: check, back up and compact a coordinator's database."""
+"""``shoal db``: check, back up, restore and compact a coordinator's database."""
 
+import time
 from pathlib import Path
 
 import click
 
 from shoal.cli.options import data_dir_option, json_option
 from shoal.cli.terminal import show
+from shoal.config.newest_backup import note_backup
+from shoal.config.private_files import make_private_folder
 from shoal.store.file_folder import FILES_FOLDER
+from shoal.store.signing_keys import begin_new_log
 from shoal.store.sqlite import maintenance
 
 DATABASE = "shoal.db"
@@ -14,7 +18,7 @@ DATABASE = "shoal.db"
 
 @click.group("db")
 def command() -> None:
-    """Check, back up and compact a coordinator's database, on its machine."""
+    """Check, back up, restore and compact a coordinator's database, on its machine."""
 
 
 @command.command("check")
@@ -42,12 +46,37 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
     """
     path = _database(data_dir)
     maintenance.back_up(path, file)
+    note_backup(path.parent, file)
     files = path.with_name(FILES_FOLDER)
     left_out = str(files) if any(files.glob("*")) else None
     lines = [f"wrote {file}"]
     if left_out is not None:
         lines.append(f"clients' files are not in it: copy {left_out} as well")
     show({"backup": str(file), "left_out": left_out}, as_json, *lines)
+
+
+@command.command("restore")
+@click.argument("file", type=click.Path(path_type=Path))
+@data_dir_option
+@json_option
+def restore(file: Path, data_dir: Path, as_json: bool) -> None:
+    """Put a backup into the place of the database of a stopped coordinator.
+
+    FILE is a file of `shoal db backup`; it stays. The present database is kept as
+    shoal.old-1.db. Later receipts are signed with a new key, because the present one
+    may have signed receipts that are not in FILE.
+    """
+    path, at = _database(data_dir), time.time()
+    folder = path.parent
+    make_private_folder(folder)
+    keys = maintenance.restore(file, path, lambda head: begin_new_log(folder, head, at))
+    public_key = keys.signer.public_key.hex()
+    show(
+        {"database": str(path), "public_key": public_key},
+        as_json,
+        f"restored {path} from {file}",
+        f"later receipts are signed with a new key: {public_key}",
+    )
 
 
 @command.command("compact")

@@ -27,9 +27,10 @@ from shoal.cli.options import (
 )
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
+from shoal.config.newest_backup import newest_backup
 from shoal.config.private_files import make_private_folder
 from shoal.domain.addresses import is_own_host
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, StoreBroken
 from shoal.processes.programs import allow_files
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
@@ -103,7 +104,25 @@ def command(
             click.echo("stopping: waiting for open jobs", err=True)
         return 0
 
-    return run_loop(serve)
+    try:
+        return run_loop(serve)
+    except StoreBroken as error:
+        what_to_do = _what_to_do(config.data_dir)
+        raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
+
+
+def _what_to_do(folder: Path) -> str:
+    """Return how to go on with a broken database."""
+    where = "" if folder == USER_DATA else f" --data-dir {shlex.quote(str(folder))}"
+    if (backup := newest_backup(folder)) is None:
+        restoring = "restore a backup with `shoal db restore FILE"
+    else:
+        restoring = f"restore the newest backup with `shoal db restore {backup}"
+    return (
+        f"look for damage with `shoal db check{where}`, and put the right database "
+        f"back, or {restoring}{where}`; `shoal serve --new-log` goes on with what is "
+        "left, and signs receipts with a new key"
+    )
 
 
 def _log_path(given: str | None, config: ServeConfig, *, as_json: bool) -> Path | None:

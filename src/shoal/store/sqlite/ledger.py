@@ -71,6 +71,10 @@ class SqliteLedger:
     async def head(self, size: int | None = None) -> ledger.LogHead | None:
         return await self._database.read(lambda sql: _head(sql, size))
 
+    async def head_after(self, index: int) -> ledger.LogHead | None:
+        query = f"{HEAD} WHERE size > ? ORDER BY size LIMIT 1"
+        return await self._database.read(select_first(ledger.LogHead, query, index))
+
     async def transfers(
         self, account: str, limit: int, before: int | None = None
     ) -> list[ledger.PostedTransfer]:

@@ -1,16 +1,28 @@
-"""Checks, copies and compacts the file of an SQLite store."""
+"""Checks, copies, puts back and compacts the file of an SQLite store."""
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
-from shoal.config.private_files import create_private
+from shoal.config.private_files import create_private, sync_folder
 from shoal.domain.errors import StoreError
-from shoal.store.sqlite.database import BUSY_TIMEOUT, locked, make_private, read_only
+from shoal.store.ledger import LogHead
+from shoal.store.sqlite.database import (
+    BUSY_TIMEOUT,
+    SUFFIXES,
+    locked,
+    make_private,
+    read_only,
+)
 from shoal.store.sqlite.schema import MIGRATIONS
 
+T = TypeVar("T")
+
+LAST_HEAD = "SELECT size, root, note, at FROM checkpoints ORDER BY size DESC LIMIT 1"
 PROBLEMS_MAX = 100  # that SQLite lists
 
 
@@ -58,6 +70,48 @@ def back_up(path: Path, copy: Path) -> None:
                     with suppress(OSError):
                         each.unlink()
                 raise
+
+
+def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) -> T:
+    """Put a copy into the place of a database, which is moved aside.
+
+    ``begin_log`` is called with the last checkpoint of the copy before that has its
+    place; returns what it returns.  After a crash in between there is no database, so
+    that a start is refused, and this can be repeated.
+
+    Raises StoreError if the copy is damaged or from a newer Shoal, or if a coordinator
+    uses the database.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with _errors_named(copy), closing(read_only(copy)) as source:
+        ((version,),) = source.execute("PRAGMA user_version")
+        if version > len(MIGRATIONS) or not version:
+            raise StoreError(f"{copy}: not a database of this Shoal or an earlier one")
+        problems = [row[0] for row in source.execute("PRAGMA integrity_check(1)")]
+        if problems != ["ok"]:
+            raise StoreError(f"{copy} is damaged itself: {problems[0]}")
+        row = source.execute(LAST_HEAD).fetchone()
+        with locked(path), _errors_named(path):
+            _check_space(path.parent, _size(source), f"{path}: restoring it")
+            part.unlink(missing_ok=True)
+            create_private(part)
+            _copy(source, part, f"{copy} to {path}")
+            _move_aside(path)
+            begun = begin_log(None if row is None else LogHead(*row))
+            part.rename(path)
+            sync_folder(path.parent)
+            return begun
+
+
+def _move_aside(path: Path) -> None:
+    """Rename a database and its log, if there are any, to the first free name."""
+    names = (path.with_name(f"{path.stem}.old-{n}{path.suffix}") for n in count(1))
+    aside = next(each for each in names if not each.exists())
+    # The log last: without it, the database is damaged.
+    for suffix in SUFFIXES[:2]:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
+    path.with_name(path.name + SUFFIXES[2]).unlink(missing_ok=True)
 
 
 def compact(path: Path) -> tuple[int, int]:

@@ -1,0 +1,212 @@
+"""The key that signs the log of receipts, those before it, and what they have shown.
+
+One key signs one history.  A database that is put back from a copy lacks the newest
+receipts; if the same key went on from there, it would sign another log of the same
+size.  So the newest checkpoint that has left the program lies beside the key, and a
+database that does not have it is refused.  Decision 52 says when it is written.
+"""
+
+import asyncio
+import errno
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from shoal.config.private_files import replace_private, restrict
+from shoal.config.secret_files import SEED_FILE, new_signing_seed, signing_seed
+from shoal.domain.errors import StoreBroken, StoreError
+from shoal.ledger import checkpoint
+from shoal.ledger.keys import Signer
+from shoal.store.ledger import LedgerStore, LogHead
+
+FILE = "signing-log"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
+
+
+class KeyLink(msgspec.Struct, frozen=True):
+    """Where one key went on from another: checkpoints of one size and root.
+
+    ``checkpoint`` is that of the earlier key, ``successor`` that of the next one; None:
+    it is not signed yet.
+    """
+
+    checkpoint: str
+    successor: str | None = None
+
+
+class _Record(msgspec.Struct):
+    """What the file holds.
+
+    ``shown`` is the newest checkpoint that was shown, ``retired`` the seeds of earlier
+    keys in hexadecimal.
+    """
+
+    shown: str | None = None
+    retired: list[str] = msgspec.field(default_factory=list)
+    links: list[KeyLink] = msgspec.field(default_factory=list)
+
+
+class SigningKeys:
+    """The keys of the log in a data folder."""
+
+    def __init__(
+        self, signer: Signer, record: _Record | None = None, file: Path | None = None
+    ) -> None:
+        """Take a key; ``file`` keeps the ``record``; None: nothing is kept."""
+        self.signer = signer
+        self._record = record or _Record()
+        self._file = file
+        self._writing = asyncio.Lock()
+
+    @property
+    def links(self) -> list[KeyLink]:
+        """How earlier keys were followed by others, the oldest first."""
+        return self._record.links
+
+    def signer_of(self, note: str) -> Signer | None:
+        """Return the key that has signed a checkpoint; None if it is gone."""
+        retired = (Signer.from_seed(bytes.fromhex(x)) for x in self._record.retired)
+        name = checkpoint.origin_of(note)
+        return next(
+            (
+                each
+                for each in chain((self.signer,), retired)
+                if checkpoint.name_of(each.public_key) == name
+            ),
+            None,
+        )
+
+    def successor_of(self, note: str) -> str | None:
+        """Return the newest checkpoint with which a key went on from this one."""
+        return next(
+            (
+                each.successor
+                for each in reversed(self.links)
+                if each.checkpoint == note
+            ),
+            None,
+        )
+
+    async def problem(self, ledger: LedgerStore) -> str | None:
+        """Return why a database is not the one that the key has signed; None: it is.
+
+        Raises StoreError.
+        """
+        if (shown := self._shown) is None:
+            return None
+        head = await ledger.head()
+        size = 0 if head is None else head.size
+        if size < shown.size:
+            return (
+                f"has {size} receipts, and its signing key has shown a log of "
+                f"{shown.size}: it is older than that"
+            )
+        at = await ledger.head(shown.size)
+        if at is None or at.root != shown.root:
+            return (
+                f"has another log of receipts than the one of {shown.size} that its "
+                "signing key has shown"
+            )
+        return None
+
+    async def show(self, head: LogHead | None) -> None:
+        """Record a checkpoint before it is shown.
+
+        Raises StoreError; then it must not be shown.
+        """
+        if self._file is None or head is None or self._has_shown(head):
+            return
+        async with self._writing:
+            if not self._has_shown(head):
+                await asyncio.to_thread(self._write_shown, head)
+
+    def _has_shown(self, head: LogHead) -> bool:
+        shown = self._shown
+        return shown is not None and head.size <= shown.size
+
+    @property
+    def _shown(self) -> checkpoint.Checkpoint | None:
+        note = self._record.shown
+        return None if note is None else checkpoint.read(note)
+
+    def _write_shown(self, head: LogHead) -> None:
+        assert self._file is not None, "there is a file"
+        record = _Record(head.note, self._record.retired, self._record.links)
+        try:
+            _write(self._file, record)
+        except OSError as error:
+            raise StoreError(
+                error.strerror or str(error),
+                str(self._file),
+                temporary=error.errno in FULL,
+            ) from error
+        self._record = record
+
+
+def has_signed(folder: Path) -> bool:
+    """Say whether a data folder has a key, for which there was a database."""
+    return (folder / SEED_FILE).exists() or (folder / FILE).exists()
+
+
+def open_keys(folder: Path, at: float) -> SigningKeys:
+    """Load the keys of a data folder, with a new one if the present one has ended.
+
+    ``at`` is the Unix time.  Raises StoreBroken if the record is damaged, ConfigError
+    if the key is, OSError.
+    """
+    file, record = folder / FILE, _read(folder / FILE)
+    seed = signing_seed(folder)
+    if seed.hex() in record.retired:
+        seed = new_signing_seed(folder)
+    signer = Signer.from_seed(seed)
+    if record.links and record.links[-1].successor is None:
+        note = record.links[-1].checkpoint
+        begun = checkpoint.read(note)
+        record.shown = checkpoint.make(signer, begun.size, begun.root, at)
+        record.links[-1] = KeyLink(note, record.shown)
+    name = checkpoint.name_of(signer.public_key)
+    if record.shown is not None and checkpoint.origin_of(record.shown) != name:
+        record.shown = None  # another key was put into the place of the one that signed
+    _write(file, record)
+    return SigningKeys(signer, record, file)
+
+
+def begin_new_log(folder: Path, head: LogHead | None, at: float) -> SigningKeys:
+    """Sign with a new key from now on, after the last checkpoint of the database.
+
+    None: the log begins anew.  It can be repeated wherever it was interrupted.  Raises
+    as ``open_keys``.
+    """
+    record = _read(folder / FILE)
+    if (folder / SEED_FILE).exists():
+        seed = signing_seed(folder).hex()
+        if seed not in record.retired:
+            record.retired.append(seed)
+    if record.links and record.links[-1].successor is None:
+        record.links.pop()  # of an attempt that was interrupted
+    if head is not None:
+        record.links.append(KeyLink(head.note))
+    record.shown = None
+    _write(folder / FILE, record)
+    return open_keys(folder, at)
+
+
+def _read(file: Path) -> _Record:
+    try:
+        restrict(file)
+        record = msgspec.json.decode(file.read_bytes(), type=_Record)
+        for note in (record.shown, *(each.checkpoint for each in record.links)):
+            if note is not None:
+                checkpoint.read(note)
+        for seed in record.retired:
+            Signer.from_seed(bytes.fromhex(seed))
+    except FileNotFoundError:
+        return _Record()
+    except ValueError as error:  # of msgspec and UTF-8 as well
+        raise StoreBroken(f"is damaged: {error}", str(file)) from error
+    return record
+
+
+def _write(file: Path, record: _Record) -> None:
+    replace_private(file, msgspec.json.format(msgspec.json.encode(record)).decode())
