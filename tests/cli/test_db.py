@@ -18,7 +18,7 @@ from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.store.ledger import LedgerEntries
-from shoal.store.sqlite import database
+from shoal.store.sqlite import database, maintenance
 from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
 
@@ -89,6 +89,32 @@ async def test_backup_of_an_open_database_can_be_restored(
     assert len(await replaced.open_jobs()) == 2
     await replaced.close()
     assert copy.exists()
+
+
+async def test_backup_in_steps_is_that_of_one_commit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened(folder)
+    await store.append([submitted(f"j{number}") for number in range(50)], 1.0)
+    steps = 0
+
+    def commit(_: float) -> None:
+        nonlocal steps
+        steps += 1
+        with closing(sqlite3.connect(folder / "shoal.db")) as other, other:
+            other.execute("INSERT INTO payments VALUES (?, 'j', 1.0)", (str(steps),))
+
+    monkeypatch.setattr(maintenance, "COPIED_AT_ONCE", 8)
+    monkeypatch.setattr("shoal.store.sqlite.maintenance.time.sleep", commit)
+
+    assert main(["db", "backup", str(tmp_path / "copy.db")]) == 0
+
+    assert steps > 5
+    assert maintenance.check(tmp_path / "copy.db") == []
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as sql:
+        assert sql.execute("SELECT count(*) FROM payments").fetchone() == (0,)
+        assert sql.execute("SELECT count(*) FROM jobs").fetchone() == (50,)
+    await store.close()
 
 
 async def test_a_database_in_use_is_not_replaced(

@@ -1,7 +1,9 @@
 """Checks, copies, puts back and compacts the file of an SQLite store."""
 
+import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import count
@@ -23,6 +25,8 @@ from shoal.store.sqlite.schema import MIGRATIONS
 T = TypeVar("T")
 
 LAST_HEAD = "SELECT size, root, note, at FROM checkpoints ORDER BY size DESC LIMIT 1"
+COPIED_AT_ONCE = 1024  # pages, 4 MiB
+COPY_PAUSE = 0.005  # seconds between two steps, in which others have the disk
 PROBLEMS_MAX = 100  # that SQLite lists
 
 
@@ -137,9 +141,38 @@ def compact(path: Path) -> tuple[int, int]:
 
 
 def _copy(source: sqlite3.Connection, file: Path, what: str) -> None:
-    with _errors_named(what), closing(sqlite3.connect(file)) as target:
-        source.backup(target)
+    """Copy a database as of now, in steps that are on the disk one by one.
+
+    Otherwise gigabytes wait in memory, and a commit of the coordinator waits until they
+    are written.
+    """
+    with (
+        _errors_named(what),
+        file.open("r+b") as copied,  # closed last: closing it ends SQLite's locks
+        closing(sqlite3.connect(file)) as target,
+        _snapshot(source),
+    ):
+
+        def on_step(*_: int) -> None:
+            os.fsync(copied.fileno())
+            time.sleep(COPY_PAUSE)
+
+        source.backup(target, pages=COPIED_AT_ONCE, progress=on_step)
         target.execute("PRAGMA journal_mode = DELETE")  # one file
+
+
+@contextmanager
+def _snapshot(sql: sqlite3.Connection) -> Iterator[None]:
+    """Let all reads of the block see one commit.
+
+    A copy in steps would begin anew after each commit.
+    """
+    sql.execute("BEGIN")
+    try:
+        sql.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        yield
+    finally:
+        sql.execute("ROLLBACK")
 
 
 def _size(sql: sqlite3.Connection) -> int:
