@@ -55,6 +55,23 @@ def play(script: Callable[[Disk], Coroutine[None, None, None]]) -> None:
     virtual.run(scenario())
 
 
+def test_clients_are_told_when_the_next_attempt_is_made() -> None:
+    async def script(disk: Disk) -> None:
+        disk.full_until = 30.0
+        writing = asyncio.create_task(disk.health.write(disk.write))
+        told = []
+        for _ in range(3):
+            await asyncio.sleep(2.5)  # at 2.5, 5 and 7.5 s
+            assert disk.health.failure is not None
+            told.append(disk.health.failure.retry_after)
+        await writing
+
+        # The attempts were made at 0, 1, 3, 7 and 15 s.
+        assert told == [2, 3, 9]
+
+    play(script)
+
+
 def test_pauses_double_up_to_a_limit() -> None:
     async def script(disk: Disk) -> None:
         disk.full_until = 150.0

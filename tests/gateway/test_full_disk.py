@@ -58,7 +58,7 @@ async def test_a_full_disk_refuses_work_until_there_is_space(
             pool.url + PATH, json=LONG, headers=pool.headers()
         ) as answer:
             status, said = answer.status, await answer.json()
-            assert int(answer.headers["Retry-After"]) == 30
+            assert int(answer.headers["Retry-After"]) <= 3  # the first pause is short
         assert (status, said["error"]["code"]) == (503, "store_failed")
         assert said["error"]["message"] == FULL
         assert (await request(pool, "POST", PATH, CHAT))[0] == 503

@@ -123,7 +123,7 @@ def test_a_full_disk_heals_without_a_restart(
         error = refusal(pool, LONG)
         body: Any = error.body
         assert (error.status_code, body["code"]) == (503, "store_failed")
-        assert error.response.headers["Retry-After"] == "30"
+        assert int(error.response.headers["Retry-After"]) <= 31
         status, said = health(pool, "/readyz")
         assert status == 503
         for shown in (str(error), said):

@@ -5,6 +5,7 @@ Decision 28 says which errors a store recovers from.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
@@ -43,19 +44,28 @@ class StoreHealth:
     """Repeats writes until they succeed, or until the store is broken.
 
     All writers share the pauses: whichever write succeeds first ends the failure.
-    ``failure`` is the last error; None: the store can be written.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.failure: StoreError | None = None
+        self._failure: StoreError | None = None
         self.is_broken = False
         self._clock = clock
         self._listeners: list[StoreHealthListener] = []
         self._pause = RETRY_MIN
         self._since = 0.0  # when the failure began
+        self._retried_at = 0.0  # when the next attempt is made
         self._pausing = False
         self._waiting: list[asyncio.Future[None]] = []
         self._broken = asyncio.Event()
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The last error; None: the store can be written.
+
+        Its ``retry_after`` is when it may be healed, from now.
+        """
+        self._tell_pause()
+        return self._failure
 
     def subscribe(self, listener: StoreHealthListener) -> None:
         """Call ``listener`` on each change from now on."""
@@ -116,7 +126,7 @@ class StoreHealth:
     def _on_failed(self, error: StoreError) -> None:
         if self.is_broken:
             return
-        first, self.failure = self.failure is None, error
+        first, self._failure = self._failure is None, error
         if not error.temporary:
             self._break(error)
         elif first:
@@ -141,18 +151,25 @@ class StoreHealth:
 
     def _heal(self) -> None:
         log.warning("store healed after_s=%.1f", self.failing_for)
-        self.failure = None
+        self._failure = None
         for each in self._listeners:
             each.on_store_healed()
         self._wake()
 
     def _set_timer(self) -> None:
         self._pausing = True
-        self._clock.call_at(self._clock.now() + self._pause, self._end_pause)
+        self._retried_at = self._clock.now() + self._pause
+        self._clock.call_at(self._retried_at, self._end_pause)
+        self._tell_pause()
 
     def _end_pause(self) -> None:
         self._pausing = False
         self._wake()
+
+    def _tell_pause(self) -> None:
+        if self._failure is not None:
+            left = max(0.0, self._retried_at - self._clock.now())
+            self._failure.retry_after = math.ceil(left) + 1  # the attempt takes time
 
     async def _next_change(self) -> None:
         """Wait until the end of a pause, or of the failure."""

@@ -194,8 +194,10 @@ class StoreError(ShoalError):
     """The database failed.
 
     ``path`` names the file or folder, for operators only.  ``temporary``: the same may
-    succeed later, as on a disk that is full now.
+    succeed later, as on a disk that is full now, ``retry_after`` seconds from now.
     """
+
+    retry_after = 30
 
     def __init__(self, reason: str, path: str = "", *, temporary: bool = False) -> None:
         super().__init__(reason)

@@ -8,7 +8,6 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain import errors
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import ClientGone, stream_headers, well_formed, write
@@ -19,8 +18,6 @@ LIMIT = "rate_limit_error"
 QUOTA = "insufficient_quota"
 BEARER = {"WWW-Authenticate": "Bearer"}
 NO_RETRY = {"x-should-retry": "false"}  # stops the retries of OpenAI's clients
-
-STORE_RETRY = int(RETRY_MAX)  # seconds: by then, the store was tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +67,7 @@ ERROR_STATUSES: Mapping[type[errors.ShoalError], ErrorStatus] = {
     errors.NotReady: ErrorStatus(503, SERVER, "not_ready"),
     errors.PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
     errors.ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
-    errors.StoreError: ErrorStatus(
-        503, SERVER, "store_failed", {"Retry-After": str(STORE_RETRY)}
-    ),
+    errors.StoreError: ErrorStatus(503, SERVER, "store_failed"),
     errors.StillRunning: ErrorStatus(503, SERVER, "still_running"),
     errors.TimedOut: ErrorStatus(504, SERVER, "timed_out"),
     errors.NoFirstOutput: ErrorStatus(504, SERVER, "first_output_timed_out"),
@@ -161,7 +156,7 @@ def error_response(
     """Return the response to a request that failed before anything was sent."""
     row = error_status(error)
     headers = dict(row.headers)
-    if isinstance(error, errors.Unavailable):
+    if isinstance(error, errors.Unavailable | errors.StoreError):
         headers["Retry-After"] = str(error.retry_after)
     return web.Response(
         status=row.status,
