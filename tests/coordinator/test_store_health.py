@@ -55,6 +55,34 @@ def play(script: Callable[[Disk], Coroutine[None, None, None]]) -> None:
     virtual.run(scenario())
 
 
+def test_slow_writes_are_shown_while_they_last_and_a_minute_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(disk: Disk) -> None:
+        health = disk.health
+
+        async def write(seconds: float) -> None:
+            await health.write(lambda: asyncio.sleep(seconds))
+
+        await write(0.9)
+        assert health.slow_for == 0.0
+        writing = asyncio.create_task(write(5.0))
+        await asyncio.sleep(3.0)
+        assert health.slow_for == pytest.approx(3.0, abs=5 * STEP)
+        await writing
+        await write(2.0)
+        await asyncio.sleep(59.0)
+        assert health.slow_for == pytest.approx(5.0, abs=5 * STEP)
+        await asyncio.sleep(2.0)
+        assert health.slow_for == 0.0
+        await write(2.0)
+        assert health.slow_for == pytest.approx(2.0, abs=5 * STEP)
+
+    with caplog.at_level(logging.WARNING):
+        play(script)
+    assert caplog.text.count("slow store") == 2
+
+
 def test_clients_are_told_when_the_next_attempt_is_made() -> None:
     async def script(disk: Disk) -> None:
         disk.full_until = 30.0

@@ -119,3 +119,22 @@ async def test_a_deleted_database_is_no_longer_healthy(
 async def why_not(pool: Pool, key: str) -> Any:
     _, status = await request(pool, "GET", "/admin/status", key=key)
     return status["why_not"]
+
+
+async def test_slow_commits_are_shown(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await request(pool, "GET", "/readyz") == (200, {"status": "ready"})
+    monkeypatch.setattr("shoal.coordinator.store_health.SLOW", 1e-6)  # all are
+
+    await make_key(pool, "one")
+    async with pool.node():
+        await pool.wait_joined()
+
+        status, said = await request(pool, "GET", "/readyz")
+
+    assert (status, said["status"]) == (200, "degraded")
+    assert "its disk is busy or failing" in said["reason"]
+    _, shown = await request(pool, "GET", "/admin/status")
+    assert shown["ready"]
+    assert "its disk is busy or failing" in shown["degraded"]

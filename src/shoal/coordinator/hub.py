@@ -322,6 +322,16 @@ class Hub:
             return str(self.store_health.failure)
         return "stopping" if self._stopping else None
 
+    @property
+    def degraded_reason(self) -> str | None:
+        """Why the work that is accepted goes slowly; None: it does not."""
+        if seconds := self.store_health.slow_for:
+            return (
+                f"a commit of the database takes {seconds:.1f} s: its disk is busy or "
+                "failing"
+            )
+        return None
+
     async def process(self, hub_input: HubInput) -> None:
         """Post an input and wait until its facts are in the store.
 

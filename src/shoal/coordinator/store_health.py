@@ -4,6 +4,7 @@ Decision 28 says which errors a store recovers from.
 """
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 RETRY_MIN = 1.0  # seconds until a write that failed is repeated
 RETRY_MAX = 30.0  # seconds until it is repeated again; each pause doubles the last
+SLOW = 1.0  # seconds of a write from which on it is slow
+SLOW_SHOWN = 60.0  # seconds for which that is shown after its end
 
 log = logging.getLogger("shoal.coordinator")
 
@@ -56,6 +59,10 @@ class StoreHealth:
         self._retried_at = 0.0  # when the next attempt is made
         self._pausing = False
         self._waiting: list[asyncio.Future[None]] = []
+        self._slowest = 0.0  # seconds of the slowest write that is shown
+        self._slow_until = -math.inf
+        self._writes: dict[int, float] = {}  # under way, with their beginnings
+        self._numbers = itertools.count()
         self._broken = asyncio.Event()
 
     @property
@@ -77,7 +84,19 @@ class StoreHealth:
         An attempt that fails must have changed nothing.  Raises StoreError if the store
         is broken.
         """
-        return await self._repeat(attempt, heals=True)
+
+        async def timed() -> T:
+            number, begun = next(self._numbers), self._clock.now()
+            self._writes[number] = begun
+            timer = self._clock.call_at(begun + SLOW, self._notice_slow)
+            try:
+                return await attempt()
+            finally:
+                timer.cancel()
+                del self._writes[number]
+                self._note_end(self._clock.now() - begun)
+
+        return await self._repeat(timed, heals=True)
 
     async def read(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """As ``write``, for what does not write: its success proves little.
@@ -105,6 +124,33 @@ class StoreHealth:
     def failing_for(self) -> float:
         """For how many seconds the store has been failing; 0: it is not."""
         return 0.0 if self.failure is None else self._clock.now() - self._since
+
+    @property
+    def slow_for(self) -> float:
+        """How many seconds the slowest write took, or has taken until now.
+
+        Of the last minute; 0: none took longer than a second.
+        """
+        now = self._clock.now()
+        under_way = now - min(self._writes.values(), default=now)
+        ended = self._slowest if now < self._slow_until else 0.0
+        slowest = max(under_way, ended)
+        return slowest if slowest >= SLOW else 0.0
+
+    def _notice_slow(self) -> None:
+        if self._clock.now() >= self._slow_until:
+            log.warning(
+                "slow store: a commit takes more than %.0f s: its disk is busy or "
+                "failing",
+                SLOW,
+            )
+            self._slowest = 0.0
+        self._slow_until = self._clock.now() + SLOW_SHOWN
+
+    def _note_end(self, seconds: float) -> None:
+        if seconds >= SLOW:
+            self._notice_slow()
+            self._slowest = max(self._slowest, seconds)
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]], *, heals: bool) -> T:
         while True:

@@ -123,6 +123,8 @@ def status_lines(
         yield printable(f"connections without encryption: {', '.join(plain)}")
     if not status["ready"]:
         yield printable(f"no jobs are accepted: {status['why_not']}")
+    if degraded := status.get("degraded"):  # not of earlier coordinators
+        yield printable(f"jobs are slow: {degraded}")
     yield ""
     if not status["workers"]:
         yield NO_WORKERS

@@ -10,6 +10,7 @@ export function attention(status, machines, admin) {
   const found = [];
   const add = (tone, text, action, href) => found.push({ tone, text, action, href });
   if (!status.ready) add("bad", `No jobs are accepted: ${status.why_not}`, "See events", "#/events");
+  if (status.degraded) add("warn", `Jobs are slow: ${status.degraded}`, "See events", "#/events");
   const inState = (state) => machines.filter((each) => each.states.includes(state));
   const pending = inState(PENDING);
   if (pending.length) {

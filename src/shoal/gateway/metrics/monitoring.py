@@ -102,6 +102,9 @@ async def health(gateway: Gateway) -> web.Response:
 async def readyz(gateway: Gateway) -> web.Response:
     reason = gateway.hub.unavailable_reason
     if reason is None:
+        degraded = gateway.hub.degraded_reason
+        if degraded is not None:
+            return web.json_response({"status": "degraded", "reason": degraded})
         return web.json_response({"status": "ready"})
     return web.json_response({"status": "not ready", "reason": reason}, status=503)
 

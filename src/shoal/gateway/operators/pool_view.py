@@ -214,6 +214,7 @@ class PoolView:
         return {
             "ready": why_not is None,
             "why_not": why_not or "",
+            "degraded": hub.degraded_reason or "",
             "models": self._look_at_models(),
             "jobs": job_counts(hub.pool),
             "nodes": node_statuses(gateway, self._offset),

@@ -202,6 +202,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     started_at: float  # Unix seconds
     ready: bool
     why_not: str  # empty if it is ready
+    degraded: str  # why it is slow; empty if it is not
     models: list[str]
     workers: list[WorkerStatus]
     jobs: JobCounts
@@ -225,6 +226,7 @@ async def show_status(gateway: Gateway, caller: ApiCaller) -> CoordinatorStatus:
         gateway.started_at,
         why_not is None,
         why_not or "",
+        gateway.hub.degraded_reason or "",
         sorted(gateway.models),
         [worker_status(gateway, worker, offset) for worker in pool.workers.values()],
         job_counts(pool),
