@@ -227,6 +227,32 @@ def test_a_start_that_waits_for_space_can_be_stopped(
     assert program.terminate() == 0
 
 
+def test_a_file_system_that_is_read_only_is_named(tmp_path: Path) -> None:
+    script = f'{MOUNT} && mount -o remount,ro "$0" && exec "$@"'
+    program = """
+import sqlite3, sys
+from pathlib import Path
+from shoal.store.sqlite.database import reason_of
+file = Path(sys.argv[1]) / "shoal.db"
+try:
+    sqlite3.connect(file).execute("CREATE TABLE t (a)")
+except sqlite3.Error as error:
+    print(reason_of(error, file))
+"""
+
+    done = subprocess.run(
+        [
+            *("unshare", "-m", "sh", "-c", script, str(tmp_path)),
+            *(sys.executable, "-c", program, str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "its file system is read-only (EROFS)" in done.stdout, done.stderr
+
+
 def test_a_backup_on_a_full_disk_leaves_nothing(programs: Programs) -> None:
     pool = programs.serve()
     disk = programs.folder / "backups"

@@ -19,7 +19,7 @@ from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
 from shoal.store.sqlite import database
-from shoal.store.sqlite.database import is_temporary
+from shoal.store.sqlite.database import is_temporary, reason_of
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 
@@ -270,6 +270,19 @@ async def test_a_file_that_is_gone_is_written_no_more(
     assert not caught.value.temporary
     assert str(path) in caught.value.located
     await store.close()
+
+
+def test_a_failing_disk_is_named(tmp_path: Path) -> None:
+    failed = sqlite3.OperationalError("disk I/O error")
+    failed.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    failed.sqlite_errorname = "SQLITE_IOERR_FSYNC"
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    reason = reason_of(failed, tmp_path / "shoal.db")
+
+    assert reason.startswith("disk I/O error (SQLITE_IOERR_FSYNC): mostly EIO")
+    assert reason_of(full, tmp_path / "shoal.db") == "database or disk is full"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ DAMAGED = frozenset(
 )
 
 
+# Kinds whose message is the same for several causes.
+UNNAMED = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+)
 # Kinds after which nothing but a repair helps.
 MALFORMED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -90,6 +94,24 @@ def is_damage(error: sqlite3.Error) -> bool:
     # All texts were written as UTF-8; the module has no code for one that is none.
     undecodable = str(error).startswith("Could not decode to UTF-8")
     return undecodable or code & 0xFF in MALFORMED or code in DAMAGED
+
+
+def reason_of(error: sqlite3.Error, path: Path) -> str:
+    """Return what SQLite says, and what it does not name: EROFS or EIO."""
+    kind = _code(error) & 0xFF
+    if kind in UNNAMED and _is_read_only(path):
+        return f"{error}: its file system is read-only (EROFS), as after a disk error"
+    if kind == sqlite3.SQLITE_IOERR and not is_damage(error):
+        name = error.sqlite_errorname
+        return f"{error} ({name}): mostly EIO, of a failing disk: see the system's log"
+    return str(error)
+
+
+def _is_read_only(path: Path) -> bool:
+    try:
+        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except (AttributeError, OSError):  # not on Windows
+        return False
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -223,14 +245,13 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
+            reason, path = reason_of(error, self._path), str(self._path)
             if is_damage(error):
-                broken = StoreBroken(str(error), str(self._path))
+                broken = StoreBroken(reason, path)
                 self._note(broken)
                 raise broken from error
             temporary = is_temporary(error)
-            raise StoreError(
-                str(error), str(self._path), temporary=temporary
-            ) from error
+            raise StoreError(reason, path, temporary=temporary) from error
         except StoreBroken as error:
             self._note(error)
             raise
