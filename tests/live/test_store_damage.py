@@ -58,3 +58,33 @@ def test_a_stop_after_the_log_was_deleted_says_so(programs: Programs) -> None:
 
     assert "shoal.db-wal: was deleted or replaced while in use" in pool.program.errors
     assert stored_jobs(programs.data) >= set(jobs)
+
+
+@pytest.mark.short
+def test_a_damaged_database_is_named_at_the_start(programs: Programs) -> None:
+    assert programs.serve().program.terminate() == 0
+    backup = programs.folder / "backup.db"
+    backed_up = programs.run(
+        *("db", "backup", str(backup), "--data-dir", str(programs.data))
+    )
+    assert backed_up.wait() == 0
+    with (programs.data / "shoal.db").open("r+b") as file:
+        file.write(b"nothing of SQLite's")
+
+    refused = programs.start()
+
+    assert refused.wait() == 74
+    assert "shoal.db: file is not a database" in refused.errors
+    assert f"shoal db check --data-dir {programs.data}" in refused.errors
+    assert f"shoal db restore {backup} --data-dir {programs.data}" in refused.errors
+
+
+def test_a_truncated_database_ends_a_coordinator_that_nobody_uses(
+    programs: Programs,
+) -> None:
+    assert programs.serve().program.terminate() == 0  # with all in one file
+    pool = programs.serve()
+    with (programs.data / "shoal.db").open("r+b") as file:
+        file.truncate(8192)
+
+    assert pool.program.wait() == 74
