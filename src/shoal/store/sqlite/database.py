@@ -23,7 +23,7 @@ from shoal.config.private_files import (
     restrict,
     try_lock,
 )
-from shoal.domain.errors import StoreBroken, StoreError
+from shoal.domain.errors import InvalidRequest, StoreBroken, StoreError
 from shoal.store.sqlite.schema import migrate
 
 T = TypeVar("T")
@@ -66,6 +66,10 @@ DAMAGED = frozenset(
 )
 
 
+# What reading a damaged row raises.
+UNDECODABLE = (ValueError, KeyError, TypeError, InvalidRequest)
+# All texts were written as UTF-8, and all JSON here: these errors have no code.
+MALFORMED_TEXTS = ("Could not decode to UTF-8", "malformed JSON")
 # Kinds whose message is the same for several causes.
 UNNAMED = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -91,9 +95,8 @@ def is_temporary(error: sqlite3.Error) -> bool:
 def is_damage(error: sqlite3.Error) -> bool:
     """Say whether an error shows that the files are damaged."""
     code = _code(error)
-    # All texts were written as UTF-8; the module has no code for one that is none.
-    undecodable = str(error).startswith("Could not decode to UTF-8")
-    return undecodable or code & 0xFF in MALFORMED or code in DAMAGED
+    malformed = code & 0xFF in MALFORMED or str(error).startswith(MALFORMED_TEXTS)
+    return malformed or code in DAMAGED
 
 
 def reason_of(error: sqlite3.Error, path: Path) -> str:
@@ -137,11 +140,24 @@ class SqlRunner(Protocol):
         ...
 
 
+def decode(make: Callable[..., T], *values: object) -> T:
+    """Return what ``make`` makes of values from rows.
+
+    Raises StoreBroken if it cannot: this program has written them.
+    """
+    try:
+        return make(*values)
+    except UNDECODABLE as error:
+        # Without its text, which may have a prompt.
+        name = type(error).__name__
+        raise StoreBroken(f"a row of the database is damaged ({name})") from error
+
+
 def select(
     make: Callable[..., T], query: str, *values: object
 ) -> Callable[[sqlite3.Connection], list[T]]:
     """Return what reads the rows of a query; ``make`` takes the columns of each."""
-    return lambda sql: [make(*row) for row in sql.execute(query, values)]
+    return lambda sql: [decode(make, *row) for row in sql.execute(query, values)]
 
 
 def select_first(
@@ -151,7 +167,7 @@ def select_first(
 
     def read(sql: sqlite3.Connection) -> T | None:
         row = sql.execute(query, values).fetchone()
-        return None if row is None else make(*row)
+        return None if row is None else decode(make, *row)
 
     return read
 
@@ -252,7 +268,12 @@ class Database:
                 raise broken from error
             temporary = is_temporary(error)
             raise StoreError(reason, path, temporary=temporary) from error
+        except UnicodeDecodeError as error:  # of the module itself
+            broken = StoreBroken("a text of the database is damaged", str(self._path))
+            self._note(broken)
+            raise broken from error
         except StoreBroken as error:
+            error.path = error.path or str(self._path)
             self._note(error)
             raise
 

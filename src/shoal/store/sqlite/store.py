@@ -30,7 +30,7 @@ from shoal.store import codec, port
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
-from shoal.store.sqlite.database import Database, select, select_first
+from shoal.store.sqlite.database import Database, decode, select, select_first
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
 from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
@@ -157,15 +157,15 @@ class SqliteStore:
             row = sql.execute(f"{JOB} WHERE id = ?", (job_id,)).fetchone()
             if row is None:
                 return []
-            stored = _job(sql, row, self._large_values.blobs)
-            return read_history(sql, stored.job, stored.outcome)
+            stored = decode(_job, sql, row, self._large_values.blobs)
+            return decode(read_history, sql, stored.job, stored.outcome)
 
         return await self.database.read(read)
 
     async def history_since(self, job_id: JobId, after: int) -> list[port.RecordedFact]:
         job = Job(job_id, port.OMITTED_WORK)
         return await self.database.read(
-            lambda sql: read_history(sql, job, None)[after:]
+            lambda sql: decode(read_history, sql, job, None)[after:]
         )
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
@@ -237,7 +237,9 @@ class SqliteStore:
     async def _find_job(self, where: str, *values: object) -> port.StoredJob | None:
         def read(sql: sqlite3.Connection) -> port.StoredJob | None:
             row = sql.execute(f"{JOB} WHERE {where}", values).fetchone()
-            return None if row is None else _job(sql, row, self._large_values.blobs)
+            if row is None:
+                return None
+            return decode(_job, sql, row, self._large_values.blobs)
 
         return await self.database.read(read)
 
@@ -245,7 +247,8 @@ class SqliteStore:
         self, sql: sqlite3.Connection, row: tuple[Any, ...]
     ) -> port.StoredJob:
         """Read an open job, and pin its large values until it ends."""
-        stored, (call, _) = _job(sql, row, self._large_values.blobs), row[-2:]
+        stored = decode(_job, sql, row, self._large_values.blobs)
+        call, _ = row[-2:]
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
@@ -305,7 +308,7 @@ def _read_page(
             and (wanted.kind is None or kind == wanted.kind.value)
             and (not states or state in states)
         ):
-            found.append(_summary(*row))
+            found.append(decode(_summary, *row))
             if len(found) == limit:
                 break
     is_last = len(found) < limit and examined < examined_max
