@@ -173,6 +173,27 @@ def test_limits_of_a_job_count_from_its_submission_after_a_restart(
     virtual.run(scenario())
 
 
+def test_coordinator_that_restarts_in_a_loop_does_not_renew_queue_limits(
+    store: SlowStore,
+) -> None:
+    """A job that had a worker waits since it was requeued, not since each restart."""
+
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join()
+            client = await coordinator.request(limits=TimeLimits(queue=8.0))
+        for _ in range(4):
+            async with running_coordinator(store) as coordinator:
+                await coordinator.join(slots=0)
+                await asyncio.sleep(3.0)
+
+        *_, end = [each.fact for each in await store.history(client.job_id)]
+        assert isinstance(end, JobExpired)
+        assert end.limit is TimeLimit.QUEUE
+
+    virtual.run(scenario())
+
+
 def test_drain_finishes_open_jobs_and_rejects_new_ones() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()

@@ -1,10 +1,10 @@
 """Restores the pool from the store after a start."""
 
-from shoal.domain.facts import JobLeased, JobRequeued
+from shoal.domain.facts import JobLeased, JobRequeued, JobStarted
 from shoal.domain.ids import WorkerId
 from shoal.pool.lifecycle import JobState
 from shoal.pool.state import PENALTY_SECONDS, PoolState
-from shoal.store.port import Store, StoredJob
+from shoal.store.port import RecordedFact, Store, StoredJob
 from shoal.transports.clock import Clock
 
 OFFERED_SINCE = 86_400.0  # seconds: what was offered then may come back after a restart
@@ -37,14 +37,15 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:
-        submitted_at = now - max(0.0, at - each.submitted_at)
-        is_new = each.state is JobState.QUEUED and not each.lease
+        history: list[RecordedFact] = []
+        if each.lease:
+            history = await store.history_since(each.job.id, 0)
         pool.restore(
             each.job,
             each.lease,
-            submitted_at if is_new else now,
-            await _last_worker(store, each),
-            submitted_at=submitted_at,
+            now - max(0.0, at - _queued_at(each, history)),
+            _last_worker(each, history),
+            submitted_at=now - max(0.0, at - each.submitted_at),
             grace_until=now + RESTART_GRACE,
         )
     begun = [each.submitted_at for each in stored if each.job.terms.gang is not None]
@@ -54,13 +55,27 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     return stored
 
 
-async def _last_worker(store: Store, stored: StoredJob) -> WorkerId | None:
-    """Return the worker that may still run a member of a gang.
+def _queued_at(stored: StoredJob, history: list[RecordedFact]) -> float:
+    """Return the Unix time at which a job began to wait; a refusal does not reset it.
 
-    Raises StoreError.
+    So a coordinator that restarts in a loop does not renew the limit of its queue.
     """
+    queued_at, begun = stored.submitted_at, False
+    for each in history:
+        match each.fact:
+            case JobLeased():
+                begun = False
+            case JobStarted():
+                begun = True
+            case JobRequeued(refused_by=refused_by) if begun or refused_by is None:
+                queued_at = each.at
+    return queued_at
+
+
+def _last_worker(stored: StoredJob, history: list[RecordedFact]) -> WorkerId | None:
+    """Return the worker that may still run a member of a gang."""
     if stored.job.terms.gang is None:
         return None
-    history = [each.fact for each in await store.history(stored.job.id)]
-    leases = [fact.worker_id for fact in history if isinstance(fact, JobLeased)]
+    facts = [each.fact for each in history]
+    leases = [fact.worker_id for fact in facts if isinstance(fact, JobLeased)]
     return leases[-1] if leases else None
