@@ -51,9 +51,13 @@ async def answered(
     return asking.result()
 
 
-async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
+async def post(
+    pool: Pool, key: str, headers: dict[str, str] | None = None, **more: Any
+) -> ClientResponse:
     async with pool.session.post(
-        f"{pool.url}/v1/chat/completions", json=CHAT | more, headers=pool.headers(key)
+        f"{pool.url}/v1/chat/completions",
+        json=CHAT | more,
+        headers=pool.headers(key) | (headers or {}),
     ) as response:
         await response.read()
         return response
@@ -251,6 +255,35 @@ async def test_concurrent_requests_do_not_exceed_the_budget(tmp_path: Path) -> N
         used = await pool.gateway.store.keys.usage_of("alice", today)
         assert used == KeyUsage(10, 10, 500, 510)
         assert (await post(pool, key)).status == 429
+
+
+async def test_open_job_reserves_its_tokens_after_a_restart(tmp_path: Path) -> None:
+    named = {"Idempotency-Key": "k1"}
+    async with serving(tmp_path) as pool, pool.node() as node:
+        await pool.wait_joined()
+        # An open job reserves 51.
+        key = await make_key(pool, budget=60, tokens_per_minute=60)
+        first = asyncio.create_task(post(pool, key, headers=named))
+        await node.task(0)
+        first.cancel()
+        await asyncio.wait([first])
+    async with serving(tmp_path, restarted=True) as pool, pool.node() as node:
+        await pool.wait_joined()
+        await node.task(0)
+
+        refused = await post(pool, key)
+        # Its own request gets it all the same, and reserves no more.
+        attached = asyncio.create_task(post(pool, key, headers=named))
+        await node.answer(TEXT)
+
+        assert (await attached).status == 200
+        assert refused.status == 429
+        assert (
+            "has 9 of its 60 tokens left" in (await refused.json())["error"]["message"]
+        )
+        left = (await attached).headers["x-ratelimit-remaining-tokens"]
+        assert left == "60"  # those of a minute start afresh
+        assert (await answered(pool, node, key, 1)).status == 200
 
 
 async def test_failed_request_uses_no_tokens(pool: Pool, node: Node) -> None:

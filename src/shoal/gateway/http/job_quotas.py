@@ -51,6 +51,8 @@ class JobQuotas:
         self._limiters = KeyLimiters()
         self._detached_jobs = DetachedReservations(clock.now)
         hub.subscribe(self._detached_jobs.on_fact)
+        for restored in hub.pool.jobs.values():
+            self._reserve_again(restored.job)
 
     @asynccontextmanager
     async def run_job(
@@ -66,12 +68,15 @@ class JobQuotas:
         job is submitted.
 
         Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
-        the key's quota, and KeyRevoked if the key was revoked meanwhile.
+        the key's quota, and KeyRevoked if the key was revoked meanwhile; StoreError.
         """
         limiter = self._limiters.of(key, self._clock.now())
-        reservation = None
+        reservation, attaches = None, False
         if limiter is not None:
-            reservation = await self._reserve(limiter, job.work, key, headers)
+            # What a request attaches to has reserved its tokens, or used them.
+            attaches = await self._hub.is_duplicate(job)
+            tokens = 0 if attaches else _estimated_tokens(job.work)
+            reservation = await self._reserve(limiter, tokens, key, headers)
         used: int | None = 0  # until the job is accepted
         try:
             if pay is not None:
@@ -79,11 +84,11 @@ class JobQuotas:
             async with self._hub.run_job(job) as answer:
                 self._cancel_if_revoked(key, answer.job_id)
                 reader = _KeyReader(answer, self._keyring, key)
-                used = None
+                used = 0 if attaches else None
                 try:
                     yield reader
                 finally:
-                    if reader.ended is not None:
+                    if reader.ended is not None and not attaches:
                         used = usage_of(job.work, reader.ended).tokens
         finally:
             if limiter is not None and reservation is not None:
@@ -109,19 +114,23 @@ class JobQuotas:
         """Forget all keys but those with these ids."""
         self._limiters.retain(ids)
 
+    def _reserve_again(self, job: Job) -> None:
+        """Reserve the tokens of a job that was open before a restart, until it ends."""
+        key = self._keyring.cache.by_name(job.owner)  # keys of the start have no limits
+        limiter = key and self._limiters.of(key, self._clock.now())
+        if limiter:
+            reservation = limiter.restore(_estimated_tokens(job.work))
+            self._detached_jobs.hold(job.id, job.work, limiter, reservation)
+
     async def _reserve(
-        self,
-        limiter: KeyLimiter,
-        work: Work,
-        key: Key,
-        headers: dict[str, str],
+        self, limiter: KeyLimiter, tokens: int, key: Key, headers: dict[str, str]
     ) -> Reservation:
         """Reserve the tokens that a job may use; add the limits to the headers."""
         try:
-            reservation = limiter.reserve(_estimated_tokens(work), self._clock.now())
+            reservation = limiter.reserve(tokens, self._clock.now())
         finally:
             headers.update(limiter.headers(self._clock.now()))
-        if not key.quota.needs_stored_usage:
+        if not (tokens and key.quota.needs_stored_usage):
             return reservation
         at = self._clock.wall()
         try:

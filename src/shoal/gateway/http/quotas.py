@@ -1,7 +1,7 @@
 """Rate limits and token budgets of API keys, also for jobs that outlive their request.
 
 Pure arithmetic on monotonic seconds.  Nothing is stored: limits per minute start
-afresh with the coordinator.
+afresh with the coordinator, and open jobs reserve their tokens again.
 """
 
 import asyncio
@@ -106,12 +106,19 @@ class KeyLimiter:
                     f"{seconds} s",
                     seconds,
                 )
-        reservation = Reservation(tokens, self.reserved)
-        self.reserved += tokens
         if self.requests is not None:
             self.requests.take(1)
         if self.tokens is not None:
             self.tokens.take(tokens)
+        return self.restore(tokens)
+
+    def restore(self, tokens: int) -> Reservation:
+        """Reserve the tokens of a request that was accepted before a restart.
+
+        They count towards the budget and the day; a minute starts afresh.
+        """
+        reservation = Reservation(tokens, self.reserved)
+        self.reserved += tokens
         return reservation
 
     def check_budget(self, reservation: Reservation, used: KeyUsage, at: float) -> None:
@@ -207,7 +214,7 @@ class _DetachedJob:
 
 @dataclass(slots=True)
 class DetachedReservations:
-    """The reservations of jobs whose client has left, held until the jobs end.
+    """The reservations of jobs without a client, held until the jobs end.
 
     ``now`` is the limiters' clock.
     """
