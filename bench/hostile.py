@@ -5,16 +5,16 @@ it, one chat after the other: some 370 chats in a window, so that the p99 is not
 longest.  Meanwhile another process floods the coordinator
 (tests/attacks/flooding.py): with chats of 14 MiB or with 16,000 images on four
 connections, with compressed bodies, with messages of 100,000 function calls, with
-twenty streams that it leaves unread, or as sixty connections that send one byte at a
-time.  The control has no flood: a process burns as much CPU time as the flood and what
-the coordinator did for it.
+twenty streams that it leaves unread, as sixty connections that send one byte at a time,
+or with ten keys that read lists as fast as they may.  The control has no flood: a
+process burns as much CPU time as the flood and what the coordinator did for it.
 
 *New chats* open a connection each, with a key, while strangers without one do the same
 (tests/attacks/knocking.py): a hundred requests a second for /healthz from the address
 of those clients; from another one, connections that are reset at once, or after the
 head of a request, as many as 15 % of a core can make.  *Strangers* is what they cost
-the coordinator.  *Burst*: a thousand connections at once, each with
-a request and a key.
+the coordinator.  *Burst*: a thousand connections at once, each with a request and a
+key.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ SLOTS = 2 * CLIENTS  # of the node: the flood takes none from the clients
 WINDOW = 12.0  # seconds
 CHUNKS, PACE = 25, 0.02  # of an answer, and seconds between two
 TURN = 0.01  # seconds, of which the control burns a part
-KINDS = ("chats", "images", "bombs", "calls", "unread", "slow")
+KINDS = ("chats", "images", "bombs", "calls", "unread", "slow", "lists")
 KNOCKS = ("health", "resets", "hits")
 BURST = 1000  # connections at once
 

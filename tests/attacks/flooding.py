@@ -8,9 +8,11 @@ import asyncio
 import base64
 import gzip
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,6 +37,9 @@ IMAGES = 16_000  # in a chat
 UNREAD = "unread"  # the model that answers them
 SLOW = 60  # connections of peers that send or read hardly anything
 FLEET_HUB = "hub"
+READERS = 10  # keys that read lists
+LISTS = ("/v1/jobs", "/admin/usage", "/admin/accounts", "/v1/receipts", "/v1/files")
+REFUSED, RETRY_AFTER = 429, 1.0  # and seconds
 
 SENT = "sent"  # a line for each input
 BARE: Any = None  # where helpers of tests need no hub
@@ -203,12 +208,32 @@ async def slow(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def lists(url: str) -> None:
+    """Read lists with several keys, each one after the other, within their limits."""
+
+    async def read(session: ClientSession, number: int) -> None:
+        wanted = {"name": f"reader{os.getpid()}-{number}", "scope": "read"}
+        bearer = {"Authorization": f"Bearer {KEY}"}
+        async with session.post(
+            url + "/admin/keys", json=wanted, headers=bearer
+        ) as made:
+            bearer = {"Authorization": f"Bearer {(await made.json())['key']}"}
+        for path in cycle(LISTS):
+            async with session.get(url + path, headers=bearer) as response:
+                await response.read()
+            tell()
+            if response.status == REFUSED:
+                await asyncio.sleep(RETRY_AFTER)
+
+    async with ClientSession() as session:
+        await asyncio.gather(*(read(session, number) for number in range(READERS)))
+
+
 KINDS: dict[str, Callable[[str], Awaitable[None]]] = {
     each.__name__: each
     for each in (
         *(chats, images, bombs, calls, providers, macs, fleet, mixed),
-        unread,
-        slow,
+        *(unread, slow, lists),
     )
 }
 

@@ -28,7 +28,7 @@ from shoal.domain.job import Job
 from shoal.domain.work import JSON, Call, Chat
 from shoal.gateway.http.access import LOOPBACK_KEY, ApiCaller
 from shoal.gateway.http.job_quotas import ANSWER_GUESS
-from shoal.gateway.http.quotas import LISTS_PER_MINUTE
+from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
 from shoal.transports.clock import LoopClock
 
 TEXT = "12345678"  # estimated as two tokens

@@ -39,7 +39,7 @@ from shoal.gateway.http.authentication import (
 )
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
-from shoal.gateway.http.quotas import ListLimits
+from shoal.gateway.http.list_limits import ListLimits
 from shoal.store.port import KeyStore
 from shoal.transports import http_server
 from shoal.transports.clock import Clock
@@ -142,7 +142,7 @@ class Access:
         self._open_loopback = open_loopback
         self._failures = failures or AuthThrottle()
         self._quotas = JobQuotas(hub, clock, keyring, store)
-        self._lists = ListLimits()
+        self._lists = ListLimits(clock)
 
     async def authorize(
         self,
@@ -273,7 +273,7 @@ class Access:
 
         Raises RateLimited, and KeyRevoked if the key was revoked meanwhile.
         """
-        async with self._lists.reading(caller.name, self._clock.now()):
+        async with self._lists.reading(caller.name):
             self.ensure_active(caller)
             yield
 
