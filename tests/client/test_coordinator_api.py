@@ -1,9 +1,11 @@
 """The coordinator that commands query."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Coroutine
+from itertools import chain, repeat
 from pathlib import Path
 from traceback import format_exception
+from typing import Protocol
 
 import pytest
 
@@ -66,8 +68,15 @@ def test_unusable_address_or_key_is_an_error(
         CoordinatorApi(given, key, tmp_path).request("/healthz")
 
 
-Serve = Callable[[bytes], Awaitable[str]]
-"""Starts a server that answers each request with the same bytes; returns its URL."""
+class Serve(Protocol):
+    """Starts a server; returns its URL.
+
+    It answers with the given bytes in turn, and each further request with the last.
+    """
+
+    def __call__(
+        self, *answers: bytes, port: int = 0
+    ) -> Coroutine[None, None, str]: ...
 
 
 @pytest.fixture
@@ -80,15 +89,17 @@ def requests() -> list[bytes]:
 async def serve(requests: list[bytes]) -> AsyncIterator[Serve]:
     servers: list[asyncio.Server] = []
 
-    async def start(answer: bytes) -> str:
+    async def start(*answers: bytes, port: int = 0) -> str:
+        turns = chain(answers, repeat(answers[-1]))
+
         async def handle(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             requests.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(answer)
+            writer.write(next(turns))
             writer.close()
 
-        servers.append(await asyncio.start_server(handle, "127.0.0.1", 0))
+        servers.append(await asyncio.start_server(handle, "127.0.0.1", port))
         port = servers[-1].sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}"
 
@@ -127,6 +138,82 @@ def test_unreachable_coordinator_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(ConnectionLost, match="is `shoal serve` running there"):
         api.request("/healthz")
+
+
+OK = answer_of(b"[]")
+PROXY = answer_of(b"<html>", "502 Bad Gateway")
+LATER = b"HTTP/1.1 503 No\r\nx-shoal-version: 1\r\nContent-Length: 2\r\n\r\n{}"
+ENGINE = LATER.replace(b"503", b"502")
+STOPS = LATER.replace(b"\r\n\r\n", b"\r\nx-shoal-stopping: 1\r\n\r\n")
+KEYED = {"Idempotency-Key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("first", "method", "headers", "sent"),
+    [
+        (b"", "GET", {}, 2),
+        (OK[:-1], "DELETE", {}, 2),
+        (PROXY, "GET", {}, 2),
+        (PROXY, "POST", KEYED, 2),
+        (STOPS, "POST", {}, 2),
+        (PROXY, "POST", {}, 1),  # what the proxy sent on may have had an effect
+        (b"", "POST", {}, 1),
+        (ENGINE, "GET", {}, 1),  # it is the coordinator that says so
+        (LATER, "GET", KEYED, 1),
+    ],
+)
+async def test_request_is_repeated_where_that_has_no_further_effect(
+    tmp_path: Path,
+    serve: Serve,
+    requests: list[bytes],
+    first: bytes,
+    method: str,
+    headers: dict[str, str],
+    sent: int,
+) -> None:
+    waits: list[str] = []
+    api = CoordinatorApi(await serve(first, OK), "sk", tmp_path, on_wait=waits.append)
+
+    def request() -> object:
+        try:
+            return api.request("/v1/jobs", {}, method, headers)
+        except Unavailable as error:
+            return error
+
+    answer = await asyncio.to_thread(request)
+
+    assert len(requests) == sent
+    assert (answer == []) == (sent == 2)
+    assert len(waits) == sent - 1  # a line for the user
+
+
+async def test_coordinator_that_starts_is_waited_for(
+    tmp_path: Path, serve: Serve, unused_tcp_port: int
+) -> None:
+    loop, waits = asyncio.get_running_loop(), list[str]()
+
+    def start(text: str) -> None:
+        waits.append(text)
+        starting = serve(OK, port=unused_tcp_port)
+        asyncio.run_coroutine_threadsafe(starting, loop).result()
+
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    api = CoordinatorApi(url, "sk", tmp_path, on_wait=start)
+
+    assert await asyncio.to_thread(api.request, "/v1/jobs", {}, "POST") == []
+    (line,) = waits
+    assert line.startswith(f"cannot reach {url}: Connection refused")
+
+
+def test_name_that_cannot_be_resolved_is_an_error_at_once(tmp_path: Path) -> None:
+    waits: list[str] = []
+    url = f"http://{'x' * 64}.example:1"  # longer than a name can be
+    api = CoordinatorApi(url, "sk", tmp_path, on_wait=waits.append)
+
+    with pytest.raises(ConnectionLost, match="cannot reach"):
+        api.request("/healthz")
+
+    assert waits == []
 
 
 EVENTS = b'HTTP/1.1 200 OK\r\n\r\ndata: {"n": 1}\n\ndata: {"n": 2}\n\n'

@@ -1,4 +1,4 @@
-"""Where a request to open a WebSocket goes."""
+"""Where a request to open a WebSocket goes, and what all responses have."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,8 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from gateway.serving import KEY, serving
+from shoal import __version__
+from shoal.client.reconnection import VERSION
 from shoal.protocols.dispatch import Config
 
 OPEN: dict[str, Any] = {"dispatch": Config(open=True)}
@@ -22,6 +24,14 @@ PATHS: list[tuple[str, dict[str, str], int]] = [
     ("/v1/models", WITH_KEY, 200),
     ("/v1/models", {}, 401),
 ]
+
+
+async def test_every_response_has_the_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool:
+        for path in ("/healthz", "/v1/models", "/none", "/v1/jobs/none"):
+            for headers in ({}, WITH_KEY):
+                async with pool.session.get(pool.url + path, headers=headers) as got:
+                    assert got.headers[VERSION] == __version__, path
 
 
 async def test_workers_connect_at_any_path_that_is_none_of_http(

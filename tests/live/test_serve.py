@@ -273,17 +273,23 @@ def test_stop_finishes_open_answers(programs: Programs, slow_model: GatedModel) 
         first = next(pieces)
 
         pool.program.process.terminate()
-        eventually(lambda: _stopping(programs, pool.url), "it stops taking work")
+        eventually(lambda: _stopping(pool.url), "it stops taking work")
+        asked = programs.run("chat", "ping", "--url", pool.url, "--api-key", KEY)
+        eventually(lambda: "is stopping" in asked.errors, "a question waits")
         slow_model.go_on.set()
 
         assert first + "".join(pieces) == ANSWERS[STORY]
     assert pool.program.wait() == 0
+    assert asked.terminate() == 130  # it waits for the next start
 
 
-def _stopping(programs: Programs, url: str) -> bool:
-    status = programs.run("chat", "ping", "--url", url, "--api-key", KEY)
-    assert status.wait() == 1
-    return "stopping" in status.errors
+def _stopping(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/readyz"):
+            return False
+    except HTTPError as error:
+        with error:
+            return b"stopping" in error.read()
 
 
 def test_stop_has_a_time_limit(programs: Programs, slow_model: GatedModel) -> None:

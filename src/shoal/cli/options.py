@@ -68,7 +68,10 @@ def pass_api(function: F) -> F:
     ) -> Any:
         from shoal.client.coordinator import CoordinatorApi  # others start without
 
-        api = CoordinatorApi(url, api_key, data_dir, cacert)
+        def on_wait(text: str) -> None:
+            click.echo(text, err=True)
+
+        api = CoordinatorApi(url, api_key, data_dir, cacert, on_wait)
         _interrupt_at_end()
         return function(api, *args, **kwargs)
 

@@ -5,22 +5,26 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from itertools import chain, repeat
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import (
     ClientConnectorCertificateError,
+    ClientConnectorDNSError,
+    ClientConnectorError,
     ClientError,
     ClientResponse,
     ClientSession,
+    ClientSSLError,
     ClientTimeout,
     ClientWebSocketResponse,
+    InvalidURL,
     TCPConnector,
     WSServerHandshakeError,
 )
@@ -31,9 +35,11 @@ from shoal.client.coordinator import (
     CONNECT_TIMEOUT,
     SERVER_ERRORS,
     CoordinatorAddress,
+    interruption,
     refusal,
 )
 from shoal.client.errors import ConnectionLost
+from shoal.client.reconnection import IDEMPOTENCY_KEY, IDEMPOTENT, VERSION, Attempts
 from shoal.domain.errors import (
     ConfigError,
     Forbidden,
@@ -48,14 +54,16 @@ from shoal.transports.http_client import as_given, describe_http_error, read_bod
 HEARTBEAT = 20.0  # seconds between pings; a missing pong ends the connection
 READ_TIMEOUT = 60.0  # seconds without a byte of an HTTP response
 TLS_CLOSE_DELAY = 0.25  # seconds for TLS to close
-RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
-# Seconds between attempts; the last one repeats.
-RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+FINAL = (ClientConnectorDNSError, ClientSSLError, InvalidURL)
+"""What will fail again: the name of a host, its TLS, or the URL."""
+
 TEMPORARY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 REASON_MAX = 1 << 12  # bytes of an error that are read
 ANSWER_MAX = 16 << 20  # bytes
 
 T = TypeVar("T")
+
+log = logging.getLogger("shoal")
 
 
 @asynccontextmanager
@@ -84,25 +92,58 @@ def unreachable_error(address: CoordinatorAddress, error: Exception) -> Connecti
         reason += "; is `shoal serve` running there?"
     if not address.explicit:
         reason += " To use another coordinator, give url=… (--url) or SHOAL_URL."
-    return ConnectionLost(reason)
+    sent = not isinstance(error, ClientConnectorError)
+    return ConnectionLost(reason, sent=sent, is_final=isinstance(error, FINAL))
 
 
-async def raise_for_status(response: ClientResponse) -> None:
+async def raise_for_status(
+    response: ClientResponse, address: CoordinatorAddress
+) -> None:
     """Raise the error of an HTTP status other than success."""
-    if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+    succeeded = response.status < HTTPStatus.MULTIPLE_CHOICES
+    if succeeded or VERSION in response.headers:
+        address.reconnection.is_known = True
+    if not succeeded:
         reason = await response.content.read(REASON_MAX)
-        raise refusal(response.status, reason, str(response.url))
+        error = refusal(response.status, reason, str(response.url))
+        raise interruption(response.status, response.headers, error) or error
+
+
+async def repeat(
+    attempt: Callable[[], Awaitable[T]],
+    address: CoordinatorAddress,
+    *,
+    repeatable: bool,
+    is_needed: Callable[[], bool] = lambda: True,
+) -> T:
+    """Make attempts until one succeeds, while ``is_needed``; raise the last error."""
+    attempts = Attempts(address.reconnection, repeatable=repeatable)
+    while True:
+        try:
+            return await attempt()
+        except ConnectionLost as error:
+            pause = attempts.pause(error, asyncio.get_running_loop().time())
+            if pause is None or not is_needed():
+                raise
+            if attempts.failed == 1:
+                log.warning("%s (trying again for a while)", error)
+        await asyncio.sleep(pause)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRequest(Generic[T]):
-    """A request; ``path`` is percent-encoded, and a ``body`` is sent as JSON."""
+    """A request; ``path`` is percent-encoded, and a ``body`` is sent as JSON.
+
+    It is sent again, if its answer is lost, unless it is a POST without a ``key``, the
+    idempotency key.
+    """
 
     path: str
     answer: type[T]
     method: str = "GET"
     query: Mapping[str, str] = field(default_factory=dict)
     body: object = None
+    key: str = ""
 
     async def send(self, session: ClientSession, address: CoordinatorAddress) -> T:
         """Return the answer.
@@ -112,7 +153,9 @@ class JsonRequest(Generic[T]):
         """
         query = f"?{urlencode(self.query)}" if self.query else ""
         path = f"{self.path}{query}"
-        body = await _answer(session, address, self.method, path, self.body, ANSWER_MAX)
+        body = await _answer(
+            *(session, address, self.method, path, self.body, self.key, ANSWER_MAX)
+        )
         try:
             return msgspec.json.decode(body, type=self.answer)
         except msgspec.MsgspecError as error:
@@ -129,7 +172,7 @@ class ResultRequest(Generic[T]):
 
     async def send(self, session: ClientSession, address: CoordinatorAddress) -> T:
         """Return the value; raises as ``JsonRequest.send`` does."""
-        data = await _answer(session, address, "GET", self.path, None, BLOB_MAX)
+        data = await _answer(session, address, "GET", self.path, None, "", BLOB_MAX)
         return self.read(data)
 
 
@@ -139,19 +182,31 @@ async def _answer(
     method: str,
     path: str,
     body: object,
+    key: str,
     limit: int,
 ) -> bytes:
     """Send a request and return what answers it.  Raises as ``send`` does."""
     url = f"{address.url}{path}"
-    try:
-        async with session.request(
-            method, as_given(url), json=body, allow_redirects=False
-        ) as response:
-            await raise_for_status(response)
-            return await read_body(response, limit, f"{url}: the answer")
-    except (ClientError, OSError) as error:
-        # Not from the error: its long traceback hides the reason.
-        raise unreachable_error(address, error) from None
+    headers = {IDEMPOTENCY_KEY: key} if key else {}
+
+    async def attempt() -> bytes:
+        try:
+            async with session.request(
+                *(method, as_given(url)),
+                json=body,
+                headers=headers,
+                allow_redirects=False,
+            ) as response:
+                await raise_for_status(response, address)
+                return await read_body(response, limit, f"{url}: the answer")
+        except (ClientError, OSError) as error:
+            if isinstance(error, ShoalError):
+                raise
+            # Not from the error: its long traceback hides the reason.
+            raise unreachable_error(address, error) from None
+
+    repeatable = method in IDEMPOTENT or bool(key)
+    return await repeat(attempt, address, repeatable=repeatable)
 
 
 class SendRequest(Protocol):
@@ -172,43 +227,36 @@ class CallDialer:
     def __init__(self, session: ClientSession, address: CoordinatorAddress) -> None:
         self._session = session
         self._address = address
-        self._connected_before = False
 
     async def dial(self, is_needed: Callable[[], bool]) -> ClientWebSocketResponse:
         """Return a connection.
 
-        Once connected before, retries while ``is_needed``: the coordinator may restart.
+        Retries while ``is_needed``: the coordinator may restart.
 
         Raises ShoalError saying why there is no connection.
         """
-        deadline = asyncio.get_running_loop().time() + RECONNECT_TIMEOUT
-        for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
-            try:
-                socket = await self._connect()
-            except Unavailable:
-                expired = asyncio.get_running_loop().time() > deadline
-                if expired or not self._connected_before or not is_needed():
-                    raise
-            else:
-                self._connected_before = True
-                return socket
-            await asyncio.sleep(delay)
-        raise AssertionError("the delays repeat for ever")
+        return await repeat(
+            self._connect, self._address, repeatable=True, is_needed=is_needed
+        )
 
     async def _connect(self) -> ClientWebSocketResponse:
         try:
-            return await self._session.ws_connect(
+            socket = await self._session.ws_connect(
                 as_given(self._address.url + messages.PATH),
                 heartbeat=HEARTBEAT,
                 max_msg_size=messages.MESSAGE_MAX,
             )
+            self._address.reconnection.is_known = True
+            return socket
         except WSServerHandshakeError as error:
-            raise self._refusal(error.status) from None
+            raise self._refusal(error.status, error.headers or {}) from None
         except (ClientError, OSError) as error:
             # Not from the error: its long traceback hides the reason.
             raise unreachable_error(self._address, error) from None
 
-    def _refusal(self, status: int) -> ShoalError:
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> ShoalError:
+        if VERSION in headers:
+            self._address.reconnection.is_known = True
         url = self._address.url
         if status == HTTPStatus.UNAUTHORIZED:
             return Unauthorized(
@@ -220,15 +268,14 @@ class CallDialer:
                 f"the API key has no permission to call functions at {url}"
             )
         if status in TEMPORARY_STATUSES or status >= SERVER_ERRORS:
-            return ConnectionLost(f"{url} accepts no calls now: HTTP {status}")
+            refused = ConnectionLost(f"{url} accepts no calls now: HTTP {status}")
+            return interruption(status, headers, refused) or refused
         return ConfigError(
             f"{url}{messages.PATH}: HTTP {status}: not a coordinator that accepts calls"
         )
 
 
 PIECE_SIZE = 1 << 20  # bytes of a write
-TRIES_MAX = 5  # attempts of a transfer
-RETRY_DELAY = 0.5  # seconds until the second attempt; doubled for each further one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,18 +306,32 @@ class BlobClient:
 
         Raises ShoalError if it refuses, ConnectionLost if it stays unreachable.
         """
-        await _retry(lambda: self._upload(blob))
+        await self._repeat(lambda: self._upload(blob))
 
     async def download(self, digest: str) -> bytes:
         """Return a blob, by its digest in hex.
 
         Raises as ``upload`` does, and PeerError if the digest does not match.
         """
-        data = await _retry(lambda: self._download(digest))
+        data = await self._repeat(lambda: self._download(digest))
         found = await asyncio.to_thread(hashlib.sha256, data)
         if found.hexdigest() != digest:
             raise PeerError(f"the value {digest} is damaged: its digest differs")
         return data
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a transfer while there is no connection, or no room for the value."""
+
+        async def transfer() -> T:
+            try:
+                return await attempt()
+            except (ClientError, OSError, Unavailable) as error:
+                known = isinstance(error, ShoalError)
+                reason = error if known else describe_http_error(error)
+                # Without the long traceback, which hides the reason.
+                raise ConnectionLost(f"a large value: {reason}") from None
+
+        return await repeat(transfer, self._address, repeatable=True)
 
     async def _upload(self, blob: Blob) -> None:
         url = self._url(blob.digest.hex())
@@ -283,36 +344,17 @@ class BlobClient:
             headers={"Content-Length": str(blob.size)},
             allow_redirects=False,
         ) as response:
-            await raise_for_status(response)
+            await raise_for_status(response, self._address)
 
     async def _download(self, digest: str) -> bytes:
         async with self._session.get(
             self._url(digest), allow_redirects=False
         ) as response:
-            await raise_for_status(response)
+            await raise_for_status(response, self._address)
             return await read_body(response, BLOB_MAX, f"the value {digest}")
 
     def _url(self, digest: str) -> URL:
         return as_given(f"{self._address.url}/v1/blobs/{digest}")
-
-
-async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Retry an attempt that fails without a connection."""
-    delay = RETRY_DELAY
-    for retries_left in reversed(range(TRIES_MAX)):
-        try:
-            return await attempt()
-        except (ClientError, OSError, Unavailable) as error:
-            if not retries_left:
-                reason = f"a large value: {_reason(error)}"
-                raise ConnectionLost(reason) from None  # the traceback hides the reason
-        await asyncio.sleep(delay)
-        delay *= 2
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, ShoalError) else describe_http_error(error)
 
 
 async def _stream(blob: Blob) -> AsyncIterator[memoryview]:

@@ -7,11 +7,13 @@ from event loops, by the same address and with the same errors.
 
 import json
 import os
+import socket
 import ssl
+import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http import HTTPStatus
@@ -24,12 +26,21 @@ from http.client import (
     IncompleteRead,
 )
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shoal import __version__
 from shoal.client.errors import ConnectionLost
+from shoal.client.reconnection import (
+    IDEMPOTENCY_KEY,
+    IDEMPOTENT,
+    PROXY_STATUSES,
+    STOPPING,
+    VERSION,
+    Attempts,
+    Reconnection,
+)
 from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import KEY_FILE
@@ -58,6 +69,8 @@ from shoal.transports.tls import (
     context_trusting,
 )
 
+T = TypeVar("T")
+
 CONNECT_TIMEOUT = 10.0  # seconds to connect
 READ_TIMEOUT = 600.0  # seconds without a byte of an answer that a program waits for
 READ_SIZE = 1 << 16  # bytes of a stream that are read at once
@@ -69,6 +82,9 @@ OTHER_CERTIFICATE = (
 )
 OTHER_COORDINATOR_HINT = " To use another coordinator, give --url or SHOAL_URL."
 TLS_HINT = "; if it serves TLS, its URL begins with https://"
+
+FINAL = (socket.gaierror, UnicodeError, ssl.SSLError)
+"""What will fail again: the name of a host, or its TLS."""
 
 _TEMPORARY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _REFUSALS: Mapping[int, type[ShoalError]] = {
@@ -91,6 +107,9 @@ class CoordinatorAddress:
     api_key: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     explicit: bool = True
+    reconnection: Reconnection = field(
+        default_factory=Reconnection, compare=False, repr=False
+    )
 
 
 def find_coordinator(
@@ -179,18 +198,41 @@ def refusal(status: int, body: bytes, url: str) -> ShoalError:
     return _REFUSALS.get(status, InvalidRequest)(text)
 
 
+def interruption(
+    status: int, headers: Iterable[str], error: ShoalError
+) -> ConnectionLost | None:
+    """Return the error of an answer that a restart of the coordinator explains.
+
+    ``error`` is that of its status.  None: the coordinator has refused the request.
+    """
+    names = {each.lower() for each in headers}
+    if STOPPING in names:
+        return ConnectionLost(str(error), sent=False, is_stopping=True)
+    if status in PROXY_STATUSES and VERSION not in names:
+        return ConnectionLost(str(error))
+    return None
+
+
 @dataclass
 class CoordinatorApi:
     """A coordinator's HTTP API for commands, which block until it answers.
 
     Empty options stand for the coordinator of this machine: its URL, its key and its
-    certificate are in its ``data_dir``.
+    certificate are in its ``data_dir``.  With ``on_wait``, requests wait for one that
+    restarts, as ``Attempts`` has it, and ``on_wait`` gets a sentence for the user.
     """
 
     url: str | None
     api_key: str | None = field(repr=False)
     data_dir: Path
     cacert: Path | None = None
+    on_wait: Callable[[str], None] | None = None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The arguments of ``shoal.Pool`` and of others for the same coordinator."""
+        names = ("url", "api_key", "data_dir", "cacert")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def base_url(self) -> str:
@@ -204,6 +246,16 @@ class CoordinatorApi:
         Raises ConfigError.
         """
         return self._address.url
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the coordinator has answered before."""
+        return self._address.reconnection.is_known
+
+    @property
+    def at_once(self) -> "CoordinatorApi":
+        """The same, whose requests do not wait for a coordinator that is away."""
+        return replace(self, on_wait=None)
 
     def request(
         self,
@@ -297,11 +349,31 @@ class CoordinatorApi:
         headers: Mapping[str, str] | None = None,
     ) -> tuple[HTTPMessage, bytes]:
         """Return the headers and the body of an answer."""
-        with self._answer(path, body, method, headers) as answer:
+
+        def attempt() -> tuple[HTTPMessage, bytes]:
+            with self._answer(path, body, method, headers) as answer:
+                try:
+                    return answer.headers, answer.read()
+                except (OSError, HTTPException) as error:
+                    self._fail(error)
+
+        idempotent = _method(body, method) in IDEMPOTENT
+        keyed = IDEMPOTENCY_KEY in (headers or {})
+        return self._repeat(attempt, repeatable=idempotent or keyed)
+
+    def _repeat(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
+        """Make attempts until one succeeds; raise the error of the last one."""
+        attempts = Attempts(self._address.reconnection, repeatable=repeatable)
+        while True:
             try:
-                return answer.headers, answer.read()
-            except (OSError, HTTPException) as error:
-                self._fail(error)
+                return attempt()
+            except ConnectionLost as error:
+                pause = attempts.pause(error, time.monotonic())
+                if pause is None or self.on_wait is None:
+                    raise
+                if attempts.failed == 1:
+                    self.on_wait(f"{error} (trying again for a while)")
+            time.sleep(pause)
 
     @contextmanager
     def _answer(
@@ -313,7 +385,7 @@ class CoordinatorApi:
     ) -> Iterator[HTTPResponse]:
         """Send a request, and yield the answer, which is no refusal, without its body.
 
-        A coordinator that restarts is not waited for.
+        It is sent once.
         """
         address = self._address
         sent = {
@@ -325,7 +397,7 @@ class CoordinatorApi:
         if body is not None:
             sent["Content-Type"] = "application/json"
             data = json.dumps(body).encode()
-        method = method or ("GET" if body is None else "POST")
+        method = _method(body, method)
         url = address.url + path
         connection, target = _connection(url, address.tls, sent)
         try:
@@ -338,17 +410,23 @@ class CoordinatorApi:
                 with suppress(ConnectionError):  # it may have refused it already
                     connection.request(method, target, data, sent)
                 answer = connection.getresponse()
-                if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-                    raise refusal(answer.status, answer.read(), url)
+                status, given = answer.status, answer.headers
+                succeeded = HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES
+                reason = b"" if succeeded else answer.read()
             except (OSError, HTTPException) as error:
                 self._fail(error)
+            if succeeded or VERSION in given:
+                address.reconnection.is_known = True
+            if not succeeded:
+                refused = refusal(status, reason, url)
+                raise interruption(status, given, refused) or refused
             yield answer
         finally:
             connection.close()
 
     @cached_property
     def _address(self) -> CoordinatorAddress:
-        return find_coordinator(**asdict(self), in_shell=True)
+        return find_coordinator(**self.options, in_shell=True)
 
     def _unreachable(self, error: Exception) -> ShoalError:
         """Return why there is no connection, and what to do."""
@@ -368,7 +446,9 @@ class CoordinatorApi:
             reason = f"no answer within {CONNECT_TIMEOUT:g} s"
         return ConnectionLost(
             f"cannot reach {url}: {reason}; is `shoal serve` running there?"
-            + ("" if self.url else OTHER_COORDINATOR_HINT)
+            + ("" if self.url else OTHER_COORDINATOR_HINT),
+            sent=False,
+            is_final=isinstance(error, FINAL),
         )
 
     def _fail(self, error: Exception) -> NoReturn:
@@ -380,6 +460,10 @@ class CoordinatorApi:
         raise ConnectionLost(
             f"{self.base_url} ended the connection: {reason}{hint}"
         ) from error
+
+
+def _method(body: object, method: str | None) -> str:
+    return method or ("GET" if body is None else "POST")
 
 
 def _connection(

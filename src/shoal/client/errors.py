@@ -51,4 +51,24 @@ class PlainValuesOnly(ClientError):
 
 
 class ConnectionLost(Unavailable, ConnectionError):
-    """The coordinator is unreachable, or the connection to it broke."""
+    """The coordinator is unreachable, or the connection to it broke.
+
+    Attributes:
+        sent: whether the request may have had an effect.
+        is_stopping: whether the coordinator said that it is about to stop.
+        is_final: whether the same will fail again, unless it went well before: for the
+            name of the host or its certificate.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        sent: bool = True,
+        is_stopping: bool = False,
+        is_final: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.sent = sent
+        self.is_stopping = is_stopping
+        self.is_final = is_final

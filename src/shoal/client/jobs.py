@@ -1,5 +1,6 @@
 """``pool.jobs``: asynchronous jobs, which run whether or not a client waits."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -205,7 +206,8 @@ def _commit(
         "privacy_class": privacy,
     }
     path = f"{PATH}/commit/{quote(policy.lower(), safe='')}"
-    return JsonRequest(path, _Committed, "POST", body=body)
+    # With a key the request can be sent again, when its answer is lost.
+    return JsonRequest(path, _Committed, "POST", body=body, key=uuid.uuid4().hex)
 
 
 def _quote(type: str, policy: str) -> JsonRequest[JobQuote]:

@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from shoal import __version__
+from shoal.client.reconnection import VERSION
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.context import Gateway
@@ -40,7 +42,12 @@ NO_CONTENT = 204
 FAILED = 500  # what aiohttp answers when a handler raises anything else
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
-NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+OWN_HEADERS = {
+    # What clients have stored is not run in the dashboard's name.
+    "X-Content-Type-Options": "nosniff",
+    # Answers of a proxy whose coordinator is away are without.
+    VERSION: __version__,
+}
 
 HTTP_PATHS = frozenset(each.path.split("/")[1] for each in OPERATIONS) - {""}
 """First parts of the paths at which no worker connects: some clients try WebSockets."""
@@ -165,8 +172,7 @@ def _application(
             record_of(request).upgraded = True
         response.headers.update(record_of(request).headers)
         response.headers.update(gateway.pages.cors_headers(request.headers))
-        # What clients have stored is not run in the dashboard's name.
-        response.headers.update(NO_SNIFFING)
+        response.headers.update(OWN_HEADERS)
         if (caller := request.get(CALLER)) is not None:
             response.headers.update(caller.headers)
             if caller.session is not None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from gateway.serving import Pool
 from harness.slow_imports import openai as sdk
+from shoal.client.reconnection import STOPPING
 from shoal.domain import errors
 from shoal.domain.errors import ShoalError
 from shoal.gateway.http.access import ApiCaller
@@ -86,6 +87,11 @@ async def test_temporary_error_has_retry_after() -> None:
     assert error_response(errors.QueueFull("x", 7)).headers["Retry-After"] == "7"
     for error in (errors.NoWorker("x"), errors.StoreError("x"), errors.TimedOut("x")):
         assert int(error_response(error).headers["Retry-After"]) > 0
+
+
+async def test_coordinator_that_stops_says_that_it_did_nothing() -> None:
+    assert STOPPING in error_response(errors.ShuttingDown("x")).headers
+    assert STOPPING not in error_response(errors.NotReady("x")).headers
 
 
 async def test_permanent_error_is_not_retryable() -> None:

@@ -100,7 +100,7 @@ def _watch(api: CoordinatorApi, limit: int | None) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
-                status = api.request(PATH)
+                status = api.at_once.request(PATH)
                 lines = [*status_lines(status, api.base_url, time.time(), limit)]
             except ConnectionLost as error:
                 lines = [printable(str(error)), "", "trying again …"]

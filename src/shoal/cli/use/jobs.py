@@ -4,6 +4,7 @@ import getpass
 import json
 import shlex
 import sys
+import uuid
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import click
 from shoal.cli.options import limit_option, pass_api_with_json
 from shoal.cli.terminal import Columns, format_day, printable, show, show_page
 from shoal.client.coordinator import CoordinatorApi
+from shoal.client.reconnection import IDEMPOTENCY_KEY
 from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
 from shoal.domain.job import Privacy
 from shoal.pool.explanation import last_line
@@ -276,7 +278,9 @@ def _login_name() -> str:
 def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
     """Submit a job.  Raises InvalidRequest, with advice if no worker is paired."""
     try:
-        return api.request(f"/v1/jobs/commit/{policy.lower()}", body)
+        # With a key the request can be sent again, when its answer is lost.
+        key = {IDEMPOTENCY_KEY: uuid.uuid4().hex}
+        return api.request(f"/v1/jobs/commit/{policy.lower()}", body, headers=key)
     except InvalidRequest as error:
         if not str(error).startswith(NO_TRUSTED_WORKER):
             raise
@@ -293,7 +297,8 @@ def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
             pass
     except KeyboardInterrupt:
         with suppress(ShoalError):  # it has just ended
-            api.request(f"/v1/jobs/{quote(id_, safe='')}", method="DELETE")
+            cancel = api.at_once.request
+            cancel(f"/v1/jobs/{quote(id_, safe='')}", method="DELETE")
         raise
     failed = job["status"] != "completed"
     if as_json:

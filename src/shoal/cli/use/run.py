@@ -76,7 +76,7 @@ def _is_running(api: CoordinatorApi) -> bool:
     if not (api.url or (api.data_dir.expanduser() / KEY_FILE).exists()):
         return False
     try:
-        api.request(MODELS)
+        api.at_once.request(MODELS)
     except (ConnectionLost, Unauthorized):
         # Where that of this data folder was, another one may have begun since.
         if api.url:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -84,7 +83,7 @@ def run(
     """
     pairs = (parse_pair("--kwarg", each) for each in keywords)
     kwargs = {name: _value(value) for name, value in pairs}
-    with Pool(**asdict(api)) as pool:
+    with Pool(**api.options) as pool:
         options = pool.with_options(timeout=timeout, exact=False)
         future = options.submit(name, *map(_value, args), **kwargs)
         try:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
+from shoal.client.reconnection import STOPPING
 from shoal.domain import errors
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import ClientGone, stream_headers, well_formed, write
@@ -66,7 +67,7 @@ ERROR_STATUSES: Mapping[type[errors.ShoalError], ErrorStatus] = {
     errors.NoWorker: ErrorStatus(503, SERVER, "no_worker"),
     errors.NotReady: ErrorStatus(503, SERVER, "not_ready"),
     errors.PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
-    errors.ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
+    errors.ShuttingDown: ErrorStatus(503, SERVER, "shutting_down", {STOPPING: "1"}),
     errors.StoreError: ErrorStatus(503, SERVER, "store_failed"),
     errors.StillRunning: ErrorStatus(503, SERVER, "still_running"),
     errors.TimedOut: ErrorStatus(504, SERVER, "timed_out"),

@@ -280,7 +280,7 @@ def find_health(api: CoordinatorApi) -> tuple[Mapping[str, Any] | None, str]:
     if not (api.url or api.api_key or (api.data_dir / KEY_FILE).exists()):
         return None, "none has run on this machine"
     try:
-        health = api.request("/healthz")
+        health = api.at_once.request("/healthz")
     except ShoalError as error:
         return None, str(error)
     if not isinstance(health, Mapping) or "shoal" not in health:

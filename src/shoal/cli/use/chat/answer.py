@@ -104,7 +104,8 @@ class ChatStream:
         except (GeneratorExit, KeyboardInterrupt):
             # It may have ended meanwhile, and its coordinator, too.
             with suppress(ShoalError):
-                self._api.request(JOBS, method="DELETE", headers=self._headers)
+                cancel = self._api.at_once.request
+                cancel(JOBS, method="DELETE", headers=self._headers)
             raise
 
     def _reconnecting(self) -> Iterator[AnswerPart]:
@@ -122,7 +123,7 @@ class ChatStream:
                     self.answer.ended = self._now()
                     return
             except ConnectionLost as error:
-                if not self._connected:
+                if not (self._connected or self._api.is_known):
                     raise
                 if lost_at is None:
                     lost_at = self._now()

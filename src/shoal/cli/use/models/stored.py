@@ -148,7 +148,7 @@ def _pool_models(api: CoordinatorApi) -> list[PoolModel] | None:
     That is told if its URL was given: else no pool may be meant.
     """
     try:
-        found: list[PoolModel] = api.request("/v1/models")["data"]
+        found: list[PoolModel] = api.at_once.request("/v1/models")["data"]
     except ShoalError as error:
         if api.url:
             click.echo(printable(f"the pool's models are unknown: {error}"), err=True)

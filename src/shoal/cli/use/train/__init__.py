@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -47,7 +46,7 @@ FETCH = "fetch"
 def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     """Fetch the files that the script of a run has left in $SHOAL_OUTPUT."""
     try:
-        for name in fetch_output(run, output, **asdict(api)):
+        for name in fetch_output(run, output, **api.options):
             click.echo(output / name)
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror}") from error
@@ -182,7 +181,7 @@ def command(
         name=name,
         queue=queue,
         output=output is not None or detach,
-        **asdict(api),
+        **api.options,
     )
     try:
         if detach:

@@ -1,0 +1,59 @@
+"""Whether and when a request is sent again: its coordinator may be restarting."""
+
+from shoal.client.errors import ConnectionLost
+
+FIRST_WAIT = 3.0  # seconds for one that has not answered yet: its URL may be wrong
+RECONNECT_TIMEOUT = 60.0  # seconds for one that has answered, or says that it stops
+# Seconds between attempts; the last one repeats.
+RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+VERSION = "x-shoal-version"
+"""The header in answers of a coordinator: those of a proxy before it are without."""
+
+STOPPING = "x-shoal-stopping"
+"""The header in the refusals of a coordinator that is about to stop."""
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})  # RFC 9110, section 9.2.2
+
+PROXY_STATUSES = range(502, 505)
+"""The statuses of a proxy whose coordinator is away."""
+
+
+class Reconnection:
+    """What is known of a coordinator: whether it has answered before."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+
+
+class Attempts:
+    """The attempts to send a request.
+
+    ``repeatable``: if it is sent twice, it has no further effect.
+    """
+
+    def __init__(self, coordinator: Reconnection, *, repeatable: bool) -> None:
+        self.failed = 0
+        self._coordinator = coordinator
+        self._repeatable = repeatable
+        self._began = 0.0  # when the first one failed
+
+    def pause(self, error: ConnectionLost, now: float) -> float | None:
+        """Return the seconds until the next attempt; None: ``error`` is the result.
+
+        ``now`` is in monotonic seconds.
+        """
+        if not self.failed:
+            self._began = now
+        limit = self._limit(error)
+        pause = RETRY_DELAYS[min(self.failed, len(RETRY_DELAYS) - 1)]
+        self.failed += 1
+        return None if now + pause > self._began + limit else pause
+
+    def _limit(self, error: ConnectionLost) -> float:
+        if error.sent and not self._repeatable:
+            return 0.0
+        if self._coordinator.is_known or error.is_stopping:
+            return RECONNECT_TIMEOUT
+        return 0.0 if error.is_final else FIRST_WAIT
