@@ -42,7 +42,7 @@ async def test_lists_are_complete_or_name_the_next_page(
         assert await shoal(pool, "jobs", "ls", "--limit", "2") == 0
         told = capsys.readouterr()
         assert [line.split()[0] for line in told.out.splitlines()[1:]] == ["c", "b"]
-        assert told.err == "older ones: --before b\n"
+        assert told.err == "older ones: --before @2\n"
 
         assert await shoal(pool, "jobs", "ls", "--limit", "2", "--before", "b") == 0
         told = capsys.readouterr()

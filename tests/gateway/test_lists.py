@@ -72,6 +72,18 @@ async def test_pages_of_jobs_are_complete(pool: Pool) -> None:
         assert [each["id"] for each in listed] == names[::-1]
 
 
+async def test_pages_of_jobs_go_on_where_one_was_deleted(pool: Pool) -> None:
+    names = await store_jobs(pool, 4)
+    assert pool.gateway is not None
+    for path, field in (("/admin/jobs", "data"), ("/v1/jobs", "jobs")):
+        _, first = await request(pool, "GET", f"{path}?limit=1")
+        assert await pool.gateway.store.delete_job(JobId(names.pop()))
+
+        _, second = await request(pool, "GET", f"{path}?before={first['next']}")
+
+        assert [each["id"] for each in second[field]] == names[::-1]
+
+
 async def test_page_before_another_keys_job_is_rejected(pool: Pool) -> None:
     await store_jobs(pool, 2)
     reader = await make_key(pool, "al", scope="read")

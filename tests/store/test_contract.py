@@ -682,6 +682,18 @@ async def test_page_after_a_pruned_job_is_empty(store: Store) -> None:
     assert (page.jobs, page.before) == ([], None)
 
 
+async def test_pages_go_on_where_a_job_was_deleted(store: Store) -> None:
+    for name in "abcd":
+        await store.append([JobSubmitted(job(name)), end_of(JobFailed, name)], 1.0)
+    first = await store.recent(JobFilter(), 2)
+    assert [each.id for each in first.jobs] == ["d", "c"]
+    assert await store.delete_job(JobId("c"))
+
+    second = await store.recent(JobFilter(before=first.before), 2)
+
+    assert [each.id for each in second.jobs] == ["b", "a"]
+
+
 async def test_what_a_start_reads_is_in_order(store: Store) -> None:
     call = Call("f", b"\x90", b"\x80")
     facts: list[Fact] = [

@@ -157,24 +157,29 @@ class NumberedFact(RecordedFact):
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """A filter for jobs; None, or an empty set of states, matches any."""
+    """A filter for jobs; None, or an empty set of states, matches any.
+
+    ``before`` is a job, or the place at which the page before ended: only jobs that
+    were submitted earlier match.
+    """
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()
     user: str | None = None
     kind: JobKind | None = None
-    before: JobId | None = None  # only jobs submitted before this one
+    before: JobId | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJobPage:
-    """A page of jobs, and the job ``before`` which the next page is; None: no more.
+    """A page of jobs, and the place ``before`` which the next page is; None: no more.
 
-    A page is short if few of many jobs match the filter.
+    The place stays when its job is deleted.  A page is short if few of many jobs match
+    the filter.
     """
 
     jobs: list[StoredJobSummary]
-    before: JobId | None
+    before: int | None
 
 
 class CredentialStore(Protocol[C]):

@@ -17,7 +17,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
-from shoal.gateway.jobs.endpoints import find_cursor
+from shoal.gateway.jobs.endpoints import encode_place, find_cursor
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
 from shoal.gateway.operators.event_log import line_of, subjects
@@ -89,7 +89,7 @@ class JobList(msgspec.Struct, frozen=True):
     """
 
     data: list[JobSummary]
-    next: JobId | None
+    next: str | None
 
 
 class ExplainedFact(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ async def list_jobs(
     before = await find_cursor(gateway, query.before or None, caller)
     wanted = JobFilter(owner, states, before=before)
     page = await gateway.store.recent(wanted, query.limit)
-    return JobList([_summary(each) for each in page.jobs], page.before)
+    return JobList([_summary(each) for each in page.jobs], encode_place(page.before))
 
 
 @api.get("/admin/jobs/{id}", "Show a job", Scope.READ)

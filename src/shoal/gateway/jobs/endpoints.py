@@ -1,6 +1,7 @@
 """The job API: shows, awaits, lists and cancels jobs of any kind."""
 
 import asyncio
+import re
 from contextlib import suppress
 from typing import Annotated
 
@@ -56,7 +57,10 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class JobListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter of jobs; the listed ones are older than the job ``before``."""
+    """A filter of jobs; the listed ones are older than ``before``.
+
+    That is the id of a job, or the ``next`` of the page before.
+    """
 
     status: JobStatus | msgspec.UnsetType = msgspec.UNSET
     job_type: JobType | msgspec.UnsetType = msgspec.UNSET
@@ -110,7 +114,7 @@ async def list_jobs(
         before,
     )
     page = await gateway.store.recent(wanted, query.limit)
-    return JobPage([*map(list_entry, page.jobs)], page.before)
+    return JobPage([*map(list_entry, page.jobs)], encode_place(page.before))
 
 
 @api.delete(
@@ -189,13 +193,15 @@ async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
 
 async def find_cursor(
     gateway: Gateway, before: str | None, caller: ApiCaller
-) -> JobId | None:
-    """Return the job that a page ends before, if one is given.
+) -> JobId | int | None:
+    """Return the job, or the place, that the jobs of a page are older than, if given.
 
-    Raises InvalidRequest if the caller may not see it.
+    Raises InvalidRequest if the caller may not see the job.
     """
     if before is None:
         return None
+    if (place := _PLACE.fullmatch(before)) is not None:
+        return int(place[1])
     job_id = JobId(before)
     try:
         await owned_summary(gateway, job_id, caller)
@@ -203,6 +209,14 @@ async def find_cursor(
         text = f"before: there is no job {before}: it never was, or was pruned"
         raise InvalidRequest(text, "before") from None
     return job_id
+
+
+def encode_place(place: int | None) -> str | None:
+    """Return the ``before`` of the next page: it stays when jobs are deleted."""
+    return None if place is None else f"@{place}"
+
+
+_PLACE = re.compile("@([0-9]{1,18})", re.ASCII)
 
 
 @api.delete("/v1/jobs/{id}", "Cancel a job", Scope.USE, by_calls=True, answer=JobInfo)

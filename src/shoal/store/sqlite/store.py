@@ -291,7 +291,9 @@ def _read_page(
     """Read a page after testing at most ``examined_max`` jobs, or ``limit``."""
     examined_max = max(examined_max, limit)
     before = ROW_NUMBER_MAX
-    if wanted.before is not None:
+    if isinstance(wanted.before, int):
+        before = wanted.before
+    elif wanted.before is not None:
         query = "SELECT rowid FROM jobs WHERE id = ?"
         row = sql.execute(query, (wanted.before,)).fetchone()
         if row is None:
@@ -300,8 +302,8 @@ def _read_page(
     states = {state.value for state in wanted.states}
     found: list[port.StoredJobSummary] = []
     last, examined = None, 0
-    for _, user, *row in islice(_candidates(sql, wanted, before), examined_max):
-        last, kind, state = JobId(row[0]), row[1], row[6]
+    for number, user, *row in islice(_candidates(sql, wanted, before), examined_max):
+        last, kind, state = number, row[1], row[6]
         examined += 1
         if (
             (wanted.user is None or user == wanted.user)
