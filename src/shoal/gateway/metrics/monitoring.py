@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -17,7 +17,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import TEXT_TYPE
-from shoal.gateway.metrics.families import histograms
+from shoal.gateway.metrics.families import exposition, histograms
 from shoal.gateway.metrics.jobs import JobMetrics
 from shoal.gateway.metrics.pool import PoolMetrics
 from shoal.gateway.metrics.requests import ModelLabels, RequestMetrics, WorkerLabels
@@ -49,7 +49,7 @@ METRICS = web.AppKey("metrics", PrometheusMetrics)
 
 @api.get("/metrics", "Metrics for Prometheus", Scope.MONITOR, media=TEXT_TYPE)
 async def show_metrics(request: web.Request) -> web.Response:
-    body = generate_latest(request.app[METRICS].registry)
+    body = await exposition(request.app[METRICS].registry.collect())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
