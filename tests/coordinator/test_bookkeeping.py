@@ -233,7 +233,7 @@ async def test_usage_has_the_node_and_what_was_not_given_back() -> None:
         await run_pending()
         usage = coordinator.store.usage
 
-        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        (used,) = (await usage.sums(0, 99_999, ["key", "model", "node"], 9)).sums
         assert (used.key, used.model, used.node) == ("al", "m", W)
         assert (used.requests, used.cost) == (1, 10_000)
 
@@ -241,7 +241,7 @@ async def test_usage_has_the_node_and_what_was_not_given_back() -> None:
         worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
         await run_pending()
 
-        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        (used,) = (await usage.sums(0, 99_999, ["key", "model", "node"], 9)).sums
         assert (used.requests, used.cost) == (1, 0)
 
 
@@ -258,14 +258,14 @@ async def test_usage_has_the_cost_of_calls_that_was_not_given_back() -> None:
             await run_pending()
         usage = coordinator.store.usage
 
-        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        (used,) = (await usage.sums(0, 99_999, ["key", "model", "node"], 9)).sums
         assert (used.key, used.model, used.node) == ("al", "", "")
         assert (used.requests, used.cost) == (2, 20_000)
 
         worker.emit(ReceiptSent(run.job_id, receipt(run.job_id, "{}")))
         await run_pending()
 
-        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        (used,) = (await usage.sums(0, 99_999, ["key", "model", "node"], 9)).sums
         assert (used.model, used.requests, used.cost) == ("", 2, 10_000)
 
 

@@ -31,6 +31,7 @@ from shoal.store.ledger import (
     LedgerEntries,
     Refund,
     UsageField,
+    UsagePage,
     UsageSum,
 )
 from shoal.store.sqlite.store import SqliteStore
@@ -90,7 +91,7 @@ async def complete_call(
 async def sums(
     store: SqliteStore, by: Collection[UsageField] = EVERYTHING, **more: Any
 ) -> list[UsageSum]:
-    return await store.usage.sums(0, 9999, by, 100, **more)
+    return (await store.usage.sums(0, 9999, by, 100, **more)).sums
 
 
 async def test_usage_is_told_apart_by_all_four(store: SqliteStore) -> None:
@@ -116,12 +117,45 @@ async def test_usage_is_told_apart_by_all_four(store: SqliteStore) -> None:
         UsageSum(None, None, "m", None, 1, 10, 5, 0)
     ]
     assert await sums(store, []) == [UsageSum(None, None, None, None, 6, 60, 30, 15)]
-    assert await store.usage.sums(1, 1, ["day"], 100) == [
+    assert (await store.usage.sums(1, 1, ["day"], 100)).sums == [
         UsageSum(1, None, None, None, 1, 10, 5, 0)
     ]
-    assert len(await store.usage.sums(0, 1, EVERYTHING, 3)) == 3
-    assert await store.usage.sums(5, 9, [], 100) == []
+    assert len((await store.usage.sums(0, 1, EVERYTHING, 3)).sums) == 3
+    assert (await store.usage.sums(5, 9, [], 100)).sums == []
     assert (await store.keys.usage_of("al", 0)).requests == 5
+
+
+@pytest.mark.parametrize("examined_max", [1, 3, 1000])
+async def test_pages_together_have_each_sum_once(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, examined_max: int
+) -> None:
+    monkeypatch.setattr("shoal.store.sqlite.usage.EXAMINED_MAX", examined_max)
+    for number in range(12):
+        owner, model = ("al", "bo")[number % 2], ("m", "n", "o")[number % 3]
+        at = (number % 5) * DAY
+        await complete(store, f"{number}", owner=owner, model=model, at=at)
+
+    lists: list[Collection[UsageField]] = [EVERYTHING, ["day"], ["day", "model"]]
+    lists += [["key", "model"], ["key"], []]
+    for by in lists:
+        for only in (None, "al", "nobody"):
+            whole = await store.usage.sums(1, 9999, by, 100, only)
+            while whole.next is not None:
+                rest = await store.usage.sums(1, 9999, by, 100, only, whole.next)
+                whole = UsagePage(whole.sums + rest.sums, rest.next)
+            for limit in (1, 2, 5):
+                found: list[UsageSum] = []
+                place = None
+                while True:
+                    page = await store.usage.sums(1, 9999, by, limit, only, place)
+                    assert len(page.sums) <= limit
+                    found += page.sums
+                    if (place := page.next) is None:
+                        break
+                assert found == whole.sums
+    (total,) = (await store.usage.sums(1, 9999, [], 1)).sums
+    every = (await store.usage.sums(1, 9999, ["key", "model"], 100)).sums
+    assert sum(each.requests for each in every) == total.requests == 9
 
 
 async def test_job_that_was_given_up_counts_where_it_was(store: SqliteStore) -> None:

@@ -63,6 +63,28 @@ class UsageSum:
     cost: int  # micro-dollars
 
 
+class UsagePlace(NamedTuple):
+    """The place of a sum in a list: the day to begin with, and how many to leave out.
+
+    Places of days that are over stay; without ``day`` among the fields the list begins
+    with the first day.
+    """
+
+    day: int
+    skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """Some sums, and the place of the next; None: there are no more.
+
+    A page is short where many rows are added up to few sums.
+    """
+
+    sums: list[UsageSum]
+    next: UsagePlace | None
+
+
 class UsageStore(Protocol):
     """Usage by day, key, model and node."""
 
@@ -73,11 +95,12 @@ class UsageStore(Protocol):
         by: Collection[UsageField],
         limit: int,
         owner: str | None = None,
-    ) -> list[UsageSum]:
+        place: UsagePlace | None = None,
+    ) -> UsagePage:
         """Add up the usage of the days from ``since`` to ``until``, both included.
 
-        Returns at most ``limit`` sums.  ``owner``: only the usage of the keys of this
-        name.  Raises StoreError.
+        Returns at most ``limit`` sums, from ``place`` on.  ``owner``: only the usage of
+        the keys of this name.  Raises StoreError.
         """
         ...
 

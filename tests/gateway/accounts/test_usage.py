@@ -104,6 +104,30 @@ async def test_table_has_no_formulas(pool: Pool, name: str) -> None:
     ]
 
 
+async def test_pages_and_the_table_have_all_rows(pool: Pool) -> None:
+    assert pool.gateway is not None
+    store, at = pool.gateway.store, pool.gateway.clock.wall()
+    for day in range(3):
+        for model in "abc":
+            refund = Refund("default", model, NODE, -1)
+            written = LedgerEntries(refunds=[refund])
+            await store.append([], at - day * DAY, (), written)
+
+    for by in ("day,model", "model", "key,model,node"):
+        whole, found = await usage(pool, f"?by={by}"), list[Any]()
+        after: str | None = ""
+        while after is not None:
+            query = f"by={by}&limit=2&after={after}"
+            status, page = await request(pool, "GET", f"/admin/usage?{query}")
+            assert status == 200, page
+            assert len(page["data"]) <= 2
+            found += page["data"]
+            after = page["next"]
+        assert found == whole
+        _, *rows = await table(pool, f"&by={by}&limit=2")
+        assert len(rows) == len(whole) in (3, 9)
+
+
 async def test_default_is_the_last_thirty_days(tmp_path: Path) -> None:
     at = EPOCH
     async with serving(tmp_path, clock=LoopClock(lambda: at)) as pool:
@@ -125,6 +149,8 @@ async def test_default_is_the_last_thirty_days(tmp_path: Path) -> None:
         ("?by=owner", "by"),
         ("?format=xml", "format"),
         ("?days=3", None),
+        ("?after=x", "after"),
+        ("?limit=0", "limit"),
     ],
 )
 async def test_invalid_query_is_refused(

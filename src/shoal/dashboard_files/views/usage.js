@@ -21,6 +21,17 @@ const NAMELESS = { model: "functions and tasks", key: "no key", node: "unknown m
 const nameOf = (row, split) =>
   (split === "node" ? plainName(row.node ?? "") : row[split]) || NAMELESS[split];
 
+/** The rows of all pages. */
+async function allRows(api, query) {
+  const rows = [];
+  for (let after = ""; after !== null;) {
+    const { data, next } = await api.get(`/admin/usage?${query}&after=${after}`);
+    rows.push(...data);
+    after = next;
+  }
+  return rows;
+}
+
 const today = () => dayOf(Date.now());
 const since = (days) => dayOf(Date.now() - (days - 1) * DAY);
 
@@ -32,7 +43,7 @@ export default function Usage({ api, session }) {
   const wrong = !days.length ? "The first day is after the last." : days.length > DAYS_MAX ? `At most ${DAYS_MAX} days: usage is not kept for longer.` : "";
   const query = `since=${range[0]}&until=${range[1]}`;
   const [found, error, reload] = useLoaded(
-    () => (wrong ? Promise.resolve({ data: [] }) : api.get(`/admin/usage?${query}&by=day,${split}`).then((all) => ({ ...all, split }))),
+    () => (wrong ? Promise.resolve({ data: [] }) : allRows(api, `${query}&by=day,${split}`).then((data) => ({ data, split }))),
     [query, split]);
   const all = readsAll(session);
   const rows = found?.data ?? [];

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
 from typing import Annotated, Literal, get_args
 
@@ -11,28 +11,34 @@ import msgspec
 from aiohttp import web
 
 from shoal.domain.credentials import Scope, day_of
-from shoal.domain.errors import InvalidRequest
+from shoal.domain.errors import InvalidRequest, ShoalError
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.operation import Operations
+from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     CSV_TYPE,
+    ClientGone,
     json_response,
     well_formed,
     without_keys,
+    write,
 )
-from shoal.store.ledger import UsageField, UsageSum
+from shoal.store.ledger import UsageField, UsagePlace, UsageSum
 
 api = Operations()
 
 FIELDS: tuple[UsageField, ...] = get_args(UsageField)
 DEFAULT_DAYS = 30  # with today
-ROWS_MAX = 10_000  # of one answer
+ROWS_MAX = 1000  # of one answer
 EPOCH = date(1970, 1, 1)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula (OWASP, CSV injection)."""
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+PLACE = r"^([0-9]{1,9}\.[0-9]{1,9})?$"  # a ``UsagePlace``
 
 DateText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date"})]
 
@@ -41,13 +47,16 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which usage to add up: ``since`` and ``until`` are days in UTC, both included.
 
     Without them it is that of the last 30 days.  ``by`` lists what is told apart:
-    ``day``, ``key``, ``model`` and ``node``, or some of them.
+    ``day``, ``key``, ``model`` and ``node``, or some of them.  ``after`` is the
+    ``next`` of the page before; a table has all pages from there on.
     """
 
     since: DateText = ""
     until: DateText = ""
     by: str = ",".join(FIELDS)
     format: Literal["json", "csv"] = "json"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = ROWS_MAX
+    after: Annotated[str, msgspec.Meta(pattern=PLACE)] = ""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -67,9 +76,14 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class UsageList(msgspec.Struct, frozen=True):
-    """Usage, by day, key, model and node in this order."""
+    """Usage, by day, key, model and node in this order.
+
+    ``next`` is the ``after`` of the next page.  A page may be short, or empty, and have
+    a next one.
+    """
 
     data: list[UsageRow]
+    next: str | None
 
 
 @api.get(
@@ -81,8 +95,8 @@ class UsageList(msgspec.Struct, frozen=True):
     text_media=CSV_TYPE,
 )
 async def list_usage(
-    gateway: Gateway, caller: ApiCaller, query: UsageQuery
-) -> web.Response:
+    gateway: Gateway, request: web.Request, caller: ApiCaller, query: UsageQuery
+) -> web.StreamResponse:
     by = _fields(query.by)
     until = _day(query.until, "until")
     if until is None:
@@ -91,18 +105,45 @@ async def list_usage(
     if since is None:
         since = max(0, until - DEFAULT_DAYS + 1)
     sees_all = caller.has_scope(Scope.MONITOR)
-    sums = await gateway.store.usage.sums(
-        since, until, by, ROWS_MAX + 1, None if sees_all else caller.name
-    )
-    if len(sums) > ROWS_MAX:
-        raise InvalidRequest(
-            f"more than {ROWS_MAX} rows: ask for fewer days, or by fewer of "
-            f"{', '.join(FIELDS)}"
+    owner = None if sees_all else caller.name
+
+    async def page(place: UsagePlace | None) -> tuple[list[UsageRow], str | None]:
+        found = await gateway.store.usage.sums(
+            since, until, by, query.limit, owner, place
         )
-    rows = [_row(each, names_machines=sees_all) for each in sums]
-    if query.format == "csv":
-        return _csv_response(rows, f"shoal-usage-{_text(since)}-{_text(until)}.csv")
-    return json_response(UsageList(rows))
+        rows = [_row(each, names_machines=sees_all) for each in found.sums]
+        return rows, None if found.next is None else "{}.{}".format(*found.next)
+
+    if query.format == "json":
+        return json_response(UsageList(*await page(_place(query.after))))
+    name = f"shoal-usage-{_text(since)}-{_text(until)}.csv"
+    first, after = await page(_place(query.after))
+    response = web.StreamResponse(headers=_table_headers(name))
+    await response.prepare(request)
+    try:
+        await write(request, response, _table([UsageRow.__struct_fields__]))
+        await write(request, response, _table(map(_cells, first)))
+        while after is not None:
+            async with gateway.access.list_turn(caller):
+                rows, after = await page(_place(after))
+                written = _table(map(_cells, rows))
+            await write(request, response, written)
+        await write(request, response, b"", last=True)
+    except ClientGone:
+        record_of(request).error = "client_gone"
+    except ShoalError as error:
+        record_of(request).error = error_status(error).code
+        if request.transport is not None:
+            request.transport.abort()  # so that the table does not look whole
+    return response
+
+
+def _place(text: str) -> UsagePlace | None:
+    """Return the place that the ``next`` of a page names."""
+    if not text:
+        return None
+    day, _, skip = text.partition(".")
+    return UsagePlace(int(day), int(skip))
 
 
 def _fields(text: str) -> list[UsageField]:
@@ -147,18 +188,21 @@ def _row(used: UsageSum, *, names_machines: bool) -> UsageRow:
     )
 
 
-def _csv_response(rows: Sequence[UsageRow], name: str) -> web.Response:
+def _table_headers(name: str) -> Mapping[str, str]:
+    return {
+        "Content-Type": f"{CSV_TYPE}; charset=utf-8",
+        "Content-Disposition": f'attachment; filename="{name}"',
+    }
+
+
+def _table(rows: Iterable[Iterable[str | int]]) -> bytes:
     written = io.StringIO()
-    table = csv.writer(written)
-    table.writerow(UsageRow.__struct_fields__)
-    for row in rows:
-        table.writerow([_cell(each) for each in msgspec.structs.astuple(row)])
-    return web.Response(
-        body=well_formed(written.getvalue()).encode(),
-        content_type=CSV_TYPE,
-        charset="utf-8",
-        headers={"Content-Disposition": f'attachment; filename="{name}"'},
-    )
+    csv.writer(written).writerows(rows)
+    return well_formed(written.getvalue()).encode()
+
+
+def _cells(row: UsageRow) -> Iterable[str | int]:
+    return map(_cell, msgspec.structs.astuple(row))
 
 
 def _cell(value: str | int | None) -> str | int:

@@ -277,6 +277,16 @@ class Access:
             self.ensure_active(caller)
             yield
 
+    @asynccontextmanager
+    async def list_turn(self, caller: ApiCaller) -> AsyncIterator[None]:
+        """Wait until a caller who reads a list may read one more page of it.
+
+        Raises KeyRevoked if the key was revoked meanwhile.
+        """
+        async with self._lists.turn(caller.name):
+            self.ensure_active(caller)
+            yield
+
     def ensure_active(self, caller: ApiCaller) -> None:
         """Raise KeyRevoked if an authorized caller's key has been revoked since.
 

@@ -60,19 +60,13 @@ class ListLimits:
         lists.bucket.take(1)
         lists.requests += 1
         try:
-            async with lists.reading, self._turn(name):
+            async with lists.reading, self.turn(name):
                 yield
         finally:
             lists.requests -= 1
 
-    def retain(self, names: Collection[str]) -> None:
-        """Forget the keys that have other names, and read nothing."""
-        for name in self._keys.keys() - set(names):
-            if not self._keys[name].requests:
-                del self._keys[name]
-
     @asynccontextmanager
-    async def _turn(self, name: str) -> AsyncIterator[None]:
+    async def turn(self, name: str) -> AsyncIterator[None]:
         """Wait for a key's turn in the share; charge it what the block takes.
 
         Others read meanwhile: a list that waits for the store delays nobody.
@@ -86,6 +80,12 @@ class ListLimits:
         finally:
             took = self._clock.now() - began
             self._share.charge(name, min(took, LIST_COST_MAX))
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forget the keys that have other names, and read nothing."""
+        for name in self._keys.keys() - set(names):
+            if not self._keys[name].requests:
+                del self._keys[name]
 
 
 def _check(lists: _KeyLists, now: float) -> None:

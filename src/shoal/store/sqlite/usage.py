@@ -32,6 +32,8 @@ COLUMNS: Mapping[ledger.UsageField, str] = {
     "node": "node",
 }
 
+EXAMINED_MAX = 20_000  # rows added up for a page, before the last day of it
+
 Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
 
 
@@ -170,25 +172,88 @@ class SqliteUsage:
         by: Collection[ledger.UsageField],
         limit: int,
         owner: str | None = None,
-    ) -> list[ledger.UsageSum]:
+        place: ledger.UsagePlace | None = None,
+    ) -> ledger.UsagePage:
+        wanted = _WantedSums(since, until, by, limit, owner)
+        begin = place or ledger.UsagePlace(since, 0)
+        if "day" in by:
+            return await self._database.read_list(lambda sql: wanted.days(sql, begin))
+        return await self._database.read_list(lambda sql: wanted.whole(sql, begin))
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedSums:
+    """A list of sums."""
+
+    since: int
+    until: int
+    by: Collection[ledger.UsageField]
+    limit: int
+    owner: str | None
+
+    def whole(
+        self, sql: sqlite3.Connection, begin: ledger.UsagePlace
+    ) -> ledger.UsagePage:
+        """Read a page that adds up all days."""
+        found, _ = self._read(sql, self.since, self.until, self.limit + 1, begin.skip)
+        if len(found) <= self.limit:
+            return ledger.UsagePage(found, None)
+        place = ledger.UsagePlace(self.since, begin.skip + self.limit)
+        return ledger.UsagePage(found[: self.limit], place)
+
+    def days(
+        self, sql: sqlite3.Connection, begin: ledger.UsagePlace
+    ) -> ledger.UsagePage:
+        """Read a page, a day at a time, until it is full or has added up many rows."""
+        found: list[ledger.UsageSum] = []
+        examined = 0
+        day, skip = self._day(sql, max(begin.day, self.since)), begin.skip
+        if day != begin.day:
+            skip = 0  # that day is not kept any more
+        while day is not None:
+            left = self.limit - len(found)
+            if not left or examined >= EXAMINED_MAX:
+                return ledger.UsagePage(found, ledger.UsagePlace(day, skip))
+            sums, rows = self._read(sql, day, day, left + 1, skip)
+            found += sums[:left]
+            examined += rows
+            if len(sums) > left:
+                return ledger.UsagePage(found, ledger.UsagePlace(day, skip + left))
+            day, skip = self._day(sql, day + 1), 0
+        return ledger.UsagePage(found, None)
+
+    def _day(self, sql: sqlite3.Connection, since: int) -> int | None:
+        """Return the first day with usage, from one on."""
+        only = "" if self.owner is None else "owner = ? AND "
+        query = f"SELECT min(day) FROM usage_by_model WHERE {only}day BETWEEN ? AND ?"
+        owner = () if self.owner is None else (self.owner,)
+        ((day,),) = sql.execute(query, (*owner, since, self.until))
+        found: int | None = day
+        return found
+
+    def _read(
+        self, sql: sqlite3.Connection, since: int, until: int, limit: int, skip: int
+    ) -> tuple[list[ledger.UsageSum], int]:
+        """Return sums of some days, and the number of the rows in them."""
         shown = ", ".join(
-            column if each in by else "NULL" for each, column in COLUMNS.items()
+            column if each in self.by else "NULL" for each, column in COLUMNS.items()
         )
-        grouped = ", ".join(column for each, column in COLUMNS.items() if each in by)
-        only = "" if owner is None else " AND owner = :owner"
+        grouped = ", ".join(
+            column for each, column in COLUMNS.items() if each in self.by
+        )
+        only = "" if self.owner is None else " AND owner = :owner"
         group = f" GROUP BY {grouped} ORDER BY {grouped}" if grouped else ""
         query = f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
-                           sum(completion_tokens), sum(cost)
+                           sum(completion_tokens), sum(cost), count(*)
                     FROM usage_by_model
-                    WHERE day BETWEEN :since AND :until{only}{group} LIMIT :limit"""
-        values = {"since": since, "until": until, "owner": owner, "limit": limit}
-
-        def read(sql: sqlite3.Connection) -> list[ledger.UsageSum]:
-            rows = sql.execute(query, values)
-            # Without anything to group by there is a row of nulls for nothing.
-            return [ledger.UsageSum(*row) for row in rows if row[4] is not None]
-
-        return await self._database.read_list(read)
+                    WHERE day BETWEEN :since AND :until{only}{group}
+                    LIMIT :limit OFFSET :skip"""
+        values = {"since": since, "until": until, "owner": self.owner}
+        rows = sql.execute(query, values | {"limit": limit, "skip": skip})
+        # Without anything to group by there is a row of nulls for nothing.
+        found = [row for row in rows if row[4] is not None]
+        sums = [ledger.UsageSum(*row[:-1]) for row in found]
+        return sums, sum(row[-1] for row in found)
 
 
 def _estimate(
