@@ -1,5 +1,8 @@
 """The contract of stores for webhook deliveries."""
 
+import math
+from collections.abc import Collection
+
 import pytest
 
 from shoal.domain.errors import StoreError
@@ -18,24 +21,25 @@ def delivery(name: str = "j", host: str = "one.example") -> WebhookDelivery:
     )
 
 
-async def end_job(store: Store, each: WebhookDelivery, at: float) -> None:
+async def end_job(
+    store: Store, each: WebhookDelivery, at: float, owner: str = "alice"
+) -> None:
     """End a job with a webhook."""
     work = Chat("m", ({"role": "user", "content": "hi"},))
-    job = Job(each.job_id, work, terms=JobTerms(webhook=each.webhook))
+    job = Job(each.job_id, work, owner=owner, terms=JobTerms(webhook=each.webhook))
     facts: list[Fact] = [JobSubmitted(job), JobFailed(each.job_id, "no")]
     await store.append(facts, at, entries=LedgerEntries(deliveries=(each,)))
 
 
 async def test_delivery_is_due_when_its_job_has_ended(store: Store) -> None:
-    assert await store.webhooks.next_due() is None
+    assert await store.webhooks.next(math.inf) is None
 
     await end_job(store, delivery(), 10.0)
 
-    assert await store.webhooks.next_due() == 10.0
-    assert await store.webhooks.due(9.9, 5) == []
-    assert await store.webhooks.due(10.0, 5) == [
-        DeliveryState(delivery(), 0, 10.0, None)
-    ]
+    assert await store.webhooks.next(9.9) is None
+    assert await store.webhooks.next(10.0) == DeliveryState(
+        delivery(), "alice", "alice one.example:443", 0, 10.0, None
+    )
 
 
 async def test_delivery_is_stored_with_its_facts_or_not_at_all(store: Store) -> None:
@@ -49,26 +53,44 @@ async def test_delivery_is_stored_with_its_facts_or_not_at_all(store: Store) -> 
     assert await store.webhooks.state_of(JobId("j")) is None
 
 
-async def test_oldest_deliveries_come_first(store: Store) -> None:
+async def test_oldest_delivery_comes_first(store: Store) -> None:
     for at, name in [(3.0, "c"), (1.0, "a"), (2.0, "b")]:
         await end_job(store, delivery(name), at)
 
-    due = await store.webhooks.due(5.0, 2)
+    due = await store.webhooks.next(5.0)
 
-    assert [each.delivery.job_id for each in due] == ["a", "b"]
+    assert due is not None
+    assert due.delivery.job_id == "a"
 
 
-async def test_jobs_and_hosts_can_be_excluded(store: Store) -> None:
-    await end_job(store, delivery("a", "one.example"), 1.0)
-    await end_job(store, delivery("b", "two.example"), 2.0)
-    await end_job(store, delivery("c", "two.example"), 3.0)
-    without, hosts = {JobId("b")}, ["one.example"]
+async def test_jobs_keys_and_lanes_can_be_excluded(store: Store) -> None:
+    await end_job(store, delivery("a"), 1.0)
+    await end_job(store, delivery("b"), 2.0)
+    await end_job(store, delivery("c"), 3.0, "bob")
+    await end_job(store, delivery("d", "one.example:8443"), 4.0)
+    lanes = ["bob one.example:443", "alice one.example:443"]
 
-    due = await store.webhooks.due(9.0, 9, without=without, hosts_without=hosts)
-    next_due = await store.webhooks.next_due(without=without, hosts_without=hosts)
+    async def next_without(**excluded: Collection[str]) -> str:
+        due = await store.webhooks.next(9.0, **excluded)  # type: ignore[arg-type]
+        return "" if due is None else due.delivery.job_id
 
-    assert [each.delivery.job_id for each in due] == ["c"]
-    assert next_due == 3.0
+    assert await next_without(without=["a"]) == "b"
+    assert await next_without(owners_without=["alice"]) == "c"
+    assert await next_without(lanes_without=lanes) == "d"
+    assert await next_without(lanes_without=lanes, without={"d"}) == ""
+
+
+async def test_no_delivery_waits_longer_than_its_delay(store: Store) -> None:
+    """As when the clock has jumped back."""
+    for name in ["new", "late", "early"]:
+        await end_job(store, delivery(name), 1000.0)
+    await store.webhooks.record_attempt(JobId("late"), "HTTP 500", 1005.0)
+    await store.webhooks.record_attempt(JobId("early"), "HTTP 500", 502.0)
+
+    await store.webhooks.limit_delays(500.0, [0.0, 6.0])
+
+    states = [await store.webhooks.state_of(JobId(n)) for n in ["new", "late", "early"]]
+    assert [state and state.due_at for state in states] == [500.0, 500.0, 502.0]
 
 
 async def test_attempts_are_counted_with_their_results(store: Store) -> None:
@@ -77,9 +99,9 @@ async def test_attempts_are_counted_with_their_results(store: Store) -> None:
     await store.webhooks.record_attempt(JobId("j"), "HTTP 500", 6.0)
 
     assert await store.webhooks.state_of(JobId("j")) == DeliveryState(
-        delivery(), 1, 6.0, "HTTP 500"
+        delivery(), "alice", "alice one.example:443", 1, 6.0, "HTTP 500"
     )
-    assert await store.webhooks.due(5.0, 9) == []
+    assert await store.webhooks.next(5.0) is None
 
 
 @pytest.mark.parametrize("error", [None, "HTTP 410"])
@@ -90,11 +112,14 @@ async def test_secret_of_an_ended_delivery_is_deleted(
 
     await store.webhooks.record_attempt(JobId("j"), error, None)
 
-    told = await store.webhooks.state_of(JobId("j"))
-    assert told == DeliveryState(
-        WebhookDelivery(JobId("j"), Webhook(delivery().webhook.url, "")), 1, None, error
+    ended = await store.webhooks.state_of(JobId("j"))
+    assert ended is not None
+    assert (ended.delivery.webhook.secret, ended.due_at, ended.error) == (
+        "",
+        None,
+        error,
     )
-    assert await store.webhooks.next_due() is None
+    assert await store.webhooks.next(math.inf) is None
 
 
 async def test_delivery_is_pruned_with_its_job(store: Store) -> None:
@@ -115,4 +140,6 @@ async def test_invalid_url_has_no_host(store: Store) -> None:
 
     await end_job(store, odd, 1.0)
 
-    assert [each.delivery.host for each in await store.webhooks.due(1.0, 1)] == [""]
+    due = await store.webhooks.next(1.0)
+    assert due is not None
+    assert (due.delivery.host, due.lane) == ("", "alice ")

@@ -161,8 +161,10 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
 
     done, failed = JobId("done"), JobId("failed")
     webhook = Webhook("https://done.example/hook", "shh-shh-shh-shh")
-    pending = DeliveryState(WebhookDelivery(done, webhook), due_at=20.0)
-    assert await store.webhooks.due(20.0, 9) == [pending]
+    pending = DeliveryState(
+        WebhookDelivery(done, webhook), "default", "default done.example", due_at=20.0
+    )
+    assert await store.webhooks.next(20.0) == pending
     delivered = await store.webhooks.state_of(failed)
     assert delivered is not None
     assert (delivered.attempts, delivered.due_at) == (1, None)

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
 
+PORTS = {"http": 80, "https": 443}
+
 
 @dataclass(frozen=True, slots=True)
 class WebhookDelivery:
@@ -21,10 +23,19 @@ class WebhookDelivery:
 
     @property
     def host(self) -> str:
-        """The host of the URL, by which concurrent deliveries are limited."""
+        """The host of the URL; empty if the URL is invalid."""
         try:
             return urlsplit(self.webhook.url).hostname or ""
         except ValueError:
+            return ""
+
+    @property
+    def place(self) -> str:
+        """Host and port of the URL; empty if the URL is invalid."""
+        try:
+            url = urlsplit(self.webhook.url)
+            return f"{url.hostname}:{url.port or PORTS[url.scheme]}"
+        except (ValueError, KeyError):
             return ""
 
 
@@ -32,11 +43,15 @@ class WebhookDelivery:
 class DeliveryState:
     """The progress of a delivery.
 
-    The next attempt is at ``due_at``, in Unix seconds; if that is None, the delivery
-    succeeded, or was abandoned because of ``error``.
+    ``owner`` is the key of its job.  Deliveries of one key to one place are one
+    ``lane``, with limits of its own.  The next attempt is at ``due_at``, in Unix
+    seconds; if that is None, the delivery succeeded, or was abandoned because of
+    ``error``.
     """
 
     delivery: WebhookDelivery
+    owner: str
+    lane: str
     attempts: int = 0
     due_at: float | None = None
     error: str | None = None  # of the last attempt
@@ -48,27 +63,26 @@ class WebhookStore(Protocol):
     All methods raise StoreError.
     """
 
-    async def due(
+    async def next(
         self,
         at: float,
-        limit: int,
         *,
         without: Collection[JobId] = (),
-        hosts_without: Collection[str] = (),
-    ) -> Sequence[DeliveryState]:
-        """Return the deliveries that are due at a Unix time, the longest overdue first.
+        owners_without: Collection[str] = (),
+        lanes_without: Collection[str] = (),
+    ) -> DeliveryState | None:
+        """Return the delivery that is due first; None if none is due at a Unix time.
 
-        Excludes those of the jobs in ``without`` and of the hosts in ``hosts_without``.
+        Excludes those of the jobs in ``without``, of ``owners_without`` and of
+        ``lanes_without``.
         """
         ...
 
-    async def next_due(
-        self,
-        *,
-        without: Collection[JobId] = (),
-        hosts_without: Collection[str] = (),
-    ) -> float | None:
-        """Return the Unix time of the next delivery; None if none is pending."""
+    async def limit_delays(self, at: float, delays: Sequence[float]) -> None:
+        """Make pending deliveries due at ``at`` that would wait longer than they may.
+
+        ``delays[n]`` is the longest delay after n attempts, in seconds.
+        """
         ...
 
     async def record_attempt(

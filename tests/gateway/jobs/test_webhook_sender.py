@@ -5,7 +5,7 @@ import base64
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,20 +21,18 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Webhook
 from shoal.domain.work import Chat
 from shoal.gateway.jobs.endpoints import encode_job
-from shoal.gateway.jobs.webhook_sender import (
-    CONCURRENT_MAX,
-    CONCURRENT_PER_HOST_MAX,
-    WebhookSender,
-)
+from shoal.gateway.jobs.webhook_sender import WebhookSender
+from shoal.gateway.jobs.webhook_turns import CONCURRENT_MAX, CONCURRENT_PER_LANE_MAX
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX, EgressPolicy
 from shoal.store.port import StoredJob
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.webhooks import SqliteWebhooks
 from shoal.store.webhooks import DeliveryState
-from shoal.transports.clock import Timer
+from shoal.transports.clock import Clock, LoopClock, Timer
 
 KEY = b"a key of the receiver's"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
+FOREVER = 3600.0  # seconds
 STUCK = 0.25  # seconds: the timeout of a silent receiver
 
 
@@ -61,14 +59,17 @@ class ImmediateClock:
 
 @asynccontextmanager
 async def sending(
-    pool: Pool, reach: EgressPolicy = EgressPolicy.ANY, patience: float = 10.0
+    pool: Pool,
+    reach: EgressPolicy = EgressPolicy.ANY,
+    patience: float = 10.0,
+    clock: Clock | None = None,
 ) -> AsyncIterator[WebhookSender]:
     """Send the webhooks of a pool within the block."""
     assert pool.gateway is not None
     its = WebhookSender(
         pool.hub,
         pool.gateway.store,
-        ImmediateClock(),
+        clock or ImmediateClock(),
         partial(encode_job, pool.gateway),
         reach,
         lambda: 0.5,
@@ -84,27 +85,33 @@ async def sending(
 
 
 async def complete_job(
-    pool: Pool, url: str, name: str = "j", secret: str = SECRET
+    pool: Pool,
+    url: str,
+    name: str = "j",
+    secret: str = SECRET,
+    owner: str = "default",
 ) -> None:
     """Complete a job with a webhook."""
     work = Chat("m1", ({"role": "user", "content": "hi"},))
     terms = JobTerms(detached=True, webhook=Webhook(url, secret))
     async with (
         pool.node(name) as node,
-        pool.hub.run_job(Job(JobId(name), work, owner="default", terms=terms)) as its,
+        pool.hub.run_job(Job(JobId(name), work, owner=owner, terms=terms)) as its,
     ):
         await node.answer("Hello")
         await its.outcome()
 
 
-async def wait_delivered(pool: Pool, name: str = "j") -> DeliveryState:
-    """Wait until the delivery of a job has ended."""
+async def wait_delivered(
+    pool: Pool, name: str = "j", attempts: int = ATTEMPTS_MAX
+) -> DeliveryState:
+    """Wait until the delivery of a job has ended, or had so many attempts."""
     assert pool.gateway is not None
     calls = pool.gateway.store.webhooks
     async with asyncio.timeout(PATIENCE):
         while (  # noqa: ASYNC110  # nothing tells when it is
             tried := await calls.state_of(JobId(name))
-        ) is None or tried.due_at:
+        ) is None or (tried.due_at and tried.attempts < attempts):
             await asyncio.sleep(0.001)
     return tried
 
@@ -222,23 +229,92 @@ async def test_silent_receiver_times_out(tmp_path: Path) -> None:
     assert tried.error == f"no answer within {STUCK} s"
 
 
-async def test_silent_host_does_not_block_others(tmp_path: Path) -> None:
+async def test_silent_receiver_does_not_block_others(tmp_path: Path) -> None:
     stuck_jobs = [f"stuck{number}" for number in range(CONCURRENT_MAX)]
     async with (
         run_receiver(None) as stuck,
-        run_receiver() as other,
+        run_receiver() as other,  # at the same host
         serving(tmp_path) as pool,
-        sending(pool),
+        sending(pool, patience=FOREVER),
     ):
         for name in stuck_jobs:
             await complete_job(pool, stuck.url, name)
-        # Hosts are distinguished by name, and this is another name.
-        await complete_job(pool, other.url.replace("127.0.0.1", "localhost"), "j")
+        await complete_job(pool, other.url)
         tried = await wait_delivered(pool)
 
     assert tried.error is None
     assert len(other.requests) == 1
-    assert stuck.open_most == CONCURRENT_PER_HOST_MAX
+    assert stuck.open_most == CONCURRENT_PER_LANE_MAX
+
+
+async def test_silent_receivers_of_one_key_do_not_block_those_of_others(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(run_receiver(None)) for _ in range(4)]
+        other = await stack.enter_async_context(run_receiver())
+        pool = await stack.enter_async_context(serving(tmp_path))
+        await stack.enter_async_context(sending(pool, patience=FOREVER))
+        for number in range(2 * CONCURRENT_MAX):
+            url = silent[number % len(silent)].url
+            await complete_job(pool, url, f"stuck{number}", owner="alice")
+        await complete_job(pool, other.url, owner="bob")
+        tried = await wait_delivered(pool)
+
+    assert tried.error is None
+
+
+async def test_receiver_that_timed_out_gets_one_slot(tmp_path: Path) -> None:
+    async with (
+        run_receiver(None) as silent,
+        run_receiver() as other,
+        serving(tmp_path) as pool,
+        sending(pool, patience=0.01) as sender,
+    ):
+        await complete_job(pool, silent.url)
+        await wait_delivered(pool)
+        sender._answer_timeout = FOREVER
+        attempts = len(silent.requests)
+        for name in ("a", "b", "c"):
+            await complete_job(pool, silent.url, name)
+        await eventually(lambda: len(silent.requests) > attempts)
+        await complete_job(pool, other.url, "other")
+        await wait_delivered(pool, "other")
+
+        assert len(silent.requests) == attempts + 1
+
+
+async def test_retry_does_not_wait_for_a_clock_that_jumped_back(
+    tmp_path: Path,
+) -> None:
+    jumped = 0.0
+    clock = LoopClock(lambda: time.time() - jumped)
+    async with (
+        run_receiver(500, 200) as receiver,
+        serving(tmp_path) as pool,
+        sending(pool, clock=clock),
+    ):
+        await complete_job(pool, receiver.url)
+        await wait_delivered(pool, attempts=1)
+        jumped = 3600.0
+        # What wakes the sender finds the retry due.
+        await complete_job(pool, receiver.url, "k")
+        tried = await wait_delivered(pool)
+
+    assert tried.attempts == 2
+
+
+async def test_retry_does_not_wait_for_a_clock_that_was_set_back_before_the_start(
+    tmp_path: Path,
+) -> None:
+    async with run_receiver(500, 200) as receiver, serving(tmp_path) as pool:
+        async with sending(pool, clock=LoopClock(lambda: time.time() + 3600)):
+            await complete_job(pool, receiver.url)
+            await wait_delivered(pool, attempts=1)
+        async with sending(pool, clock=LoopClock()):
+            tried = await wait_delivered(pool)
+
+    assert tried.attempts == 2
 
 
 async def test_pending_delivery_continues_after_a_restart(

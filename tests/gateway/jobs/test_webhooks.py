@@ -29,6 +29,7 @@ from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 DAY = 86_400.0
 CALL = WebhookDelivery(JobId("j1"), Webhook("https://one.example/?token=t0p", "s" * 16))
+LANE = ("alice", "alice one.example:443")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 
 
@@ -91,17 +92,17 @@ def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None
 @pytest.mark.parametrize(
     ("tried", "line"),
     [
-        (DeliveryState(CALL, 0, 7.0), "not delivered yet"),
+        (DeliveryState(CALL, *LANE, 0, 7.0), "not delivered yet"),
         (
-            DeliveryState(CALL, 2, 1_700_000_000.0, "HTTP 500"),
+            DeliveryState(CALL, *LANE, 2, 1_700_000_000.0, "HTTP 500"),
             "2 of 8 attempts failed (HTTP 500), the next is due at "
             "2023-11-14T22:13:20.000Z",
         ),
         (
-            DeliveryState(CALL, 8, None, "HTTP 500"),
+            DeliveryState(CALL, *LANE, 8, None, "HTTP 500"),
             "given up after 8 attempts: HTTP 500",
         ),
-        (DeliveryState(CALL, 3), "delivered by attempt 3"),
+        (DeliveryState(CALL, *LANE, 3), "delivered by attempt 3"),
     ],
 )
 def test_explanation_shows_the_state_of_the_delivery(

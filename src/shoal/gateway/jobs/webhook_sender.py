@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -33,7 +33,9 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId
+from shoal.gateway.jobs.webhook_turns import CONCURRENT_MAX, WebhookTurns
 from shoal.gateway.jobs.webhooks import (
+    DELAYS_MAX,
     SOCKET_FACTORIES,
     EgressPolicy,
     WebhookResults,
@@ -47,8 +49,7 @@ from shoal.transports.clock import Clock
 from shoal.transports.http_client import as_given
 
 ANSWER_TIMEOUT = 10.0  # seconds, including name resolution
-CONCURRENT_MAX = 8  # deliveries; each holds a job's result of at most 16 MiB
-CONCURRENT_PER_HOST_MAX = 2  # a host that does not answer leaves room for others
+JUMP_MIN = 1.0  # seconds by which a clock jumps rather than drifts
 ERROR_MAX = 300  # characters of an error that are kept
 
 ACCEPTED = range(200, 300)
@@ -65,6 +66,7 @@ log = logging.getLogger("shoal.gateway")
 class _Failure:
     reason: str
     final: bool = False  # whether a retry is useless
+    timed_out: bool = False
 
 
 class WebhookSender:
@@ -95,7 +97,8 @@ class WebhookSender:
         self._chance = chance
         self._answer_timeout = answer_timeout
         self._wake = asyncio.Event()
-        self._in_flight: dict[JobId, str] = {}  # the hosts of deliveries in progress
+        self._turns = WebhookTurns()
+        self._clock_offset: float | None = None  # from monotonic to Unix time
         self._expected = {
             job_id
             for job_id, opened in hub.pool.jobs.items()
@@ -109,13 +112,14 @@ class WebhookSender:
         While the store fails, deliveries are neither recorded nor begun.
         """
         while not self._health.is_broken:
+            self._turns = WebhookTurns()
             try:
                 async with self._session() as session, asyncio.TaskGroup() as tasks:
                     while True:
                         self._wake.clear()
                         await self._health.wait_writable()
-                        await self._start_due(session, tasks)
-                        await self._wait_for_work()
+                        await self._limit_delays()
+                        await self._wait_until(await self._start_due(session, tasks))
             except* StoreError as errors:
                 log.error("webhooks wait for the store: %s", errors.exceptions[0])
             await self._pause()
@@ -151,52 +155,66 @@ class WebhookSender:
             headers={"User-Agent": f"Shoal/{shoal.__version__}"},
         )
 
+    async def _limit_delays(self) -> None:
+        """Make retries due that would wait because the clock has jumped back.
+
+        It may have done so before the start, too.
+        """
+        offset, last = self._clock.wall() - self._clock.now(), self._clock_offset
+        if last is None or offset < last - JUMP_MIN:
+            at = self._clock.wall()
+            await self._store.webhooks.limit_delays(at, DELAYS_MAX)
+        if last is None or abs(offset - last) > JUMP_MIN:
+            self._clock_offset = offset
+
     async def _start_due(
         self, session: ClientSession, tasks: asyncio.TaskGroup
-    ) -> None:
-        """Start due deliveries, within the limits."""
-        while free := CONCURRENT_MAX - len(self._in_flight):
-            due = await self._store.webhooks.due(
-                self._clock.wall(),
-                free,
-                without=self._in_flight,
-                hosts_without=self._full_hosts(),
-            )
-            if not due:
-                return
-            for tried in due:
-                if tried.delivery.host not in self._full_hosts():
-                    self._in_flight[tried.delivery.job_id] = tried.delivery.host
-                    tasks.create_task(self._deliver(session, tried))
+    ) -> float | None:
+        """Start due deliveries, within the limits.
 
-    async def _wait_for_work(self) -> None:
+        Returns when the next one is due that need not wait for another; None if there
+        is none.
+        """
+        while self._turns.has_room:
+            tried = await self._turns.choose(partial(self._next, self._clock.wall()))
+            if tried is None:
+                following = await self._next(math.inf)
+                return None if following is None else following.due_at
+            self._turns.begin(tried)
+            tasks.create_task(self._deliver(session, tried))
+        return None
+
+    async def _next(
+        self, at: float, owners_without: Collection[str] = ()
+    ) -> DeliveryState | None:
+        """Return the delivery that is due first, until a time, within the limits."""
+        return await self._store.webhooks.next(
+            at,
+            without=self._turns.jobs,
+            owners_without={*owners_without, *self._turns.full_keys},
+            lanes_without=self._turns.full_lanes,
+        )
+
+    async def _wait_until(self, due_at: float | None) -> None:
         """Wait until a delivery may be due."""
         timer = None
-        if len(self._in_flight) < CONCURRENT_MAX:
-            first = await self._store.webhooks.next_due(
-                without=self._in_flight, hosts_without=self._full_hosts()
-            )
-            if first is not None:
-                seconds = max(0.0, first - self._clock.wall())
-                timer = self._clock.call_at(self._clock.now() + seconds, self._wake.set)
+        if due_at is not None:
+            seconds = max(0.0, due_at - self._clock.wall())
+            timer = self._clock.call_at(self._clock.now() + seconds, self._wake.set)
         try:
             await self._wake.wait()
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _full_hosts(self) -> list[str]:
-        calls = Counter(self._in_flight.values())
-        return [
-            host for host, count in calls.items() if count >= CONCURRENT_PER_HOST_MAX
-        ]
-
     async def _deliver(self, session: ClientSession, tried: DeliveryState) -> None:
+        failure = None
         try:
             failure = await self._attempt(session, tried.delivery)
             await self._record_attempt(tried, failure)
         finally:
-            del self._in_flight[tried.delivery.job_id]
+            timed_out = failure is not None and failure.timed_out
+            self._turns.end(tried, timed_out=timed_out)
             self._wake.set()
 
     async def _attempt(
@@ -223,7 +241,8 @@ class WebhookSender:
         except InvalidRequest as error:
             return _Failure(str(error), final=True)
         except TimeoutError:
-            return _Failure(f"no answer within {self._answer_timeout:g} s")
+            reason = f"no answer within {self._answer_timeout:g} s"
+            return _Failure(reason, timed_out=True)
         except (ClientError, OSError, ValueError) as error:
             return _Failure(_reason(error), final=isinstance(error, InvalidURL))
 

@@ -212,3 +212,7 @@ def retry_delay(attempts: int, chance: float) -> float | None:
         return None
     spread = 1 - SPREAD + 2 * SPREAD * chance
     return FIRST_DELAY * GROWTH ** (attempts - 1) * spread
+
+
+DELAYS_MAX = (0.0, *(retry_delay(n, 1.0) or 0.0 for n in range(1, ATTEMPTS_MAX)))
+"""The longest delay after each number of failed attempts, in seconds."""

@@ -1,16 +1,25 @@
 """Webhook deliveries in the SQLite store."""
 
+import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
+from shoal.store.sqlite.database import SqlRunner, execute, select_first
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
-DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error
-              FROM webhook_deliveries"""
+# A place alone names a host only, if an earlier version wrote it.
+LANE = "jobs.owner || ' ' || host"
+DELIVERY = f"""SELECT job_id, url, secret, jobs.owner, {LANE}, attempts, due_at,
+               webhook_deliveries.error
+               FROM webhook_deliveries CROSS JOIN jobs ON jobs.id = job_id"""
+NEXT = f"""{DELIVERY} WHERE due_at <= ?
+           AND job_id NOT IN (SELECT value FROM json_each(?))
+           AND jobs.owner NOT IN (SELECT value FROM json_each(?))
+           AND {LANE} NOT IN (SELECT value FROM json_each(?))
+           ORDER BY due_at LIMIT 1"""
 
 
 class SqliteWebhooks:
@@ -19,35 +28,27 @@ class SqliteWebhooks:
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
-    async def due(
+    async def next(
         self,
         at: float,
-        limit: int,
         *,
         without: Collection[JobId] = (),
-        hosts_without: Collection[str] = (),
-    ) -> Sequence[DeliveryState]:
-        query = (
-            f"{DELIVERY} WHERE due_at <= ? AND job_id NOT IN ({_placeholders(without)})"
-            f" AND host NOT IN ({_placeholders(hosts_without)}) ORDER BY due_at LIMIT ?"
-        )
-        due = select(_state, query, at, *without, *hosts_without, limit)
-        return await self._database.read(due)
+        owners_without: Collection[str] = (),
+        lanes_without: Collection[str] = (),
+    ) -> DeliveryState | None:
+        excluded = (without, owners_without, lanes_without)
+        lists = (json.dumps(list(each)) for each in excluded)
+        return await self._database.read(select_first(_state, NEXT, at, *lists))
 
-    async def next_due(
-        self,
-        *,
-        without: Collection[JobId] = (),
-        hosts_without: Collection[str] = (),
-    ) -> float | None:
-        query = (
-            "SELECT due_at FROM webhook_deliveries WHERE due_at IS NOT NULL"
-            f" AND job_id NOT IN ({_placeholders(without)})"
-            f" AND host NOT IN ({_placeholders(hosts_without)})"
-            " ORDER BY due_at LIMIT 1"
-        )
-        due = select_first(float, query, *without, *hosts_without)
-        return await self._database.read(due)
+    async def limit_delays(self, at: float, delays: Sequence[float]) -> None:
+        def limit(sql: sqlite3.Connection) -> None:
+            sql.executemany(
+                "UPDATE webhook_deliveries SET due_at = ?"
+                " WHERE due_at > ? AND attempts = ?",
+                [(at, at + delay, number) for number, delay in enumerate(delays)],
+            )
+
+        await self._database.transact(limit)
 
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
@@ -73,7 +74,7 @@ def write_deliveries(
         "INSERT INTO webhook_deliveries (job_id, url, secret, host, due_at)"
         " VALUES (?, ?, ?, ?, ?)",
         [
-            (each.job_id, each.webhook.url, each.webhook.secret, each.host, at)
+            (each.job_id, each.webhook.url, each.webhook.secret, each.place, at)
             for each in deliveries
         ],
     )
@@ -81,7 +82,3 @@ def write_deliveries(
 
 def _state(job_id: str, url: str, secret: str, *rest: Any) -> DeliveryState:
     return DeliveryState(WebhookDelivery(JobId(job_id), Webhook(url, secret)), *rest)
-
-
-def _placeholders(values: Collection[object]) -> str:
-    return ", ".join("?" * len(values))
