@@ -287,15 +287,16 @@ async def test_failed_batch_transfers_nothing(store: Store) -> None:
 
 
 async def test_payment_is_for_one_job(store: Store) -> None:
-    assert await store.ledger.claim_payment("TX", JobId("a"), 1.0)
-    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)
-    assert not await store.ledger.claim_payment("TX", JobId("a"), 3.0)
-    assert await store.ledger.claim_payment("TX2", JobId("b"), 4.0)
+    assert await store.ledger.claim_payment(["TX", "n"], JobId("a"), 1.0)
+    for names in (["TX"], ["n"], ["TX2", "n"], ["n2", "TX"]):
+        assert not await store.ledger.claim_payment(names, JobId("b"), 2.0)
+    assert not await store.ledger.claim_payment(["TX", "n"], JobId("a"), 3.0)
+    assert await store.ledger.claim_payment(["TX2", "n2"], JobId("b"), 4.0)
 
 
 async def test_payment_stays_used_after_its_job_is_pruned(store: Store) -> None:
-    await store.ledger.claim_payment("TX", JobId("a"), 1.0)
+    await store.ledger.claim_payment(["TX"], JobId("a"), 1.0)
 
     await store.prune(1e12)
 
-    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)
+    assert not await store.ledger.claim_payment(["TX"], JobId("b"), 2.0)

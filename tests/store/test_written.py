@@ -206,7 +206,7 @@ async def test_migration_keeps_the_ledger(version: int, tmp_path: Path) -> None:
     assert await store.ledger.recent_receipts("default", 9) == [receipt]
     (moved,) = await store.ledger.transfers("user:default", 9)
     assert moved.transfer.amount == 7_000
-    assert not await store.ledger.claim_payment("tx1", JobId("failed"), 1.0)
+    assert not await store.ledger.claim_payment(["tx1"], JobId("failed"), 1.0)
     (trusted,) = await store.trusted_workers()
     assert (trusted.owner, trusted.user) == ("default", "ada")
     (code,) = await store.pairing.find("code")

@@ -207,8 +207,13 @@ class LedgerStore(Protocol):
         """
         ...
 
-    async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
-        """Assign a payment to a job; return whether it was unassigned before."""
+    async def claim_payment(
+        self, names: Collection[str], job_id: JobId, at: float
+    ) -> bool:
+        """Assign a payment to a job, unless it is assigned under one of its names.
+
+        Returns whether it was unassigned.
+        """
         ...
 
     async def head(self, size: int | None = None) -> LogHead | None:

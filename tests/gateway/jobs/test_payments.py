@@ -341,6 +341,66 @@ async def test_one_payment_pays_for_one_job(
     assert balance(pool, "world") == -10_000
 
 
+SPELLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the same": ({"transaction": "AAAA"}, {"transaction": "AAAA"}),
+    "an authorization, signed again": (
+        {"signature": "0x1", "authorization": {"from": "0xAb", "nonce": "0x0A"}},
+        {"signature": "0x2", "authorization": {"from": "0xab", "nonce": "0xa"}},
+    ),
+    "a transaction, signed again": (
+        {"transaction": base64.b64encode(b"\1" + b"s" * 64 + b"message").decode()},
+        {"transaction": base64.b64encode(b"\1" + b"t" * 64 + b"message").decode()},
+    ),
+    "in an unknown form": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), SPELLINGS.values(), ids=SPELLINGS)
+async def test_facilitator_that_settles_twice_pays_for_one_job(
+    pool: Pool,
+    facilitator: Facilitator,
+    first: dict[str, Any],
+    second: dict[str, Any],
+) -> None:
+    paid = await pay(pool, PAID | {"payload": first})
+    facilitator.transaction = "TX2"
+
+    again = await pay(pool, PAID | {"payload": second})
+
+    assert (paid.status, again.status) == (201, 402)
+    assert again.required["error"] == "payment_already_used"
+    assert len((await accepted(pool))["jobs"]) == 1
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nonces": (
+        {"authorization": {"from": "0xab", "nonce": "0x0a"}},
+        {"authorization": {"from": "0xab", "nonce": "0x0b"}},
+    ),
+    "payers": (
+        {"authorization": {"from": "0xab", "nonce": "0x0a"}},
+        {"authorization": {"from": "0xac", "nonce": "0x0a"}},
+    ),
+    "transactions": ({"transaction": "AAAA"}, {"transaction": "AAAB"}),
+    "forms": ({"transaction": ""}, {"authorization": {"from": "a", "nonce": "x"}}),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
+async def test_different_payments_pay_for_different_jobs(
+    pool: Pool,
+    facilitator: Facilitator,
+    first: dict[str, Any],
+    second: dict[str, Any],
+) -> None:
+    paid = await pay(pool, PAID | {"payload": first})
+    facilitator.transaction = "TX2"
+
+    other = await pay(pool, PAID | {"payload": second})
+
+    assert (paid.status, other.status) == (201, 201)
+
+
 async def test_concurrent_use_of_one_payment_gives_one_job(
     pool: Pool, facilitator: Facilitator
 ) -> None:

@@ -37,11 +37,13 @@ class OfferedPayment:
     """A verified payment that is not settled yet.
 
     ``settle`` settles it, once.  It raises PaymentDue if that fails, and PaymentsDown
-    if the payment service is unavailable.  ``used`` is the error for a payment that was
-    used before.
+    if the payment service is unavailable.  ``nonce`` is what the payer's signature can
+    pay for once, whatever the service says of it.  ``used`` is the error for a payment
+    that was used before.
     """
 
     settle: Callable[[], Awaitable[SettledPayment]]
+    nonce: str
     used: PaymentDue
 
 

@@ -67,7 +67,8 @@ async def pay(
     reference = settled.reference
     log.info("settled job=%s price=%d reference=%r", job.id, terms.price, reference)
     at = gateway.clock.wall()
-    if not await gateway.store.ledger.claim_payment(reference, job.id, at):
+    names = (reference, offered.nonce)
+    if not await gateway.store.ledger.claim_payment(names, job.id, at):
         raise offered.used
     caller.headers.update(settled.headers)
     account = payer_of(job)

@@ -6,11 +6,15 @@ import this module only where payments are configured.
 """
 
 import asyncio
+import base64
+import json
 import logging
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -169,7 +173,9 @@ class X402Payments:
         if not verified.is_valid:
             raise due(verified.invalid_reason or "invalid payment")
         return OfferedPayment(
-            partial(self._settle, charge, payload, requirements), due(USED)
+            partial(self._settle, charge, payload, requirements),
+            signed_nonce(payload),
+            due(USED),
         )
 
     async def close(self) -> None:
@@ -238,6 +244,29 @@ def _payload(header: str) -> PaymentPayload | None:
     except (ValueError, AttributeError, RecursionError):
         return None
     return payload if isinstance(payload, PaymentPayload) else None
+
+
+def signed_nonce(payload: PaymentPayload) -> str:
+    """Return what is the same however a signed payment is written.
+
+    On EVM chains that is the payer's nonce, and on Solana the message of the
+    transaction, without the signatures: one of them is the facilitator's.
+    """
+    content = payload.payload
+    match content:
+        case {"authorization": {"from": str(payer), "nonce": str(nonce)}}:
+            with suppress(ValueError):
+                return f"nonce {payer.lower()!a} {int(nonce, 0)}"
+        case {"transaction": str(transaction)}:
+            with suppress(ValueError):
+                data = base64.b64decode(transaction)
+                # Fewer than 128 signatures of 64 bytes, after their number.
+                signed = data[1 + 64 * data[0] :] if data else b""
+                return f"message {sha256(signed).hexdigest()}"
+        case _:
+            pass
+    written = json.dumps(content, sort_keys=True).encode()
+    return f"payload {sha256(written).hexdigest()}"
 
 
 def _error_text(error: Exception) -> str:

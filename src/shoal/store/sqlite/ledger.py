@@ -2,7 +2,7 @@
 
 import heapq
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,7 +14,7 @@ from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
 from shoal.store import ledger
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
+from shoal.store.sqlite.database import SqlRunner, select, select_first
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 LAST = 2**63 - 1  # not below any number of a row
@@ -63,10 +63,18 @@ class SqliteLedger:
         values = (*owners, LAST if before is None else before, limit)
         return await self._database.read_list(select(_receipt, query, *values))
 
-    async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
-        query = "INSERT OR IGNORE INTO payments VALUES (?, ?, ?)"
-        claim = execute(query, reference, job_id, at)
-        return await self._database.transact(claim) == 1
+    async def claim_payment(
+        self, names: Collection[str], job_id: JobId, at: float
+    ) -> bool:
+        def claim(sql: sqlite3.Connection) -> bool:
+            find = "SELECT 1 FROM payments WHERE reference = ?"
+            if any(sql.execute(find, (name,)).fetchone() for name in names):
+                return False
+            rows = [(name, job_id, at) for name in set(names)]
+            sql.executemany("INSERT INTO payments VALUES (?, ?, ?)", rows)
+            return True
+
+        return await self._database.transact(claim)
 
     async def head(self, size: int | None = None) -> ledger.LogHead | None:
         return await self._database.read(lambda sql: _head(sql, size))
