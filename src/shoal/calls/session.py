@@ -117,7 +117,7 @@ class CallAccess(Protocol):
         ...
 
     def ensure_active(self) -> None:
-        """Raise KeyRevoked if the key was revoked."""
+        """Raise KeyRevoked or KeyExpired if the key has ended."""
         ...
 
     def permitted_priority(self, wanted: Priority | None) -> Priority:

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer, make_mocked_request
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from harness.slow_imports import openai
+from harness.speed import PATIENCE
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import (
     Key,
@@ -461,6 +462,25 @@ async def test_jobs_of_a_key_end_when_it_is_revoked(pool: Pool, node: Node) -> N
 
     assert asked.result().status == 401
     assert not pool.hub.pool.jobs
+
+
+async def test_job_ends_when_its_key_expires(pool: Pool, node: Node) -> None:
+    await make_key(pool)
+    key = pool.access.keyring.cache.find("alice")
+    assert pool.gateway is not None
+    at = pool.gateway.clock.wall()
+    job = Job(JobId("j"), Chat("m1", ({"role": "user", "content": "hi"},)))
+
+    with pytest.raises(KeyExpired, match="the API key alice has expired"):
+        async with (
+            asyncio.timeout(PATIENCE),
+            pool.access.submit(
+                job, ApiCaller(replace(key, expires_at=at + 0.1))
+            ) as its,
+        ):
+            await its.outcome()
+
+    await eventually(lambda: not pool.hub.pool.jobs)
 
 
 async def test_jobs_without_a_request_run_for_owners_with_a_valid_key(

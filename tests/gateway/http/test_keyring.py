@@ -126,13 +126,13 @@ async def test_key_is_rejected_once_revoked() -> None:
     async with memory_store() as store:
         keys = keyring(DAVE, store=store.keys.keys)
         key = keys.authenticate("Bearer sk-d", NOW)
-        keys.ensure_active(key)
+        keys.ensure_active(key, NOW)
 
         await keys.cache.revoke(key, NOW)
 
     with pytest.raises(KeyRevoked):
-        keys.ensure_active(key)
-    keys.ensure_active(keys.authenticate("Bearer sk-a", NOW))
+        keys.ensure_active(key, NOW)
+    keys.ensure_active(keys.authenticate("Bearer sk-a", NOW), NOW)
 
 
 def test_empty_static_key_is_an_error() -> None:

@@ -253,7 +253,7 @@ class Access:
     ) -> AbstractAsyncContextManager[AnswerStream]:
         """Run ``job`` for the length of the block, see ``JobQuotas.run_job``.
 
-        Raises KeyRevoked or SessionEnded at once.
+        Raises KeyRevoked, KeyExpired or SessionEnded at once.
         """
         self.ensure_active(caller)
         caller.on_submitted(job.id)
@@ -262,7 +262,7 @@ class Access:
     def count_call(self, caller: ApiCaller) -> None:
         """Count a function call as a request without tokens.
 
-        Raises KeyRevoked, SessionEnded or RateLimited.
+        Raises KeyRevoked, KeyExpired, SessionEnded or RateLimited.
         """
         self.ensure_active(caller)
         self._quotas.count_call(caller.key)
@@ -271,7 +271,7 @@ class Access:
     async def reading_list(self, caller: ApiCaller) -> AsyncIterator[None]:
         """Wait until the key may read a list, and read it within the block.
 
-        Raises RateLimited, and KeyRevoked if the key was revoked meanwhile.
+        Raises RateLimited, and as ``ensure_active`` if the key has ended meanwhile.
         """
         async with self._lists.reading(caller.name):
             self.ensure_active(caller)
@@ -288,12 +288,12 @@ class Access:
             yield
 
     def ensure_active(self, caller: ApiCaller) -> None:
-        """Raise KeyRevoked if an authorized caller's key has been revoked since.
+        """Raise KeyRevoked or KeyExpired if an authorized caller's key has ended since.
 
         Raises SessionEnded if its browser has been signed out, KeyExpired if its call
         has ended.
         """
-        self.keyring.ensure_active(caller.key)
+        self.keyring.ensure_active(caller.key, self._clock.wall())
         if caller.call is not None:
             self._hub.grants.owner(caller.call)
         session = caller.session

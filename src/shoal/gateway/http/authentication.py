@@ -107,7 +107,7 @@ class Keyring:
                 "incorrect API key: `shoal serve` prints the first one when it "
                 "starts, `shoal keys create` makes others"
             )
-        self._check_validity(key, at)
+        self.ensure_active(key, at)
         return key
 
     def by_digest(self, digest: bytes, at: float) -> Key:
@@ -115,7 +115,7 @@ class Keyring:
         key = self._first.get(digest) or self.cache.by_digest(digest)
         if key is None:
             raise KeyRevoked(REVOKED)  # long ago, or it was a first key
-        self._check_validity(key, at)
+        self.ensure_active(key, at)
         return key
 
     def of_owner(self, name: str, at: float) -> Key:
@@ -124,18 +124,14 @@ class Keyring:
         key = next(first, None) or self.cache.by_name(name)
         if key is None:
             raise KeyRevoked(f"{REVOKED} ({name})")
-        if key.expires_at is not None and at >= key.expires_at:
-            raise KeyExpired(f"the API key {name} has expired")
+        self.ensure_active(key, at)
         return key
 
-    def ensure_active(self, key: Key) -> None:
-        """Raise KeyRevoked if the key has been revoked."""
+    def ensure_active(self, key: Key, at: float) -> None:
+        """Raise KeyRevoked or KeyExpired if a key has ended by a Unix time."""
         now = self.cache.by_id(key.id)
         if now is not None and now.revoked_at is not None:
             raise KeyRevoked(f"{REVOKED} ({key.name}): ask the operator for a new one")
-
-    def _check_validity(self, key: Key, at: float) -> None:
-        self.ensure_active(key)
         if key.expires_at is not None and at >= key.expires_at:
             raise KeyExpired(
                 f"the API key {key.name} has expired: ask the operator for a new one"

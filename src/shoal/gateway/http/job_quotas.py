@@ -1,13 +1,21 @@
 """Runs jobs within the quotas of their keys."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key, day_of, tokens_to_read, usage_of
-from shoal.domain.errors import Cancelled, KeyRevoked
+from shoal.domain.errors import Cancelled, KeyRevoked, Unauthorized
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece, Outcome
@@ -68,7 +76,8 @@ class JobQuotas:
         job is submitted.
 
         Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
-        the key's quota, and KeyRevoked if the key was revoked meanwhile; StoreError.
+        the key's quota, and KeyRevoked or KeyExpired if the key has ended meanwhile;
+        StoreError.
         """
         limiter = self._limiters.of(key, self._clock.now())
         reservation, attaches = None, False
@@ -82,11 +91,13 @@ class JobQuotas:
             if pay is not None:
                 job = await pay(job)
             async with self._hub.run_job(job) as answer:
-                self._cancel_if_revoked(key, answer.job_id)
-                reader = _KeyReader(answer, self._keyring, key)
+                check = partial(self._check, key, answer.job_id)
+                check()
+                reader = _KeyReader(answer, check)
                 used = 0 if attaches else None
                 try:
-                    yield reader
+                    with self._until_expiry(key, check):
+                        yield reader
                 finally:
                     if reader.ended is not None and not attaches:
                         used = usage_of(job.work, reader.ended).tokens
@@ -141,27 +152,48 @@ class JobQuotas:
             raise
         return reservation
 
-    def _cancel_if_revoked(self, key: Key, job_id: JobId) -> None:
-        """Cancel a job whose key was revoked while it was being submitted."""
+    def _check(self, key: Key, job_id: JobId) -> None:
+        """Cancel a job whose key has ended.  Raises KeyRevoked or KeyExpired."""
         try:
-            self._keyring.ensure_active(key)
-        except KeyRevoked:
-            self._hub.cancel(job_id, REVOKED)
+            self._keyring.ensure_active(key, self._clock.wall())
+        except Unauthorized as error:
+            reason = REVOKED if isinstance(error, KeyRevoked) else str(error)
+            self._hub.cancel(job_id, reason)
             raise
+
+    @contextmanager
+    def _until_expiry(self, key: Key, check: Callable[[], None]) -> Iterator[None]:
+        """Check a job when its key expires, if that is within the block."""
+        expires_at, timer = key.expires_at, None
+
+        def watch() -> None:
+            nonlocal timer
+            with suppress(Unauthorized):  # the reader of the job raises it
+                check()
+                if expires_at is not None:
+                    # Again if the clock is set back meanwhile.
+                    seconds = expires_at - self._clock.wall()
+                    timer = self._clock.call_at(self._clock.now() + seconds, watch)
+
+        watch()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
 class _KeyReader:
-    """An answer stream that reports the revocation of its key."""
+    """An answer stream that reports the end of its key, by ``check``."""
 
-    def __init__(self, reader: AnswerStream, keyring: Keyring, key: Key) -> None:
+    def __init__(self, reader: AnswerStream, check: Callable[[], None]) -> None:
         self.job_id = reader.job_id
         # Not wrapped: every token passes here.
         self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
         self.on_requeue = reader.on_requeue
         self.ended: Outcome | None = None
         self._reader = reader
-        self._keyring = keyring
-        self._key = key
+        self._check = check
 
     @property
     def worker_id(self) -> WorkerId | None:
@@ -175,7 +207,7 @@ class _KeyReader:
         try:
             self.ended = await self._reader.outcome()
         except Cancelled:
-            self._keyring.ensure_active(self._key)  # a clearer error
+            self._check()  # a clearer error
             raise
         return self.ended
 

@@ -128,7 +128,7 @@ async def _new_events(
     woken = False
     while True:
         signal.clear()
-        # The key may have been revoked meanwhile.
+        # The key may have ended meanwhile.
         gateway.access.ensure_active(caller)
         new = await gateway.store.history_since(job_id, seen)
         encoded = [

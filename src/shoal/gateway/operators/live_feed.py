@@ -17,7 +17,6 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import (
-    KeyExpired,
     QueueFull,
     StoreError,
     Unauthorized,
@@ -110,7 +109,7 @@ class LiveFeed:
         Raises KeyRevoked, KeyExpired or SessionEnded if its access has ended.
         """
         client.signal.clear()
-        self._ensure_valid(client.caller)
+        self._gateway.access.ensure_active(client.caller)
         await self._read_orders()
         if not client.needs_snapshot:
             unread = b"".join(client.unread)
@@ -179,16 +178,10 @@ class LiveFeed:
 
     def _is_valid(self, caller: ApiCaller) -> bool:
         try:
-            self._ensure_valid(caller)
+            self._gateway.access.ensure_active(caller)
         except Unauthorized:
             return False
         return True
-
-    def _ensure_valid(self, caller: ApiCaller) -> None:
-        self._gateway.access.ensure_active(caller)
-        expires_at = caller.key.expires_at
-        if expires_at is not None and self._gateway.clock.wall() >= expires_at:
-            raise KeyExpired(f"the API key {caller.name} has expired")
 
 
 LIVE_FEED = web.AppKey("live_feed", LiveFeed)
