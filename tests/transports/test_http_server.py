@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import ClientSession, web
+from yarl import URL
 
 from shoal.transports import http_server
 from shoal.transports.loop_share import LoopShare
@@ -72,3 +73,17 @@ async def test_requests_that_admit_are_paid_back() -> None:
 
     assert site.answered == 5
     assert not site.share.is_spent
+
+
+async def test_responses_name_no_version() -> None:
+    async with Site().open() as url, ClientSession() as session:
+        address = URL(url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+        refused = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        async with session.get(url) as response:
+            assert response.headers["Server"] == "shoal"
+
+    assert b" 400 " in refused
+    assert b"\r\nServer: shoal\r\n" in refused

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.http import HttpProcessingError
 
 from shoal.domain.addresses import network_key
@@ -42,6 +42,10 @@ BUSY = (
     f"Content-Type: text/plain\r\nContent-Length: {len(BUSY_TEXT)}\r\n\r\n{BUSY_TEXT}"
 ).encode()
 """What a client reads whose connection waited too long for its turn."""
+
+# Of all responses, with those that aiohttp gives before any handler runs.  Its own name
+# has its version and Python's.
+setattr(web_response, "SERVER_SOFTWARE", "shoal")  # noqa: B010  # it is not exported
 
 log = logging.getLogger("shoal.transports")
 # Clients may disconnect early or send no HTTP: aiohttp would quote it, with the
