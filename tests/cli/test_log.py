@@ -16,8 +16,10 @@ from click.testing import CliRunner
 from shoal.cli.log import (
     OLDER,
     SIZE_MAX,
+    TEXT,
     JsonFormatter,
     StrangerFilter,
+    TextFormatter,
     log_options,
     log_to_file,
 )
@@ -45,6 +47,12 @@ def test_json_line_is_one_object() -> None:
         "logger": "shoal.x",
         "message": "said 'a\"\\n\\ud800'",
     }
+
+
+def test_names_cannot_change_lines_of_text() -> None:
+    line = TextFormatter(TEXT).format(record("node=%s", "a\x1b[2J\u202eb"))
+
+    assert line.endswith("node=a\\x1b[2J\\u202eb")
 
 
 def test_extra_fields_are_included() -> None:

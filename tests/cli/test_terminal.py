@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from shoal.cli.terminal import Columns, format_day, show_table, table
+from shoal.cli.terminal import Columns, format_day, printable, show_table, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -32,6 +32,15 @@ def test_names_cannot_move_the_cursor() -> None:
         "A",
         "\\x1b[2J\\x0d\\nevil",
     ]
+
+
+def test_names_cannot_change_the_direction_of_text() -> None:
+    controls = (
+        "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    )
+
+    assert printable(controls) == "".join(f"\\u{ord(each):04x}" for each in controls)
+    assert printable("שלום é 🦦") == "שלום é 🦦"
 
 
 def test_time_is_formatted_in_utc_minutes() -> None:

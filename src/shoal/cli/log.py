@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from shoal.cli.terminal import printable
 from shoal.config.private_files import FILE_MODE
 from shoal.domain.errors import ConfigError
 
@@ -57,7 +58,7 @@ def log_to_stderr(level: str, form: str) -> None:
 
 def _prepared(handler: H, level: str, form: str) -> H:
     """Return a handler with what ``log_options`` ask for."""
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT))
     if level.upper() != "DEBUG":
         handler.addFilter(StrangerFilter())
     return handler
@@ -93,6 +94,13 @@ class StrangerFilter(logging.Filter):
                 record.fields = {**fields, "left_out": self._left_out}
             self._left_out = 0
         return True
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as a line, with what its tracebacks need; see ``printable``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):

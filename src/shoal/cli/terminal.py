@@ -23,6 +23,10 @@ _CONTROLS = {
     code: f"\\x{code:02x}"
     for code in (*range(0x20), *range(0x7F, 0xA0))
     if chr(code) not in "\n\t"
+} | {
+    # They change the order in which a terminal shows a line (UAX 9, section 2).
+    code: f"\\u{code:04x}"
+    for code in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 
 
@@ -35,7 +39,7 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which texts from peers may contain."""
+    """Escape control and direction characters, which texts from peers may contain."""
     return text.translate(_CONTROLS)
 
 
