@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shoal.app.server import RunningCoordinator
 from shoal.cli.main import main
+from shoal.cli.pool import serve
 from shoal.cli.pool.serve import command
+from shoal.config import ServeConfig
 
 SECTIONS = {
     "serve: this coordinator": "--queue-max JOBS",
@@ -67,3 +70,24 @@ def test_data_folder_that_cannot_be_made_is_an_error_at_once(
         (said,) = capsys.readouterr().err.splitlines()
         assert said.startswith(f"shoal serve: --data-dir {folder}: ")
         assert "are free" not in said
+
+
+def test_log_says_where_the_secrets_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = RunningCoordinator(
+        *(None, "http://127.0.0.1:1", 1, None, {}),  # type: ignore[arg-type]  # no hub
+        api_key="sk-s3cret",
+        join_command="shoal join http://127.0.0.1:1 --token s3cret",
+        pinned_key="sk-s3cret.sha256-x",
+        authority=None,
+        dashboard="http://127.0.0.1:1/#signin=s3cret",
+    )
+
+    serve._announce(running, ServeConfig(data_dir=tmp_path), None, as_json=False)
+
+    printed = capsys.readouterr().out
+    assert "s3cret" not in printed
+    assert f"API key    in {tmp_path / 'api-key'}\n" in printed
+    for name in ("dashboard", "join-line"):
+        assert f"`shoal {name} --data-dir {tmp_path}`" in printed

@@ -29,6 +29,7 @@ from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
 from shoal.config.newest_backup import newest_backup
 from shoal.config.private_files import make_private_folder
+from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, StoreBroken
 from shoal.processes.programs import allow_files
@@ -207,16 +208,28 @@ def _announce(
     where = f" --data-dir {shlex.quote(str(config.data_dir))}"
     if config.data_dir == USER_DATA:
         where = ""
+    if sys.stdout.isatty():
+        key = running.api_key
+        ways = (
+            f"Dashboard: {running.dashboard}\n"
+            f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
+            "another.\n\n"
+            f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
+            f"  `shoal join-line{where}` prints this command again."
+        )
+    else:  # a log, which others may read
+        key = f"in {config.data_dir / KEY_FILE}"
+        ways = (
+            f"Dashboard: `shoal dashboard{where}` makes a link that signs in.\n\n"
+            f"Add a machine: `shoal join-line{where}` prints the command.\n"
+            f"{_join_remark(config)}"
+        ).rstrip()
     click.echo(
         f"Shoal is ready at {running.url}\n\n"
         f"  base URL   {running.url}/v1\n"
-        f"  API key    {running.api_key}\n"
+        f"  API key    {key}\n"
         f"{_ollama_line(running, config)}\n"
-        f"Dashboard: {running.dashboard}\n"
-        f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
-        "another.\n\n"
-        f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
-        f"  `shoal join-line{where}` prints this command again.\n\n"
+        f"{ways}\n\n"
         f"Chat with a model:\n  shoal chat{where}" + "".join(_trust_lines(running))
     )
     if config.ollama_open:
@@ -249,12 +262,13 @@ def _trust_lines(running: RunningCoordinator) -> Iterator[str]:
     """Yield how clients on other machines trust the certificate, if there is one."""
     if not running.pinned_key:
         return
-    yield (
-        "\n\nUse it from another machine; the key names this coordinator's TLS key, "
-        "and no other server gets it:\n"
-        f"  export SHOAL_URL={running.url}\n"
-        f"  export SHOAL_API_KEY={running.pinned_key}"
-    )
+    if sys.stdout.isatty():
+        yield (
+            "\n\nUse it from another machine; the key names this coordinator's TLS "
+            "key, and no other server gets it:\n"
+            f"  export SHOAL_URL={running.url}\n"
+            f"  export SHOAL_API_KEY={running.pinned_key}"
+        )
     if running.authority is None:
         return
     file = shlex.quote(str(running.authority))
