@@ -167,6 +167,8 @@ def test_a_separate_receipt_has_all_fields(changed: str, fault: str) -> None:
         ("AAE", b"\0\1"),
         ("AA", b"\0"),
         ("A", b""),
+        ("AB", b""),
+        ("AAF=", b""),
         ("AA-_", b""),
         ("AA EC", b""),
         ("AAEC\n", b""),

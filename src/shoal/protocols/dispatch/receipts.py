@@ -132,10 +132,15 @@ def _body(raw: bytes) -> bytes:
 
 
 def signature_of(text: str) -> bytes:
-    """Decode base64 with or without padding; return b"" if it is invalid."""
+    """Decode base64 with or without padding; return b"" if it is invalid.
+
+    That includes unused bits that are not zero: each signature has one spelling.
+    """
     if len(text) > SIGNATURE_TEXT_MAX:
         return b""
+    padded = text + "=" * (-len(text) % 4)
     try:
-        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+        data = binascii.a2b_base64(padded, strict_mode=True)
     except ValueError:
         return b""
+    return data if base64.b64encode(data).decode() == padded else b""
