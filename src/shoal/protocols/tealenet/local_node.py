@@ -22,7 +22,9 @@ class Config:
     passcode: str = field(
         default="",
         metadata={
-            "help": "passcode of the cluster; peers that have it serve and submit jobs",
+            "help": "passcode of the cluster; peers that have it serve and submit "
+            "jobs. The peers that this end connects to get its hash, which admits them "
+            "as well",
             "secret": True,
         },
     )
@@ -57,7 +59,8 @@ class Config:
     relays: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "relays to join: wss://HOST/ws, separated by commas",
+            "help": "relays to join: wss://HOST/ws, separated by commas. At relays of "
+            "others, any node can copy a registration and take this node's place",
             "metavar": "URLS",
         },
     )
