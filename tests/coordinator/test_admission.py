@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -267,6 +268,57 @@ async def test_known_worker_rejoins_with_an_expired_token(
     assert admit(admission, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
     with pytest.raises(NotAdmitted, match="has expired"):
         admit(admission, "jt-lab", "new")
+
+
+KEY, OTHER_KEY = "a" * 64, "b" * 64
+
+
+def admit_key(
+    admission: WorkerAdmission, token: str, key: str, name: str = "w"
+) -> AdmissionGrant:
+    policy = admission.policy_for("wire", "first")
+    return policy(JoinRequest(token, name, frozenset({"m"}), AWAY, key))
+
+
+@pytest.mark.parametrize(
+    "limits", [{"uses_max": 1}, {"expires_at": NOW + 1}], ids=["uses", "time"]
+)
+async def test_worker_rejoins_by_its_key_without_the_token(
+    admission: WorkerAdmission, store: SqliteKeys, limits: dict[str, Any]
+) -> None:
+    await make(admission, **limits)
+    await admission.record_use(admit_key(admission, "jt-lab", KEY))
+    again = await opened(store)
+    again.tokens.update(replace(again.tokens.find("lab"), expires_at=NOW))
+
+    assert admit_key(again, "", KEY).token_id == "token_lab"
+    for key, name in [(OTHER_KEY, "w"), (KEY, "another"), ("", "w")]:
+        with pytest.raises(NotAdmitted, match="Invalid token"):
+            admit_key(again, "", key, name)
+    await again.revoke(again.tokens.find("lab"))
+    with pytest.raises(NotAdmitted, match="revoked"):
+        admit_key(again, "", KEY)
+
+
+async def test_worker_with_a_new_key_rejoins_by_the_token(
+    admission: WorkerAdmission, store: SqliteKeys
+) -> None:
+    await make(admission, uses_max=1)
+    await admission.record_use(admit_key(admission, "jt-lab", KEY))
+
+    await admission.record_use(admit_key(admission, "jt-lab", OTHER_KEY))
+
+    (token,) = await store.tokens.all()
+    assert token.workers == {f"wire:w key:{KEY}"}
+
+
+async def test_key_binds_to_no_unlimited_token(admission: WorkerAdmission) -> None:
+    await make(admission)
+    admit_key(admission, "jt-lab", KEY)
+    admit_key(admission, "first", KEY)
+
+    with pytest.raises(NotAdmitted, match="Invalid token"):
+        admit_key(admission, "", KEY)
 
 
 async def test_recorded_use_survives_a_restart(

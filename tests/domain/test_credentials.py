@@ -122,7 +122,8 @@ def test_ended_credential_is_useless() -> None:
 def test_expired_token_readmits_its_workers() -> None:
     token = replace(TOKEN, expires_at=5.0, uses_max=1)
 
-    assert not was_unusable_before(token, 6.0)
+    assert was_unusable_before(token, 6.0)
+    assert not was_unusable_before(replace(token, workers=frozenset({"w"})), 6.0)
     assert was_unusable_before(replace(token, revoked_at=5.0), 6.0)
 
 

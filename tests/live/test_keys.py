@@ -45,6 +45,25 @@ def ping(client: "openai.OpenAI") -> str | None:
     return answer.choices[0].message.content
 
 
+def test_worker_rejoins_by_its_key_until_the_token_is_revoked(
+    programs: Programs,
+) -> None:
+    pool = programs.serve()
+    made = run_json(pool, "tokens", "create", "lab", "--uses", "1", "--expires", "1h")
+    first = pool.join("lab", token=made["token"])
+    first.event("joined")
+    first.terminate()
+
+    words = ("join", pool.url, "--json", "--name", "lab", "--model", f"tiny={TINY}")
+    again = programs.run(*words)
+
+    again.event("joined")
+    run_json(pool, "tokens", "revoke", "lab")
+    lines = iter(again.line, None)
+    assert any("token was revoked" in line for line in lines)
+    assert again.wait() == 1
+
+
 def test_key_is_created_used_and_revoked(programs: Programs) -> None:
     pool = programs.serve()
     pool.joined("one")

@@ -11,9 +11,11 @@ from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import (
     JoinToken,
+    bound_worker,
     may_offer,
     with_fingerprint,
     without_fingerprint,
+    without_key,
 )
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.admission import (
@@ -29,6 +31,7 @@ from shoal.store.port import KeyStore
 from shoal.transports.clock import Clock
 
 REVOKED = "the join token was revoked"
+WORKERS_MAX = 10_000  # workers that are bound to one token
 # Shown where any token is accepted, but one has to name the certificate.
 ANY_TOKEN = "any"
 
@@ -91,8 +94,11 @@ class WorkerAdmission:
                 if proves_token(applicant.token, token):
                     self._check(CredentialKind.JOIN_TOKEN, applicant.address, token)
                     return AdmissionGrant()
-            if (found := self._meant(applicant.token)) is not None:
-                return self._admit(found, f"{wire}:{applicant.name}", applicant)
+            worker = f"{wire}:{applicant.name}"
+            if (found := self._meant(applicant.token)) is None:
+                found = self._admitted_before(worker, applicant)
+            if found is not None:
+                return self._admit(found, worker, applicant)
             if applicant.token:  # an absent token is no guess
                 # No delay besides: each attempt already takes a connection.
                 self._failures.record_failure(
@@ -126,12 +132,12 @@ class WorkerAdmission:
             )
 
     async def record_use(self, admitted: AdmissionGrant) -> None:
-        """Store the use of a token with limited uses, before the worker joins.
+        """Store the use of a limited token, before the worker joins.
 
         Raises StoreError.
         """
         token = self.tokens.by_id(admitted.token_id)
-        if token is not None and token.uses_max is not None:
+        if token is not None and token.is_limited and admitted.worker:
             await self._store.bind_worker(token.id, admitted.worker)
 
     @contextmanager
@@ -205,6 +211,13 @@ class WorkerAdmission:
             (each for each in self.tokens if presented.matches(each.digest)), None
         )
 
+    def _admitted_before(self, worker: str, applicant: JoinRequest) -> JoinToken | None:
+        """Return the token that a worker without one has joined with, by its key."""
+        if applicant.token or not applicant.key:
+            return None
+        bound = bound_worker(worker, applicant.key)
+        return next((each for each in self.tokens if bound in each.workers), None)
+
     def _admit(
         self, token: JoinToken, worker: str, applicant: JoinRequest
     ) -> AdmissionGrant:
@@ -212,13 +225,16 @@ class WorkerAdmission:
             raise NotAdmitted("The token was revoked")
         if not may_offer(token, applicant.models):
             raise NotAdmitted("The token is not for this model")
-        if worker in token.workers:
+        if not token.is_limited:
             return AdmissionGrant(token.id, worker)
+        bound = bound_worker(worker, applicant.key)
+        # By its name as well: the token is a proof, too, and the key may be a new one.
+        if bound in token.workers or worker in map(without_key, token.workers):
+            return AdmissionGrant(token.id, bound if bound in token.workers else "")
         if token.expires_at is not None and self._clock.wall() >= token.expires_at:
             raise NotAdmitted("The token has expired")
-        if token.uses_max is not None:
-            if len(token.workers) >= token.uses_max:
-                raise NotAdmitted("The token has been used by other workers")
-            # At once: another worker may present it before this use is stored.
-            self.tokens.update(replace(token, workers=token.workers | {worker}))
-        return AdmissionGrant(token.id, worker)
+        if len(token.workers) >= (token.uses_max or WORKERS_MAX):
+            raise NotAdmitted("The token has been used by other workers")
+        # At once: another worker may present it before this use is stored.
+        self.tokens.update(replace(token, workers=token.workers | {bound}))
+        return AdmissionGrant(token.id, bound)

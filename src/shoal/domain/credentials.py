@@ -95,7 +95,7 @@ class JoinToken:
     """A token that admits workers.  Times are Unix seconds.
 
     ``models`` are shell patterns; empty: any model.  ``workers`` are those that joined
-    with it, each with its wire, recorded only if ``uses_max`` limits their number; they
+    with it, as ``bound_worker`` writes them, recorded only if it ``is_limited``; they
     may rejoin after it has expired.
     """
 
@@ -108,6 +108,11 @@ class JoinToken:
     uses_max: int | None = None
     models: tuple[str, ...] = ()
     workers: frozenset[str] = frozenset()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it admits workers for a time, or so many of them."""
+        return self.uses_max is not None or self.expires_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +193,24 @@ def _mac(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
+_BOUND_KEY = re.compile(r" key:[0-9a-f]{64}$")
+
+
+def bound_worker(worker: str, key: str) -> str:
+    """Return a worker, its wire and name, with the key that it has proved, if any."""
+    return f"{worker} key:{key}" if key else worker
+
+
+def without_key(bound: str) -> str:
+    """Return the worker of a ``bound_worker``."""
+    return _BOUND_KEY.sub("", bound)
+
+
 def was_unusable_before(credential: Key | JoinToken, at: float) -> bool:
     """Return whether a key or token had expired or been revoked before a Unix time."""
     revoked_at, expires_at = credential.revoked_at, credential.expires_at
-    if isinstance(credential, JoinToken) and credential.uses_max is not None:
-        expires_at = None  # its workers may rejoin
+    if isinstance(credential, JoinToken) and credential.workers:
+        expires_at = None  # they may rejoin
     return any(end is not None and end < at for end in (revoked_at, expires_at))
 
 

@@ -40,6 +40,7 @@ from shoal.domain.worker import Hardware, WorkerLoad
 from shoal.ledger.keys import Signer, verify
 from shoal.ledger.outputs import output_of
 from shoal.ledger.worker_receipts import output_hash_of
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
@@ -99,6 +100,37 @@ def test_who_proves_nothing_is_refused(
 
     assert any(reason in each for each in pair.ends)
     assert not any(isinstance(each, PeerJoined) for each in pair.events[1:])
+
+
+def known(key: str) -> WorkerProfile:
+    """Return a worker without a token, admitted before by the coordinator of a key."""
+    return replace(MEMBER, token="", verify=verify, coordinator_key=key)
+
+
+def test_coordinator_that_proved_the_token_is_remembered() -> None:
+    keys: list[str] = []
+    member = replace(MEMBER, verify=verify, on_coordinator=keys.append)
+    connect(PROTOCOL, member)
+    connect(PROTOCOL, replace(member, token=""), fleet_context(""))
+
+    identity = fleet_context().identity
+    assert keys == [identity.public_key.hex()]
+
+
+def test_worker_without_a_token_expects_the_key_of_its_coordinator() -> None:
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        assert (request.token, request.key) == ("", calling.SIGNER.public_key.hex())
+        return AdmissionGrant("token", "worker")
+
+    context = replace(fleet_context(""), admission=admit)
+    pair = connect(PROTOCOL, known(context.identity.public_key.hex()), context)
+    other = unconnected(PROTOCOL, known("00" * 32), context)
+    other.begin()
+
+    # Both ends have proved who they are, as by a token.
+    run = replace(RUN, work=CODE, grant="a grant")
+    assert start_job(pair, run).grant == "a grant"
+    assert any("another key" in each for each in other.ends)
 
 
 def test_who_says_no_hello_in_time_is_lost_whatever_it_sends() -> None:

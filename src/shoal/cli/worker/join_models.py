@@ -17,7 +17,7 @@ from shoal.domain.work import JobKind, Work
 from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
-from shoal.ledger.keys import Signer
+from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
@@ -54,7 +54,8 @@ class WorkerContext:
     coordinator has admitted the worker.  ``loader`` loads models.  ``registered_at`` is
     the Unix time at which the signer was made.  ``functions`` run tasks on the
     connection of each model; None: the wire has better ways for them, or there are
-    none.  ``traces`` makes spans of traced jobs.
+    none.  ``traces`` makes spans of traced jobs.  ``remember`` is called with the key
+    of a coordinator that has admitted the worker by its token.
     """
 
     name: str
@@ -72,6 +73,7 @@ class WorkerContext:
     registered_at: float | None = None
     functions: FunctionBackend | None = None
     traces: JobTracer | None = None
+    remember: Callable[[str], None] = lambda key: None
 
     @property
     def privacy(self) -> Privacy | None:
@@ -277,6 +279,9 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         passcode=worker.config.passcode,
         owner=worker.config.owner,
         registered_at=worker.registered_at,
+        verify=verify,
+        coordinator_key=worker.target.coordinator_key,
+        on_coordinator=worker.remember,
     )
 
 

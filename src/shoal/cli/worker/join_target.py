@@ -13,6 +13,7 @@ from shoal.app.fleet_files import with_fleet
 from shoal.app.worker_ports import listening_wires
 from shoal.cli.worker.lan_discovery import find_lan_coordinator
 from shoal.config import JoinConfig
+from shoal.config.known_coordinators import known_coordinator
 from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
@@ -57,7 +58,8 @@ class JoinTarget:
     ``plain``: connections need not be encrypted.  ``is_shoal``: it is a coordinator of
     Shoal's, as far as is known.  ``unreachable`` is why nothing answered at the URL, if
     so, and ``advice`` what the user can do then.  ``token_file`` is where the token was
-    found, if it was not given.
+    found, if it was not given.  ``coordinator_key`` is that of a coordinator that has
+    admitted this machine before, if no token is known: each end proves its key then.
     """
 
     url: str
@@ -70,6 +72,7 @@ class JoinTarget:
     unreachable: str = ""
     advice: str = ""
     token_file: Path | None = None
+    coordinator_key: str = ""
 
     @property
     def tells_admission(self) -> bool:
@@ -78,7 +81,8 @@ class JoinTarget:
         Coordinators of other programs have no word for that.  Only Shoal's have join
         tokens on wires that its workers can encrypt.
         """
-        return self.is_shoal or (self.protocol.encrypts and bool(self.token))
+        secret = bool(self.token or self.coordinator_key)
+        return self.is_shoal or (self.protocol.encrypts and secret)
 
     @property
     def display_url(self) -> str:
@@ -113,8 +117,15 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     if token or fingerprint is not None:
         return await _at_url(url, chosen, token, fingerprint)
     token, fingerprint = await _own_credentials(url, data)
-    target = await _at_url(url, chosen, token, fingerprint)
-    return replace(target, token_file=data / TOKEN_FILE) if token else target
+    if token or fingerprint is not None:
+        target = await _at_url(url, chosen, token, fingerprint)
+        return replace(target, token_file=data / TOKEN_FILE) if token else target
+    known = known_coordinator(data, _web_url(url))
+    if known is None:
+        return await _at_url(url, chosen, "", None)
+    fingerprint = bytes.fromhex(known.fingerprint) or None
+    target = await _at_url(url, chosen, "", fingerprint)
+    return replace(target, coordinator_key=known.key)
 
 
 def split_token(token: str) -> tuple[str, bytes | None]:

@@ -1,6 +1,7 @@
 """Runs a worker: starts its engines, and offers what they run to a coordinator."""
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ from shoal.cli.worker.worker_report import (
     worker_reporter,
 )
 from shoal.config import JoinConfig
+from shoal.config.known_coordinators import KnownCoordinator, remember_coordinator
 from shoal.domain.errors import ConfigError
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
@@ -89,6 +91,9 @@ IDENTITIES = "identities"  # the folder of workers' keys
 # Distinguishes a listening worker from a coordinator of this machine in their fleet.
 LISTENING_SUFFIX = "-worker"
 DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
+
+
+log = logging.getLogger("shoal.cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +201,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         ModelLoader(as_json=arguments.as_json),
         created_at(_key_file(targets.main, config, name, arguments.data)),
         traces=None if spans is None else JobTracer(spans, LoopClock(), name),
+        remember=partial(_remember, arguments.data, targets.main),
     )
     offered = await _memberships(worker, arguments, targets, sources, stack)
     await stack.enter_async_context(library)
@@ -211,6 +217,18 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     return RunningWorker(
         worker, offered, joined, (meter.watch, *watches), waits_forever=not looked_at
     )
+
+
+def _remember(data: Path, target: JoinTarget, key: str) -> None:
+    """Write down a coordinator that has admitted this machine, for the next time."""
+    if target.token_file is not None:
+        return  # its token is on this machine
+    fingerprint = "" if target.fingerprint is None else target.fingerprint.hex()
+    known = KnownCoordinator(key, fingerprint)
+    try:
+        remember_coordinator(data, target.http_url, known)
+    except (OSError, ConfigError) as error:
+        log.warning("the next join needs the token again: %s", error)
 
 
 def _gave_up(target: JoinTarget, why: str) -> str:

@@ -19,6 +19,7 @@ from shoal.domain.credentials import (
     Scope,
     day_of,
     digest_of,
+    without_key,
 )
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
@@ -355,7 +356,7 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
         token.revoked_at,
         token.uses_max,
         list(token.models),
-        sorted(token.workers),
+        sorted(map(without_key, token.workers)),
         gateway.admission.count_connected(token),
     )
 

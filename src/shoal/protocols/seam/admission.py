@@ -21,12 +21,16 @@ class TokenProof:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A worker that wants to join: its token, name, models and address."""
+    """A worker that wants to join: its token, name, models and address.
+
+    ``key`` is the public key that it has proved, in hexadecimal; empty: none.
+    """
 
     token: str | TokenProof
     name: str
     models: frozenset[str]
     address: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class WorkerProfile:
     ``random_bytes`` returns that many random bytes, and ``passcode`` is the cluster's,
     on wires that have one. ``owner`` is the id of the user that the machine belongs to,
     on wires that tell it, and ``registered_at`` and ``plain`` are as in
-    ``ProtocolContext``. ``engine`` is as in ``Offer``.
+    ``ProtocolContext``. ``engine`` is as in ``Offer``. ``verify`` takes a public key, a
+    signature and a message. ``coordinator_key`` is the key, in hexadecimal, of the
+    coordinator that has admitted this worker before, without a token; empty: unknown.
+    ``on_coordinator`` gets the key of a coordinator that has proved the token.
     """
 
     name: str
@@ -116,6 +119,9 @@ class WorkerProfile:
     price: str = ""
     expected_models: tuple[str, ...] = ()
     engine: str = ""
+    verify: Callable[[bytes, bytes, bytes], bool] | None = None
+    coordinator_key: str = ""
+    on_coordinator: Callable[[str], None] = _ignore
 
     @property
     def first_offers(self) -> tuple[Offer, ...]:

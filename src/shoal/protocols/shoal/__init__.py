@@ -184,6 +184,9 @@ class ShoalDialer:
             offers=profile.first_offers,
             models=profile.expected_models,
             on_refused=self._on_refused,
+            verify=profile.verify,
+            coordinator=profile.coordinator_key,
+            on_coordinator=profile.on_coordinator,
         )
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerSession:

@@ -103,6 +103,10 @@ PLAIN = "workers encrypt their connections to this coordinator: join without --p
 CONNECTED = "the two pools are connected already"
 ITSELF = "this is the pool itself"
 WRONG_PASSCODE = "the pools have different passcodes: see --shoal-passcode"
+ANOTHER_KEY = (
+    "the coordinator has another key than the one that admitted this machine: someone "
+    "else answers, or it has a new data folder; then give its --token again"
+)
 WRONG_KEY = "the other end has not proved its key"
 NO_CODE = (
     "code is only sent to workers that joined with a token, and only run for "
@@ -129,11 +133,13 @@ class LocalEnd:
     """What is the same for all sessions of this end.
 
     ``token`` is what this end proves, and the other has to: a worker's join token, or
-    the passcode of a group of pools.  ``verify`` and ``admission`` are a coordinator's,
-    and so are the last ``sessions``, by the other ends' names.  ``models`` are those
-    that a worker will offer once they are loaded.  ``on_refused`` gets the reason of a
-    final refusal.  ``epoch`` is the Unix time at which the clock passed as ``now`` was
-    at 0.
+    the passcode of a group of pools.  A worker without one that was admitted before
+    proves its key, and expects the key of the ``coordinator``, in hexadecimal;
+    ``on_coordinator`` gets the key of one that has proved the token.  ``admission`` is
+    a coordinator's, and so are the last ``sessions``, by the other ends' names.
+    ``models`` are those that a worker will offer once they are loaded.  ``on_refused``
+    gets the reason of a final refusal.  ``epoch`` is the Unix time at which the clock
+    passed as ``now`` was at 0.
     """
 
     name: str
@@ -144,6 +150,8 @@ class LocalEnd:
     token: str = ""
     epoch: float = 0.0
     verify: Callable[[bytes, bytes, bytes], bool] | None = None
+    coordinator: str = ""
+    on_coordinator: Callable[[str], None] = lambda key: None
     admission: AdmissionCheck | None = None
     throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     sessions: "WeakValueDictionary[str, ShoalSession]" = field(
@@ -389,13 +397,18 @@ class ShoalSession:
         if self._dialled:
             if not self._proves_token(hello):
                 return (self._close(NOT_PROVEN),)
-            self._trusted = bool(local.token and self._binding)
+            try:
+                self._key = self._proven_key(hello, ProofRole.ACCEPTING)
+            except errors.NotAdmitted as error:
+                return (self._close(str(error)),)
+            expected = "" if local.token else local.coordinator
+            if expected and self._key != expected:
+                return (self._close(ANOTHER_KEY),)
+            self._trusted = bool((local.token or expected) and self._binding)
             if self._with_pool:
-                try:
-                    self._key = self._proven_key(hello, ProofRole.ACCEPTING)
-                except errors.NotAdmitted as error:
-                    return (self._close(str(error)),)
                 local.sessions[hello.name] = self
+            elif local.token and self._key:
+                local.on_coordinator(self._key)
         else:
             try:
                 grant = self._admit(hello, now)
@@ -476,7 +489,7 @@ class ShoalSession:
         if not knows_passcode:
             # A pool with a join token only serves, as a worker.
             request = JoinRequest(
-                token, hello.name, frozenset(hello.models), self._address
+                *(token, hello.name, frozenset(hello.models), self._address, self._key)
             )
             grant = local.admission(request)
             if token and self._is_guess() and self._with_pool and local.token:
@@ -484,7 +497,8 @@ class ShoalSession:
                 raise errors.NotAdmitted(WRONG_PASSCODE)
         self._check_name(hello.name, now)
         local.sessions[hello.name] = self
-        self._trusted = bool(binding) and not self._is_guess()
+        # By a token, or by the key that joined with one.
+        self._trusted = bool(binding) and (not self._is_guess() or bool(grant.token_id))
         return grant
 
     def _is_guess(self) -> bool:

@@ -140,8 +140,9 @@ def forget_ended(sql: sqlite3.Connection, before: float) -> None:
     """Delete the keys and tokens for which ``was_unusable_before`` holds."""
     query = "DELETE FROM keys WHERE revoked_at < ? OR expires_at < ?"
     sql.execute(query, (before, before))
-    query = """DELETE FROM join_tokens
-               WHERE revoked_at < ? OR (expires_at < ? AND uses_max IS NULL)"""
+    used = "SELECT token_id FROM join_token_workers"
+    query = f"""DELETE FROM join_tokens
+                WHERE revoked_at < ? OR (expires_at < ? AND id NOT IN ({used}))"""
     sql.execute(query, (before, before))
     known = "SELECT id FROM join_tokens"
     sql.execute(f"DELETE FROM join_token_workers WHERE token_id NOT IN ({known})")
