@@ -83,13 +83,16 @@ def test_secrets_survive_a_restart(programs: Programs) -> None:
     folder = str(programs.folder / "data")
     ready = []
 
+    tokens = []
     for _ in range(2):
         serve = programs.run("serve", "--json", "--port", "0", "--data-dir", folder)
         ready.append(serve.event("ready"))
+        tokens.append((programs.folder / "data" / "join-token").read_text())
         serve.terminate()
 
     assert ready[0]["api_key"] == ready[1]["api_key"]
-    assert ready[0]["join"].split()[-1] == ready[1]["join"].split()[-1]
+    assert tokens[0] == tokens[1]
+    assert tokens[0].strip() not in ready[0]["join"]  # it is not limited
 
 
 def test_job_of_a_silent_worker_goes_to_another(

@@ -52,6 +52,7 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
+from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
 from shoal.gateway.app import Gateway, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
@@ -278,12 +279,16 @@ async def run_coordinator(
             urls = partial(public_urls, config.host, port, secure=https is not None)
             admission.urls = urls
             admission.join_token = stored.token
+            admission.prints_limited_tokens = config.join_token is None
             admission.loopback_only = is_own_host(config.host)
             async with open_network(
                 endpoints, replace(network, http=http)
             ) as admission.ports:
                 websockets.open(tasks)
-                join = admission.invitation(stored.token)
+                token = ""
+                with suppress(StoreError):  # `shoal join-line` makes one later
+                    token = await printed_token(gateway)
+                join = admission.invitation(token)
                 finally_.enter_context(
                     publish_url(
                         config.data_dir, config.host, port, secure=https is not None

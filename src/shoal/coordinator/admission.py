@@ -54,7 +54,9 @@ class WorkerAdmission:
 
     ``urls`` returns the coordinator's current URLs, the best one first; that one and
     ``fingerprint`` (of the TLS key, if there is one) are part of invitations.
-    ``join_token`` is the coordinator's own token; empty: none required.  ``ports`` has
+    ``join_token`` is the coordinator's own token; empty: none required.  It is printed,
+    unless the coordinator ``prints_limited_tokens``, the ``last_printed`` of them as
+    long as it is good.  ``ports`` has
     the ports beside HTTP, by wire and by ``tcp`` or ``tls``; ``loopback_only`` says
     that only this machine can reach them.  The coordinator sets them when its ports are
     open.
@@ -71,6 +73,8 @@ class WorkerAdmission:
         self.tokens = book
         self.urls: Callable[[], Sequence[str]] = lambda: ("",)
         self.join_token = ""
+        self.prints_limited_tokens = False
+        self.last_printed = ""
         self.fingerprint: bytes | None = None
         self.ports: Mapping[str, Mapping[str, int]] = {}
         self.loopback_only = False

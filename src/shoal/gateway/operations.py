@@ -1,7 +1,7 @@
 """What HTTP offers: the router and ``/openapi.json`` are made from it."""
 
 from shoal.gateway import calls, dashboard, openapi, receipts
-from shoal.gateway.accounts import balances, credentials, sign_in, usage
+from shoal.gateway.accounts import balances, credentials, invitations, sign_in, usage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
 from shoal.gateway.chat.anthropic import endpoints as anthropic
@@ -40,6 +40,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *workers.api,
     *all_jobs.api,
     *credentials.api,
+    *invitations.api,
     *batches.overview,
     *event_log.api,
     *live_feed.api,

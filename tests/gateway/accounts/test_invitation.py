@@ -1,10 +1,16 @@
 """How a worker joins, over HTTP: the command, and the command as a QR code."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 from gateway.keys import request
 from gateway.serving import Pool
-from shoal.gateway.accounts.credentials import qr_image
+from shoal.gateway.accounts.invitations import (
+    PRINTED_LIFETIME,
+    PRINTED_USES,
+    printed_token,
+    qr_image,
+)
 
 DRAWN = {"viewBox", "fill", "d", "stroke", "class"}  # attributes that a policy permits
 
@@ -15,6 +21,39 @@ async def test_command_is_a_qr_code_as_well(pool: Pool) -> None:
     assert status == 200
     assert shown["qr"] == qr_image(shown["join"])
     assert len(shown["qr"]) < 5000
+
+
+async def test_printed_token_is_limited_and_good_for_half_its_time(pool: Pool) -> None:
+    gateway = pool.gateway
+    assert gateway is not None
+    admission, at = gateway.admission, gateway.clock.wall()
+    admission.join_token, admission.prints_limited_tokens = "unlimited", True
+
+    first = await printed_token(gateway)
+    assert await printed_token(gateway) == first
+    token = admission.tokens.by_secret(first)
+    assert token is not None
+    assert token.uses_max == PRINTED_USES
+    assert token.expires_at is not None
+    assert at < token.expires_at <= gateway.clock.wall() + PRINTED_LIFETIME
+    for worn in (
+        {"revoked_at": at},
+        {"workers": frozenset(map(str, range(PRINTED_USES)))},
+        {"expires_at": at + PRINTED_LIFETIME / 2},
+    ):
+        admission.tokens.update(replace(token, **worn))
+        admission.last_printed = first
+        assert await printed_token(gateway) != first
+
+
+async def test_given_token_is_printed_as_it_is(pool: Pool) -> None:
+    assert pool.gateway is not None
+    pool.gateway.admission.join_token = "given"
+
+    _, shown = await request(pool, "GET", "/admin/join")
+
+    assert shown["token"] == "given"
+    assert not list(pool.gateway.admission.tokens)
 
 
 def test_image_has_no_styles_and_no_scripts() -> None:

@@ -32,6 +32,7 @@ from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, StoreBroken
+from shoal.gateway.accounts.invitations import PRINTED_USES
 from shoal.processes.programs import allow_files
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
@@ -215,7 +216,7 @@ def _announce(
             f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
             "another.\n\n"
             f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
-            f"  `shoal join-line{where}` prints this command again."
+            f"  {_token_remark(config)}`shoal join-line{where}` prints a command again."
         )
     else:  # a log, which others may read
         key = f"in {config.data_dir / KEY_FILE}"
@@ -247,6 +248,13 @@ def _join_remark(config: ServeConfig) -> str:
     if not is_own_host(config.host):
         return ""
     return "  It works on this machine; for others: --host 0.0.0.0 --tls auto\n"
+
+
+def _token_remark(config: ServeConfig) -> str:
+    """Return what the printed token is good for; empty: it is the operator's own."""
+    if config.join_token is not None:
+        return ""
+    return f"It adds {PRINTED_USES} machines, within a day; they stay.  "
 
 
 def _ollama_line(running: RunningCoordinator, config: ServeConfig) -> str:

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
 import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded, useOrderError } from "./ui.js";
 
-/** The command of the coordinator's own join token; `bare`: without what surrounds it. */
+/** The command that adds a machine; `bare`: without what surrounds it. */
 export function JoinPanel({ bare }) {
   const [invitation, error, reload] = useLoaded(() => api.get("/admin/join"), []);
   if (error) return html`<${ErrorNote} error=${error} retry=${reload} />`;
@@ -18,7 +18,7 @@ export function JoinPanel({ bare }) {
       <${CopyField} text=${invitation.join} label="Copy" />
       ${invitation.loopback_only && html`<div class="note warn"><${Icon} name="warn" /><p>Only this machine can reach the coordinator:
         it listens on the loopback address. For other machines, start <code>shoal serve --host 0.0.0.0 --tls auto</code>.</p></div>`}
-      <p class="hint">${invitation.token ? "The command contains a join token. Anyone with it can add a machine." : "No token is needed: anyone who reaches the coordinator can join."}</p>
+      <p class="hint">${invitation.token ? "The command contains a join token. Anyone with it can add a machine while it is valid." : "No token is needed: anyone who reaches the coordinator can join."}</p>
     </div>
   </div>`;
 }

@@ -1,13 +1,10 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
-import asyncio
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-import segno
 from msgspec import Meta
 
 from shoal.domain.credentials import (
@@ -258,58 +255,6 @@ class TokenList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-class Invitation(msgspec.Struct, frozen=True):
-    """How a worker joins: by ``join``, a command with the first of the URLs.
-
-    ``urls`` are this coordinator's addresses on each network that it listens on;
-    ``loopback_only``: only its own machine can reach them.  ``token`` is empty if none
-    is required.  ``qr`` is ``join`` as a QR code, an SVG image; empty if it is too long
-    for one.
-    """
-
-    join: str
-    token: str
-    urls: list[str]
-    loopback_only: bool
-    qr: str
-
-
-@api.get("/admin/join", "Show how workers join", Scope.ADMIN, secret=True)
-async def show_invitation(gateway: Gateway) -> Invitation:
-    admission = gateway.admission
-    join = admission.invitation(admission.join_token)
-    return Invitation(
-        join,
-        admission.shown_token(admission.join_token),
-        list(admission.urls()),
-        admission.loopback_only,
-        await asyncio.to_thread(qr_image, join),
-    )
-
-
-def qr_image(text: str) -> str:
-    """Return a text as a QR code, an SVG image; empty if it is too long for one.
-
-    The image has no styles and no scripts, which the dashboard's policy refuses.
-    """
-    try:
-        code = segno.make(text, error="l", micro=False)
-    except segno.DataOverflowError:
-        return ""
-    image = io.BytesIO()
-    code.save(
-        image,
-        kind="svg",
-        xmldecl=False,
-        svgclass=None,
-        lineclass=None,
-        omitsize=True,
-        light="#fff",
-        nl=False,
-    )
-    return image.getvalue().decode()
-
-
 @api.get("/admin/tokens", "List the join tokens", Scope.MONITOR, lists=True)
 async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
     page, more = _page(gateway.admission.tokens, query)
@@ -318,20 +263,8 @@ async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
 
 @api.post("/admin/tokens", "Create a join token", Scope.ADMIN, secret=True)
 async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
-    secret = TOKEN_PREFIX + gateway.new_secret()
-    now = gateway.clock.wall()
-    token = JoinToken(
-        f"token_{gateway.new_secret()[:ID_LENGTH]}",
-        body.name,
-        digest_of(secret),
-        now,
-        _expiry(body, now),
-        None,
-        body.uses,
-        tuple(body.models),
-    )
+    secret, token = await add_token(gateway, body)
     admission = gateway.admission
-    await admission.tokens.add(token)
     # A token's only worker must rejoin with the same name.
     worker = token.name if token.uses_max == 1 else ""
     return msgspec.structs.replace(
@@ -339,6 +272,27 @@ async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
         token=admission.with_fingerprint(secret),
         join=admission.invitation(secret, worker),
     )
+
+
+async def add_token(gateway: Gateway, wanted: NewToken) -> tuple[str, JoinToken]:
+    """Store a new token; return its secret, and the token.
+
+    Raises InvalidRequest, StoreError.
+    """
+    secret = TOKEN_PREFIX + gateway.new_secret()
+    now = gateway.clock.wall()
+    token = JoinToken(
+        f"token_{gateway.new_secret()[:ID_LENGTH]}",
+        wanted.name,
+        digest_of(secret),
+        now,
+        _expiry(wanted, now),
+        None,
+        wanted.uses,
+        tuple(wanted.models),
+    )
+    await gateway.admission.tokens.add(token)
+    return secret, token
 
 
 @api.delete("/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN)
