@@ -27,11 +27,13 @@ class ReferencePlan:
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[JobId, float] = {}  # with their places by arrival
+        self.waiting: dict[JobId, tuple[int, int]] = {}  # with their places
         self.models: dict[str, None] = {}
         self.served: dict[tuple[object, ...], int] = {}
         self._times = 0
         self._arrivals = Counter[str]()
+        self._base: dict[JobId, int] = {}  # the rounds of waiting jobs
+        self._rounds: dict[tuple[object, str], int] = {}  # the last ones of users
 
     def apply(self, fact: Fact, pool: PoolState) -> None:
         """Follow a fact that was not applied to ``pool`` yet."""
@@ -80,7 +82,7 @@ class ReferencePlan:
             running = pool.shares.running.get(job.job.owner, 0) + total[job.job.owner]
             served = self.served[group]
             place = self.waiting[job.job.id]
-            return -job.job.priority.value, running, here[group], served, place
+            return -job.job.priority.value, running, here[group], served, *place
 
         while jobs and free:
             job = min(jobs, key=rank)  # of equals the first, which came first
@@ -91,15 +93,25 @@ class ReferencePlan:
                 yield job.job.id, choice[0].id, choice[1]
 
     def _add(self, job: OpenJob, pool: PoolState) -> None:
-        first = not job.lease and not any(
-            self._group(each) == self._group(job) and not each.lease
+        group, user = self._group(job), job.job.terms.end_user
+        others = [
+            each
             for each in self._jobs(job.model, pool)
-        )
+            if self._group(each) == group and not each.lease
+        ]
         self._arrivals[job.model] += 1
-        overtaken_by = OVERTAKEN_BY_MAX + 0.5 if job.job.terms.whole else 0.0
-        self.waiting[job.job.id] = self._arrivals[job.model] + overtaken_by
+        round_ = 0
+        if any(each.job.terms.end_user == user for each in others):
+            round_ = self._rounds[group, user] + 1
+        elif others:
+            round_ = min(self._base[each.job.id] for each in others)
+        if not job.lease:
+            self._rounds[group, user] = self._base[job.job.id] = round_
+        overtaken_by = OVERTAKEN_BY_MAX + 1 if job.job.terms.whole else 0
+        place = round_ + overtaken_by, self._arrivals[job.model]
+        self.waiting[job.job.id] = place
         self.models.setdefault(job.model, None)
-        if first:
+        if not (others or job.lease):
             self._touch(job)
 
     def _touch(self, job: OpenJob) -> None:

@@ -55,7 +55,11 @@ class RandomPool:
         random = self.random
         for _ in range(random.randrange(8)):
             self._made += 1
-            terms = JobTerms(near=random.random() < 0.2, whole=random.random() < 0.3)
+            terms = JobTerms(
+                near=random.random() < 0.2,
+                whole=random.random() < 0.3,
+                end_user=random.choice(("", "", "u", "v")),
+            )
             job = Job(
                 JobId(f"j{self._made}"),
                 self._work(),

@@ -28,10 +28,10 @@ def waiting(
     lease: int = 0,
     *,
     whole: bool = False,
+    user: str = "",
 ) -> OpenJob:
-    each = replace(
-        job(name, owner=owner, priority=priority), terms=JobTerms(whole=whole)
-    )
+    terms = JobTerms(whole=whole, end_user=user)
+    each = replace(job(name, owner=owner, priority=priority), terms=terms)
     return OpenJob(each, 0.0, 0.0, 0.0, lease=LeaseNumber(lease))
 
 
@@ -87,6 +87,28 @@ def test_what_is_answered_whole_is_overtaken_by_few() -> None:
     queue = queue_of(waiting("whole", whole=True), *streams)
 
     assert order(queue).index("whole") == OVERTAKEN_BY_MAX
+
+
+def test_users_of_one_owner_take_turns() -> None:
+    flood = [waiting(f"a{number}", "key", user="ada") for number in range(150)]
+    queue = queue_of(*flood)
+    for each in flood[:3]:
+        queue.remove(each)
+    queue.remove(flood[-1])  # cancelled
+
+    for name in ("b0", "b1", "c0"):
+        queue.add(waiting(name, "key", user=name[0]))
+
+    assert order(queue)[:6] == ["a3", "b0", "c0", "a4", "b1", "a5"]
+
+
+def test_user_with_other_needs_does_not_wait_for_the_jobs_of_another() -> None:
+    flood = [waiting(f"a{number}", "key", user="ada") for number in range(150)]
+    terms = JobTerms(end_user="bob", near=True)
+    picky = OpenJob(replace(job("b0", owner="key"), terms=terms), 0.0, 0.0, 0.0)
+    queue = queue_of(*flood, picky)
+
+    assert order(queue)[:2] == ["a0", "b0"]
 
 
 def test_requeued_jobs_precede_higher_priorities() -> None:

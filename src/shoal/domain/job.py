@@ -130,7 +130,8 @@ class JobTerms:
     sent it, for wires that carry work in that form.  ``api_fields`` is the JSON text of
     what an API has to return with the answer, and no worker needs.  ``trace`` is the
     ``traceparent`` of the request (``trace_context``); empty: it is not traced.
-    ``left_out`` says what of the request the work does not have, and why.  ``whole`` is
+    ``left_out`` says what of the request the work does not have, and why.  ``end_user``
+    is whom the client names as its user: those of one key take turns.  ``whole`` is
     for answers that nobody reads as they come: streams for the same owner go first.
     """
 
@@ -150,6 +151,7 @@ class JobTerms:
     api_fields: str = ""
     trace: str = ""
     left_out: tuple[str, ...] = ()
+    end_user: str = ""
     whole: bool = False
     waits: bool = False  # for a function that no worker has, or had a short while ago
     settled: bool = False  # whether we collected the payment that the reference names

@@ -1,13 +1,12 @@
 """The order of owners by their fair shares, which change as jobs begin and end."""
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
-from shoal.domain.ids import JobId
 from shoal.pool.open_job import OpenJob
 
 Rank: TypeAlias = tuple[int, int, str]
@@ -50,18 +49,22 @@ class FairShares:
         return islice(reversed(self._latest), missed)
 
 
+def place_of(job: OpenJob) -> tuple[int, int]:
+    """Return the place of a waiting job among those of its owner and priority."""
+    return job.round, job.number
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Jobs of one priority that need the same of a worker, each owner's by age.
+    """Jobs of one priority that need the same of a worker.
 
     The owners are in a sorted list: to move one of 10,000 takes 14 comparisons, and a
     copy of 80 KB at most.
     """
 
     shares: FairShares
-    jobs: dict[str, OrderedDict[JobId, OpenJob]] = field(default_factory=dict)
-    """By owner.  Ordered: a plain dict takes ever longer to find its first item when
-    those before it were removed."""
+    jobs: dict[str, list[OpenJob]] = field(default_factory=dict)
+    """By owner, in the order of ``place_of``."""
 
     _order: list[Rank] = field(default_factory=list)
     _ranks: dict[str, Rank] = field(default_factory=dict)
@@ -74,15 +77,15 @@ class Lane:
         owner = job.job.owner
         jobs = self.jobs.get(owner)
         if jobs is None:
-            jobs = self.jobs[owner] = OrderedDict()
+            jobs = self.jobs[owner] = []
             self._put_in(owner, turn)
-        jobs[job.job.id] = job
+        insort(jobs, job, key=place_of)
 
     def remove(self, job: OpenJob) -> None:
         """Remove a job."""
         owner = job.job.owner
         jobs = self.jobs[owner]
-        del jobs[job.job.id]
+        del jobs[bisect_left(jobs, place_of(job), key=place_of)]
         if not jobs:
             del self.jobs[owner]
             self._take_out(owner)

@@ -118,7 +118,8 @@ class OpenJob:
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
 
-    number: int = 0  # in the order of the jobs of its owner and priority
+    number: int = 0  # in the order of arrivals at its queue
+    round: int = 0  # of the turns that the users of its owner take
     known_length: RequestLength | None = None  # see ``length``
 
     def __post_init__(self) -> None:

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
-from shoal.pool.fair_shares import FairShares, Lane, OwnerCounts, Rank
+from shoal.pool.fair_shares import FairShares, Lane, OwnerCounts, Rank, place_of
 from shoal.pool.open_job import Need, OpenJob
 
 PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
-OVERTAKEN_BY_MAX = 16  # jobs that came after one that is answered whole
+OVERTAKEN_BY_MAX = 16  # rounds after that of a job that is answered whole
 
 
 @dataclass(slots=True)
@@ -35,9 +35,10 @@ class JobQueue:
 
     Requeued jobs, which have waited their turn once, go first.  The others
     go by priority, and within one priority the owners with the fewest jobs running go
-    first (max-min fair sharing), each with its oldest job.  Of one owner's, what is
-    streamed goes before what is answered whole (``JobTerms.whole``) unless more than
-    ``OVERTAKEN_BY_MAX`` jobs came between them: so the whole ones have their turn, too.
+    first (max-min fair sharing).  The users of one owner take turns: each has one job
+    in a round, its oldest.  What is streamed goes before what is answered whole
+    (``JobTerms.whole``) unless it is more than ``OVERTAKEN_BY_MAX`` rounds later: so
+    the whole ones have their turn, too.
 
     Jobs that need the same of a worker share a lane, so that a plan passes over all of
     them at once if no free worker can take them.
@@ -49,7 +50,7 @@ class JobQueue:
     _fresh: dict[Priority, "_Level"] = field(default_factory=dict)
     _size: int = 0
     _requeues: int = 0
-    _arrivals: Iterator[int] = field(default_factory=lambda: count(step=2))
+    _arrivals: Iterator[int] = field(default_factory=count)
     _turns: Iterator[int] = field(default_factory=count)
     """Numbers owners in the order of service."""
 
@@ -70,8 +71,6 @@ class JobQueue:
         level = self._fresh.get(job.job.priority)
         if level is None:
             level = self._fresh[job.job.priority] = _Level(self.shares)
-        if job.job.terms.whole:
-            job.number += 2 * OVERTAKEN_BY_MAX + 1  # odd: no other job has it
         level.add(job, next(self._turns))
 
     def remove(self, job: OpenJob) -> None:
@@ -143,11 +142,42 @@ class JobQueue:
 
 @dataclass(slots=True)
 class _Owner:
-    """What an owner has waiting: its turn among equals, its jobs, and their lanes."""
+    """What an owner has waiting: its turn among equals, its jobs, and their lanes.
+
+    ``users`` are those with jobs here, each with their number and the last round.
+    """
 
     turn: int
     jobs: int = 0
     lanes: dict["_LaneKey", Lane] = field(default_factory=dict)
+    users: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, job: OpenJob) -> None:
+        """Count a job, and give it the next round of its user."""
+        user = _user_of(job)
+        jobs, last = self.users.get(user, (0, -1))
+        if not jobs:
+            heads = (lane.jobs[job.job.owner][0] for lane in self.lanes.values())
+            last = min((head.round - _delay_of(head) for head in heads), default=0) - 1
+        self.users[user] = jobs + 1, last + 1
+        self.jobs += 1
+        job.round = last + 1 + _delay_of(job)
+
+    def remove(self, job: OpenJob) -> None:
+        """Count a job no more."""
+        self.jobs -= 1
+        jobs, last = self.users.pop(_user_of(job))
+        if jobs > 1:
+            self.users[_user_of(job)] = jobs - 1, last
+
+
+def _user_of(job: OpenJob) -> str:
+    return job.job.terms.end_user or job.job.terms.user
+
+
+def _delay_of(job: OpenJob) -> int:
+    """Return for how many rounds a job lets others overtake it."""
+    return OVERTAKEN_BY_MAX + 1 if job.job.terms.whole else 0
 
 
 _LaneKey: TypeAlias = tuple[Need, bool]
@@ -170,7 +200,7 @@ class _Level:
         owner = self.owners.get(job.job.owner)
         if owner is None:
             owner = self.owners[job.job.owner] = _Owner(turn)
-        owner.jobs += 1
+        owner.add(job)
         self.counts.add(owner.jobs, 1)
         key = job.need, job.job.terms.whole
         lane = self.lanes.get(key)
@@ -190,7 +220,7 @@ class _Level:
         if not lane.jobs:
             del self.lanes[key]
         self.counts.add(owner.jobs, -1)
-        owner.jobs -= 1
+        owner.remove(job)
         if not owner.jobs:
             del self.owners[name]
             return
@@ -211,13 +241,14 @@ class _Level:
         def key_of(job: OpenJob) -> _Key:
             owner = job.job.owner
             has = self.shares.running.get(owner, 0) + served.get(owner, 0)
-            return has, here.get(owner, 0), self.owners[owner].turn, job.number
+            turn = self.owners[owner].turn
+            return has, here.get(owner, 0), turn, *place_of(job)
 
         def advance(cursor: _Cursor) -> None:
             for rank in cursor.ranks:
                 cursor.last = rank
                 owner = rank[2]
-                jobs = iter(cursor.lane.jobs[owner].values())
+                jobs = iter(cursor.lane.jobs[owner])
                 job = next(jobs)
                 # The rank of an owner that was served is out of date: the next owner
                 # may precede it.
@@ -252,9 +283,9 @@ class _Level:
                 heapq.heappush(heads, (key_of(following), head))
 
 
-_Key: TypeAlias = tuple[int, int, int, int]
+_Key: TypeAlias = tuple[int, int, int, int, int]
 """Orders jobs in a plan: those that the owner has running, those that it was served
-before in this plan, its turn among equals, and the job's number."""
+before in this plan, its turn among equals, and the job's place among its own."""
 
 
 @dataclass(slots=True)

@@ -89,7 +89,8 @@ class GenerationRequest(Generic[W_co]):
     """A request for text, and how to answer it.
 
     ``include_usage``: a stream of chunks ends with the usage.  ``session`` is the
-    client's name for related requests; ``tier`` is the service tier that it asks for.
+    client's name for related requests, and ``end_user`` that for its user; ``tier`` is
+    the service tier that it asks for.
     """
 
     work: W_co
@@ -97,6 +98,7 @@ class GenerationRequest(Generic[W_co]):
     include_usage: bool = False
     session: str = ""
     tier: str = ""
+    end_user: str = ""
 
 
 HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
@@ -125,6 +127,7 @@ async def answer(
         session=asked.session,
         tier=asked.tier,
         whole=not asked.stream,
+        end_user=asked.end_user,
     )
     if asked.stream:
         return await stream_answer(gateway, request, caller, job, form)
@@ -138,13 +141,15 @@ async def answer_inputs(
     work: InputWork,
     *,
     field: str,
+    end_user: str = "",
 ) -> tuple[JobId, Outcome, Usage]:
     """Have work on inputs done; return its job, the outcome to show, and the usage.
 
-    ``field``, and what is raised, are as in ``answer``.
+    ``field``, and what is raised, are as in ``answer``; ``end_user`` is as in
+    ``build_job``.
     """
     check_work(gateway, caller.name, work, field)
-    job = build_job(gateway, request, work, caller)
+    job = build_job(gateway, request, work, caller, end_user=end_user)
     return await _run(gateway, request, caller, job)
 
 

@@ -51,6 +51,19 @@ Metadata = Annotated[
 Ignored = msgspec.Raw
 """A field that is never read."""
 
+EndUser = msgspec.Raw
+"""OpenAI's ``user``: a text, or Open WebUI's object."""
+
+
+def end_user(given: EndUser | msgspec.UnsetType) -> str:
+    """Return a client's name for its user; empty: it gives none."""
+    if given is msgspec.UNSET or (written := bytes(given)) == b"null":
+        return ""
+    if written.startswith(b'"'):
+        return str(_values.decode(written))
+    return written.decode("utf-8", "replace")
+
+
 OBJECT_MAX = 1 << 20  # bytes of all free objects in one field
 SURROGATES_MAX = 2 << 20  # bytes of a body to repair, which is slow
 SMALL = 64  # bytes: neutral values are smaller

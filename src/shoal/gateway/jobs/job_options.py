@@ -50,12 +50,14 @@ def build_job(
     terms: JobTerms | None = None,
     left_out: Sequence[str] = (),
     whole: bool = False,
+    end_user: str = "",
 ) -> Job:
     """Build the job of a request, and record it.
 
     The default terms are the policy FAST, public, at the listed price.  Only jobs with
     terms of their own may be for any model.  ``left_out`` and ``whole`` are as in
-    ``JobTerms``; tools that the model may call are left out if no worker with it can.
+    ``JobTerms``, and ``end_user`` is the client's name for its user; tools that the
+    model may call are left out if no worker with it can.
 
     Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
     key may not give its jobs that priority.
@@ -63,7 +65,12 @@ def build_job(
     headers, owner, record = request.headers, caller.name, record_of(request)
     agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
     work, tools = fitting_work(gateway, work, owner)
-    agreed = replace(agreed, left_out=(*left_out, *tools), whole=whole)
+    agreed = replace(
+        agreed,
+        left_out=(*left_out, *tools),
+        whole=whole,
+        end_user=_digest(end_user) if end_user else "",
+    )
     if record.traceparent:
         agreed = replace(agreed, trace=record.traceparent)
     job = Job(
@@ -132,8 +139,12 @@ def _session_digest(given: str, work: Work, owner: str) -> str:
         beginning = [message_text(message) for message in work.messages[:2]]
     else:
         return ""  # nothing to reuse
+    return _digest(owner, work.model, *beginning)
+
+
+def _digest(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (owner, work.model, *beginning):
+    for part in parts:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
 

@@ -118,6 +118,7 @@ def decode_message_request(data: bytes) -> MessageRequest:
         stream=bool(body.stream),
         session=_session(body),
         tier=body.service_tier or "",
+        end_user=_user(body),
     )
     return MessageRequest(generation, _shows_thinking(body))
 
@@ -213,8 +214,11 @@ def _in_order(options: Mapping[str, JSON]) -> dict[str, JSON]:
 
 def _session(body: MessageBody) -> str:
     """Return the client's name for its user, the end of which names the session."""
-    user = body.metadata.user_id if body.metadata is not None else None
-    return (user or "")[-SESSION_MAX:]
+    return _user(body)[-SESSION_MAX:]
+
+
+def _user(body: MessageBody) -> str:
+    return (body.metadata.user_id if body.metadata is not None else None) or ""
 
 
 def _shows_thinking(body: MessageBody) -> bool:

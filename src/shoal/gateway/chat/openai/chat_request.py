@@ -34,13 +34,14 @@ from shoal.gateway.chat.options import (
     stop_strings,
 )
 from shoal.gateway.http.decoding import (
+    EndUser,
     FreeObject,
-    Ignored,
     ModelName,
     Temperature,
     TokenCount,
     decode,
     decode_object,
+    end_user,
     is_given,
     is_requested,
     missing,
@@ -146,7 +147,7 @@ class ChatBody(msgspec.Struct, frozen=True):
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Ignored | UnsetType = UNSET  # a text, or Open WebUI's object
+    user: EndUser | UnsetType = UNSET
     prompt_cache_key: str | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
     # Untyped: what matters is only whether they ask for something.
@@ -214,6 +215,7 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
         streaming is not None and bool(streaming.include_usage),
         body.prompt_cache_key or "",
         body.service_tier or "",
+        end_user(body.user),
     )
 
 

@@ -24,11 +24,12 @@ from shoal.gateway.chat.options import (
     stop_strings,
 )
 from shoal.gateway.http.decoding import (
-    Ignored,
+    EndUser,
     ModelName,
     Temperature,
     TokenCount,
     decode,
+    end_user,
 )
 
 PROMPTS_MAX = 128  # prompts in one request
@@ -46,7 +47,7 @@ class CompletionBody(msgspec.Struct, frozen=True):
     stop: StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Ignored | UnsetType = UNSET
+    user: EndUser | UnsetType = UNSET
 
 
 CreateCompletion = body_type("CreateCompletion", CompletionBody, COMPLETION_OPTIONS)
@@ -75,6 +76,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
         ),
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),
+        end_user=end_user(body.user),
     )
 
 

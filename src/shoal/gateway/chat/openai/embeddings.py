@@ -22,7 +22,7 @@ from shoal.gateway.chat.inputs import (
     decode_text_or_tokens,
     vectors_of,
 )
-from shoal.gateway.http.decoding import Ignored, ModelName, decode
+from shoal.gateway.http.decoding import EndUser, ModelName, decode, end_user
 
 
 class CreateEmbedding(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class CreateEmbedding(msgspec.Struct, frozen=True):
     input: RawTextOrTokens
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
-    user: Ignored | UnsetType = UNSET
+    user: EndUser | UnsetType = UNSET
 
 
 class EmbeddingData(msgspec.Struct, frozen=True):
@@ -57,13 +57,15 @@ class CreateEmbeddingResponse(msgspec.Struct, frozen=True):
 class EmbeddingRequest:
     """A decoded request: texts, or tokens in their place.
 
-    ``in_base64``: the client wants vectors in base64.
+    ``in_base64``: the client wants vectors in base64.  ``end_user`` is as in
+    ``GenerationRequest``.
     """
 
     model: str
     inputs: list[str] | list[list[int]]
     options: Mapping[str, JSON]
     in_base64: bool
+    end_user: str = ""
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -92,7 +94,11 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
             raise InvalidRequest(f"{field}: empty", field)
     options = {} if body.dimensions is None else {"dimensions": body.dimensions}
     return EmbeddingRequest(
-        body.model, inputs, options, body.encoding_format == "base64"
+        body.model,
+        inputs,
+        options,
+        body.encoding_format == "base64",
+        end_user(body.user),
     )
 
 

@@ -133,7 +133,7 @@ async def create_embeddings(
         texts = await gateway.token_texts.decode(asked.tokens, "input")
     work = asked.work(texts)
     _, outcome, usage = await answer_inputs(
-        gateway, request, caller, work, field="input"
+        gateway, request, caller, work, field="input", end_user=asked.end_user
     )
     if len(outcome.choices) <= LARGE_ANSWER:
         return json_bytes_response(encode_embeddings(asked, outcome, usage))

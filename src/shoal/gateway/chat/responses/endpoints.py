@@ -121,6 +121,7 @@ async def create_response(
         tier=asked.fields.service_tier or "",
         left_out=asked.left_out,
         whole=not asked.stream,
+        end_user=asked.fields.safety_identifier or asked.fields.user or "",
     )
     if asked.stored:
         background = asked.fields.background
