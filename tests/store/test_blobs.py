@@ -109,6 +109,22 @@ def test_least_recently_used_values_are_evicted_first(folder: Path) -> None:
     assert len([*folder.glob("??/*")]) == 3
 
 
+def test_owner_of_the_most_bytes_makes_room(folder: Path) -> None:
+    files = opened(folder, size_max=30)
+    small, flood = b"b" * 6, [bytes([n]) * 8 for n in range(9)]
+    files.keep(small, owner="bob")
+
+    for each in flood:
+        files.keep(each, owner="alice")
+
+    assert files.has(digest(small))
+    kept = [each for each in flood if files.has(digest(each))]
+    assert kept == flood[-3:]
+    files.keep(b"c" * 20, owner="carol")
+    assert files.has(digest(small))
+    assert not any(files.has(digest(each)) for each in flood)
+
+
 def test_pinned_value_is_not_evicted(folder: Path) -> None:
     files = opened(folder, size_max=15)
     files.keep(b"1" * 10)

@@ -472,7 +472,7 @@ class CallSession:
     ) -> None:
         """Store a large result, and send its digest."""
         try:
-            digest = await self._hub.blobs.keep(value)
+            digest = await self._hub.blobs.keep(value, owner=self._access.name)
         except errors.ShoalError as error:
             self.send(failure_item(number, error, meta))
         else:

@@ -54,13 +54,13 @@ class BlobTransfer:
         return self._store.read(digest)
 
     async def keep(
-        self, data: bytes | memoryview, expected: bytes | None = None
+        self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
     ) -> bytes:
-        """Store a value; return its digest.
+        """Store a value of an owner; return its digest.
 
         Raises InvalidRequest if it is not the ``expected`` one, StoreError.
         """
-        return await asyncio.to_thread(self._store.keep, data, expected)
+        return await asyncio.to_thread(self._store.keep, data, expected, owner)
 
     # For the hub.
 

@@ -282,10 +282,12 @@ async def send_value(
 @api.put(
     BLOB_PATH, "Store a value", Scope.USE, by_calls=True, media=BYTES_TYPE, status=204
 )
-async def store_blob(gateway: Gateway, request: web.Request) -> web.Response:
+async def store_blob(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     digest = digest_in(request)
     data = await gateway.bodies.read(request, BLOB_MAX)
-    await gateway.hub.blobs.keep(data, digest)
+    await gateway.hub.blobs.keep(data, digest, caller.name)
     return web.Response(status=204)
 
 

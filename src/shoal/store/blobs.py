@@ -1,5 +1,8 @@
 """Large values by their SHA-256, in files; the least recently used are evicted.
 
+Those of the owner with the most bytes go first: no key evicts what is another's as long
+as it has more itself.
+
 A value is stored in ``FOLDER/<2 hex>/<62 hex>``, the hexadecimal digits of its digest.
 """
 
@@ -7,7 +10,7 @@ import errno
 import hashlib
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from contextlib import suppress
 from itertools import count
 from mmap import ACCESS_READ, mmap
@@ -46,8 +49,10 @@ class BlobStore(Protocol):
         """Return a value without copying it.  Raises NotFound."""
         ...
 
-    def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:
-        """Store a value; return its digest.  Blocks; thread-safe.
+    def keep(
+        self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
+    ) -> bytes:
+        """Store a value of an owner; return its digest.  Blocks; thread-safe.
 
         Raises InvalidRequest if its digest is not the ``expected`` one, StoreError.
         """
@@ -92,10 +97,12 @@ class BlobFiles:
         # The event loop reads the index while the store's thread writes large values;
         # the lock is never held during disk access.
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # least recently used first
-        self._size = 0
+        self._owners: dict[bytes, str] = {}
+        # By owner, least recently used first.  After a restart all are of nobody.
+        self._sizes: defaultdict[str, OrderedDict[bytes, int]] = defaultdict(
+            OrderedDict
+        )
+        self._totals: Counter[str] = Counter()
         self._pins: Counter[bytes] = Counter()
         self._numbers = count()  # of files that are being written
 
@@ -117,14 +124,15 @@ class BlobFiles:
         except (OSError, ValueError) as error:
             raise StoreError(str(error), str(self._folder)) from error
         for _, digest, size in sorted(found):
-            self._enter(digest, size)
+            self._enter(digest, size, "")
 
     def has(self, digest: bytes) -> bool:
         with self._lock:
-            known = digest in self._sizes
-            if known:
-                self._sizes.move_to_end(digest)
-            return known
+            owner = self._owners.get(digest)
+            if owner is None:
+                return False
+            self._sizes[owner].move_to_end(digest)
+            return True
 
     def read(self, digest: bytes) -> memoryview:
         if not self.has(digest):
@@ -139,7 +147,9 @@ class BlobFiles:
         except OSError as error:
             raise blob_not_found(digest) from error
 
-    def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:
+    def keep(
+        self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
+    ) -> bytes:
         digest = check_blob(data, expected)
         if not self.has(digest):
             try:
@@ -149,7 +159,7 @@ class BlobFiles:
                 raise StoreError(
                     error.strerror or str(error), str(self._folder), temporary=temporary
                 ) from error
-            for each in self._enter(digest, len(data)):
+            for each in self._enter(digest, len(data), owner):
                 self._path(each).unlink(missing_ok=True)
         return digest
 
@@ -180,25 +190,37 @@ class BlobFiles:
             part.unlink(missing_ok=True)
             raise
 
-    def _enter(self, digest: bytes, size: int) -> list[bytes]:
+    def _enter(self, digest: bytes, size: int, owner: str) -> list[bytes]:
         """Add a value to the index; return the values to evict for it."""
         with self._lock:
-            if digest not in self._sizes:
-                self._size += size
-            self._sizes[digest] = size
-            self._sizes.move_to_end(digest)
+            # Two threads may have written it.
+            owner = self._owners.setdefault(digest, owner)
+            if digest not in self._sizes[owner]:
+                self._totals[owner] += size
+            self._sizes[owner][digest] = size
+            self._sizes[owner].move_to_end(digest)
             leaving: list[bytes] = []
-            if self._size > self._size_max:
-                for each, its in self._sizes.items():
-                    if each in self._pins or each == digest:
-                        continue
-                    leaving.append(each)
-                    self._size -= its
-                    if self._size <= self._size_max:
-                        break
-                for each in leaving:
-                    del self._sizes[each]
+            while self._totals.total() > self._size_max:
+                if (each := self._next_to_evict(digest)) is None:
+                    break
+                leaving.append(each)
+                its = self._owners.pop(each)
+                self._totals[its] -= self._sizes[its].pop(each)
+                if not self._sizes[its]:
+                    del self._sizes[its], self._totals[its]
             return leaving
+
+    def _next_to_evict(self, new: bytes) -> bytes | None:
+        """Return the value that makes room for a new one; None: all are pinned."""
+        return next(
+            (
+                each
+                for owner, _ in self._totals.most_common()
+                for each in self._sizes[owner]
+                if each not in self._pins and each != new
+            ),
+            None,
+        )
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()
@@ -219,7 +241,9 @@ class MemoryBlobs:
             raise blob_not_found(digest)
         return memoryview(self._blobs[digest])
 
-    def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:
+    def keep(
+        self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
+    ) -> bytes:
         digest = check_blob(data, expected)
         self._blobs.setdefault(digest, bytes(data))
         return digest
