@@ -119,8 +119,7 @@ class Stranger:
 
     def run(self, call: Callable[..., T], *args: object) -> T:
         """Call, and charge the CPU time that it takes, unless that admits the peer."""
-        share = self.share
-        if share is None or self._strangers is None:
+        if (share := self.share) is None:
             return call(*args)
         began = share.meter()
         try:
@@ -133,7 +132,7 @@ class Stranger:
 
     def charge(self, seconds: float) -> None:
         """Charge CPU time that was used for the connection."""
-        if self._strangers is not None and self.share is not None:
+        if self.share is not None:
             self.spent += seconds
             self.share.charge(self.network, seconds)
 
@@ -144,14 +143,14 @@ class Stranger:
         ``secure``: with a TLS handshake.
         """
         self.charge(CONNECTION_COST + (TLS_COST if secure else 0.0))
-        handshake = HANDSHAKE_COST if secure else 0.0
-        if self.share is not None:
-            self.share.charge(self.network, handshake)
+        share, handshake = self.share, HANDSHAKE_COST if secure else 0.0
+        if share is not None:
+            share.charge(self.network, handshake)
         try:
             yield
         finally:
-            if self.share is not None:  # what it took is measured
-                self.share.charge(self.network, -handshake)
+            if share is not None:  # what it took is measured
+                share.charge(self.network, -handshake)
 
     def on_open(
         self, transport: asyncio.BaseTransport, drop: Callable[[str], object]
@@ -171,7 +170,6 @@ class Stranger:
         share = self.share
         if (
             share is not None
-            and self._strangers is not None
             and self._paced is None
             and share.is_spent
             and transport.is_reading()
@@ -211,7 +209,7 @@ class Stranger:
     def move(self, strangers: "Strangers") -> None:
         """Count the connection among others from now on."""
         self.leave()
-        self._strangers = strangers
+        self._strangers, self.share = strangers, strangers.share_of(self.network)
         strangers.register(self)
 
     def leave(self) -> None:
@@ -220,7 +218,7 @@ class Stranger:
         self._resume()
         if self._strangers is not None:
             self._strangers.remove(self)
-            self._strangers = None
+            self._strangers = self.share = None
 
     def _resume(self) -> None:
         if self._paced is not None:
