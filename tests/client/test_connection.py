@@ -10,7 +10,7 @@ from shoal.client.connection import BlobClient, CallDialer, JsonRequest, open_se
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.errors import ConnectionLost
 from shoal.client.messages import PATH
-from shoal.client.reconnection import STOPPING, VERSION
+from shoal.client.reconnection import COORDINATOR, STOPPING
 from shoal.domain.errors import ShoalError, Unavailable
 
 ODD = "/team%2Fa/%28b%29/%7e"  # the path of a proxy before the coordinator
@@ -40,7 +40,7 @@ async def test_path_is_sent_as_it_was_given() -> None:
     assert paths[:2] == [f"{ODD}/v1/jobs?name=a+b%2Fc", f"{ODD}/v1/blobs/00"]
 
 
-STOPS = {VERSION: "1", STOPPING: "1"}
+STOPS = {COORDINATOR: "1", STOPPING: "1"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ STOPS = {VERSION: "1", STOPPING: "1"}
         (502, {}, "POST", "k", 2),
         (503, STOPS, "POST", "", 2),
         (502, {}, "POST", "", 1),
-        (502, {VERSION: "1"}, "GET", "", 1),  # of the coordinator
+        (502, {COORDINATOR: "1"}, "GET", "", 1),  # of the coordinator
     ],
 )
 async def test_request_is_repeated_where_that_has_no_further_effect(

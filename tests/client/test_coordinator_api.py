@@ -142,7 +142,7 @@ def test_unreachable_coordinator_is_an_error(tmp_path: Path) -> None:
 
 OK = answer_of(b"[]")
 PROXY = answer_of(b"<html>", "502 Bad Gateway")
-LATER = b"HTTP/1.1 503 No\r\nx-shoal-version: 1\r\nContent-Length: 2\r\n\r\n{}"
+LATER = b"HTTP/1.1 503 No\r\nx-shoal-coordinator: 1\r\nContent-Length: 2\r\n\r\n{}"
 ENGINE = LATER.replace(b"503", b"502")
 STOPS = LATER.replace(b"\r\n\r\n", b"\r\nx-shoal-stopping: 1\r\n\r\n")
 KEYED = {"Idempotency-Key": "k"}

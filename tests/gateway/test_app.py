@@ -1,17 +1,20 @@
 """Where a request to open a WebSocket goes, and what all responses have."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import WSServerHandshakeError
 
-from gateway.serving import KEY, serving
-from shoal import __version__
-from shoal.client.reconnection import VERSION
+from gateway.serving import KEY, Pool, serving
+from shoal.client.reconnection import COORDINATOR
+from shoal.gateway.app import first_look
+from shoal.gateway.http.proxies import trusted_proxies
 from shoal.protocols.dispatch import Config
 
 OPEN: dict[str, Any] = {"dispatch": Config(open=True)}
+PROXY = "10.1.2.3"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -26,12 +29,12 @@ PATHS: list[tuple[str, dict[str, str], int]] = [
 ]
 
 
-async def test_every_response_has_the_version(tmp_path: Path) -> None:
+async def test_every_response_says_that_it_is_a_coordinators(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool:
         for path in ("/healthz", "/v1/models", "/none", "/v1/jobs/none"):
             for headers in ({}, WITH_KEY):
                 async with pool.session.get(pool.url + path, headers=headers) as got:
-                    assert got.headers[VERSION] == __version__, path
+                    assert got.headers[COORDINATOR], path
 
 
 async def test_workers_connect_at_any_path_that_is_none_of_http(
@@ -54,3 +57,31 @@ async def test_paths_of_http_stay_http(tmp_path: Path) -> None:
             assert refused.value.headers.get("Upgrade") == (
                 "HTTP/1.1" if status == 426 else None
             )
+
+
+@pytest.mark.parametrize(
+    ("fields", "known", "client"),
+    [
+        (f"Authorization: Bearer {KEY}", True, PROXY),
+        (f"x-api-key: {KEY}", True, PROXY),
+        (
+            f"Authorization: Bearer {KEY}\r\nX-Forwarded-For: 192.0.2.7",
+            True,
+            "192.0.2.7",
+        ),
+        ("X-Forwarded-For: 192.0.2.7", False, "192.0.2.7"),
+        ("Authorization: Bearer sk-wrong", False, PROXY),
+        ("Accept: */*", False, PROXY),
+        ("\0", False, PROXY),
+    ],
+)
+async def test_first_look_tells_known_clients_from_strangers(
+    pool: Pool, fields: str, known: bool, client: str
+) -> None:
+    assert pool.gateway is not None
+    gateway = replace(pool.gateway, proxies=trusted_proxies([PROXY]))
+    look = first_look(gateway)
+    head = f"GET / HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n".encode()
+
+    assert look(head, PROXY) == (known, client)
+    assert look(head[:-1], PROXY) == (False, PROXY)

@@ -27,9 +27,7 @@ class Door:
         self.looked_at = list[bytes]()
         self.opened: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self.clients = list[socket.socket]()
-        self.acceptor = Acceptor(
-            self.meter.strangers, self._open, self._is_known, refusal
-        )
+        self.acceptor = Acceptor(self.meter.strangers, self._open, self._look, refusal)
         self.bound: BoundAddress
 
     async def _open(
@@ -41,9 +39,10 @@ class Door:
                 first = sock.recv(100)
             self.opened.put_nowait((first, stranger is None))
 
-    def _is_known(self, first: bytes, address: str) -> bool:
+    def _look(self, first: bytes, address: str) -> tuple[bool, str]:
         self.looked_at.append(first)
-        return first.startswith(KEY)
+        _, _, client = first.partition(b"for ")
+        return first.startswith(KEY), client.decode() or address
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -180,6 +179,19 @@ async def test_network_of_known_clients_does_not_wait_with_the_others() -> None:
         await door.connect(b"hello")
 
         assert await door.opened.get() == (b"hello", False)
+
+
+async def test_behind_a_proxy_the_network_is_the_clients() -> None:
+    door = Door()
+    async with door.open():
+        await door.connect(KEY + b" for 192.0.2.1")
+        assert (await door.opened.get())[1]
+
+        await door.connect(b"hello for 192.0.2.2")
+        await door.connect(b"hello for 192.0.2.1")
+
+        assert await door.opened.get() == (b"hello for 192.0.2.1", False)
+        assert door.opened.empty()
 
 
 async def test_connections_are_accepted_at_the_pace_of_their_share() -> None:

@@ -54,7 +54,7 @@ from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
-from shoal.gateway.app import Gateway, make_app, make_ollama_app
+from shoal.gateway.app import Gateway, first_look, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
@@ -257,7 +257,7 @@ async def run_coordinator(
                 config.port,
                 None if https is None else https.context,
                 strangers,
-                is_known=gateway.access.is_known,
+                look=first_look(gateway),
             ) as http,
             _ollama_listener(gateway, app, config, https, strangers) as ollama_port,
             asyncio.TaskGroup() as tasks,
@@ -508,7 +508,7 @@ async def _ollama_listener(
         *where,
         tls,
         strangers,
-        is_known=gateway.access.is_known,
+        look=first_look(gateway),
         flag="--ollama-port",
     ) as bound:
         yield bound.port

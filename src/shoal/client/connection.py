@@ -39,7 +39,7 @@ from shoal.client.coordinator import (
     refusal,
 )
 from shoal.client.errors import ConnectionLost
-from shoal.client.reconnection import IDEMPOTENCY_KEY, IDEMPOTENT, VERSION, Attempts
+from shoal.client.reconnection import COORDINATOR, IDEMPOTENCY_KEY, IDEMPOTENT, Attempts
 from shoal.domain.errors import (
     ConfigError,
     Forbidden,
@@ -101,7 +101,7 @@ async def raise_for_status(
 ) -> None:
     """Raise the error of an HTTP status other than success."""
     succeeded = response.status < HTTPStatus.MULTIPLE_CHOICES
-    if succeeded or VERSION in response.headers:
+    if succeeded or COORDINATOR in response.headers:
         address.reconnection.is_known = True
     if not succeeded:
         reason = await response.content.read(REASON_MAX)
@@ -255,7 +255,7 @@ class CallDialer:
             raise unreachable_error(self._address, error) from None
 
     def _refusal(self, status: int, headers: Mapping[str, str]) -> ShoalError:
-        if VERSION in headers:
+        if COORDINATOR in headers:
             self._address.reconnection.is_known = True
         url = self._address.url
         if status == HTTPStatus.UNAUTHORIZED:

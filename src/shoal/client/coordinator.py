@@ -33,11 +33,11 @@ from urllib.request import getproxies, proxy_bypass
 from shoal import __version__
 from shoal.client.errors import ConnectionLost
 from shoal.client.reconnection import (
+    COORDINATOR,
     IDEMPOTENCY_KEY,
     IDEMPOTENT,
     PROXY_STATUSES,
     STOPPING,
-    VERSION,
     Attempts,
     Reconnection,
 )
@@ -208,7 +208,7 @@ def interruption(
     names = {each.lower() for each in headers}
     if STOPPING in names:
         return ConnectionLost(str(error), sent=False, is_stopping=True)
-    if status in PROXY_STATUSES and VERSION not in names:
+    if status in PROXY_STATUSES and COORDINATOR not in names:
         return ConnectionLost(str(error))
     return None
 
@@ -415,7 +415,7 @@ class CoordinatorApi:
                 reason = b"" if succeeded else answer.read()
             except (OSError, HTTPException) as error:
                 self._fail(error)
-            if succeeded or VERSION in given:
+            if succeeded or COORDINATOR in given:
                 address.reconnection.is_known = True
             if not succeeded:
                 refused = refusal(status, reason, url)

@@ -7,7 +7,7 @@ RECONNECT_TIMEOUT = 60.0  # seconds for one that has answered, or says that it s
 # Seconds between attempts; the last one repeats.
 RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
-VERSION = "x-shoal-version"
+COORDINATOR = "x-shoal-coordinator"
 """The header in answers of a coordinator: those of a proxy before it are without."""
 
 STOPPING = "x-shoal-stopping"

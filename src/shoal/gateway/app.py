@@ -6,9 +6,9 @@ from functools import partial
 from typing import TypeAlias
 
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
-from shoal import __version__
-from shoal.client.reconnection import VERSION
+from shoal.client.reconnection import COORDINATOR
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.context import Gateway
@@ -17,6 +17,7 @@ from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
 from shoal.gateway.http.errors import ErrorForm
 from shoal.gateway.http.operation import Operation, error_forms
+from shoal.gateway.http.proxies import FORWARDED_FOR
 from shoal.gateway.http.request_record import (
     RequestRecord,
     begin_record,
@@ -32,6 +33,7 @@ from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
 from shoal.gateway.operators.live_feed import LIVE_FEED, LiveFeed
 from shoal.gateway.runs.hosted_runs import RUNS, HostedRuns
 from shoal.transports import http_server
+from shoal.transports.acceptor import FirstLook
 from shoal.transports.strangers import Strangers
 
 __all__ = ["Gateway", "make_app"]
@@ -46,7 +48,7 @@ OWN_HEADERS = {
     # What clients have stored is not run in the dashboard's name.
     "X-Content-Type-Options": "nosniff",
     # Answers of a proxy whose coordinator is away are without.
-    VERSION: __version__,
+    COORDINATOR: "1",  # its version is for those with a key
 }
 
 HTTP_PATHS = frozenset(each.path.split("/")[1] for each in OPERATIONS) - {""}
@@ -86,6 +88,29 @@ def make_app(
     app.on_shutdown.append(live.on_shutdown)
     app[DOCUMENT] = EncodedDocument(OPERATIONS)
     return app
+
+
+def first_look(gateway: Gateway) -> FirstLook:
+    """Return what tells from the first bytes of a connection whose it is.
+
+    They have to be the whole head of a request.
+    """
+
+    def look(first: bytes, address: str) -> tuple[bool, str]:
+        head, end, _ = first.partition(b"\r\n\r\n")
+        if not end:
+            return False, address
+        lines = head.decode("latin-1").split("\r\n")[1:]
+        fields = (each.partition(":") for each in lines)
+        headers = CIMultiDictProxy(
+            CIMultiDict((name, value.strip()) for name, _, value in fields)
+        )
+        known = gateway.access.recognizes(headers, address, secure=False)
+        return known, gateway.proxies.client_of(
+            address, headers.getall(FORWARDED_FOR, [])
+        )
+
+    return look
 
 
 def make_ollama_app(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from shoal.domain.addresses import network_key
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import BY_STRANGER, Stranger, Strangers
 
@@ -32,7 +33,10 @@ Open: TypeAlias = Callable[
 ]
 """Serves a connection from an address, and closes its socket; None: a known client."""
 
-IsKnown: TypeAlias = Callable[[bytes, str], bool]
+FirstLook: TypeAlias = Callable[[bytes, str], tuple[bool, str]]
+"""Tells from the first bytes of a connection, and the address that it comes from,
+whether it is a known client's, and the address of the client: a proxy may be between.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +83,20 @@ async def listen(
 class Acceptor:
     """Accepts connections, and has each opened in a task by ``open_``.
 
-    ``is_known`` tells from the first bytes of a connection, and its address, whether it
-    is a known client's; None: nobody is.  ``refusal`` is what the others read who have
-    to leave.
+    Without a ``look``, nobody is known before the connection is open.  ``refusal`` is
+    what the others read who have to leave.
     """
 
     def __init__(
         self,
         strangers: Strangers,
         open_: Open,
-        is_known: IsKnown | None = None,
+        look: FirstLook | None = None,
         refusal: bytes = b"",
     ) -> None:
         self._strangers = strangers
         self._open = open_
-        self._is_known = is_known
+        self._look = look
         self._refusal = refusal
         self._waiting = set[_Waiting]()
         self._opened = set[asyncio.Task[None]]()
@@ -194,29 +197,33 @@ class Acceptor:
         first = peek(sock)
         if first == b"":
             sock.close()
-        elif self.knows(first, address):
+            return True
+        known, client = self.identify(first, address)
+        if known:
             self.open(sock, address, None)
             return False
-        elif not self._strangers.has_room(address) or len(self._waiting) >= WAITING_MAX:
-            self.refuse(sock, address, "too many connections")
+        if not self._strangers.has_room(client) or len(self._waiting) >= WAITING_MAX:
+            self.refuse(sock, client, "too many connections")
         else:
-            stranger = self._strangers.add(address, lambda reason: None)
+            stranger = self._strangers.add(client, lambda reason: None)
             if stranger.share is None or not stranger.share.is_spent:
                 self.open(sock, address, stranger)
             else:
-                watched = first is None and self._is_known is not None
+                watched = first is None and self._look is not None
                 waiting = _Waiting(self, sock, address, stranger, stranger.share)
                 self._waiting.add(waiting)
                 if watched:
                     waiting.watch()
         return True
 
-    def knows(self, first: bytes | None, address: str) -> bool:
-        """Say whether a connection begins like a known client's."""
-        known = bool(first and self._is_known and self._is_known(first, address))
+    def identify(self, first: bytes | None, address: str) -> tuple[bool, str]:
+        """Say whether a connection is a known client's, and the client's address."""
+        if not first or self._look is None:
+            return False, address
+        known, client = self._look(first, address)
         if known:
-            self._strangers.meet(address)
-        return known
+            self._strangers.meet(network_key(client))
+        return known, client
 
     def open(
         self, sock: socket.socket, address: str, stranger: Stranger | None
@@ -293,7 +300,7 @@ class _Waiting:
         first = peek(self._sock)
         if first == b"":
             self.drop("closed by peer")
-        elif self._acceptor.knows(first, self._address):
+        elif self._acceptor.identify(first, self._address)[0]:
             self._end()
             self._stranger.leave()
             self._acceptor.open(self._sock, self._address, None)

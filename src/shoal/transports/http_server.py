@@ -20,7 +20,7 @@ from shoal.transports.acceptor import (
     TURN_TIMEOUT,
     Acceptor,
     BoundAddress,
-    IsKnown,
+    FirstLook,
     listen,
 )
 from shoal.transports.mdns import addresses_of
@@ -68,14 +68,14 @@ async def http_listener(
     tls: ssl.SSLContext | None,
     strangers: Strangers,
     *,
-    is_known: IsKnown | None = None,
+    look: FirstLook | None = None,
     flag: str = "--port",
 ) -> AsyncIterator[BoundAddress]:
     """Serve ``app`` for the length of the block; gives its address and port.
 
     Connections begin as ``strangers``, until ``admit`` is called for one, unless
-    ``is_known`` says of the first bytes that they are a known client's.  ``flag`` is
-    the setting of the port.
+    a ``look`` at its first bytes says that it is a known client's.  ``flag`` is the
+    setting of the port.
 
     Raises ConfigError if the port or the address is unavailable, naming its user.
     """
@@ -110,7 +110,7 @@ async def http_listener(
         acceptor = Acceptor(
             strangers,
             opener.open,
-            is_known if plain else None,
+            look if plain else None,
             BUSY if plain else b"",
         )
         async with acceptor.accepting(*listeners):

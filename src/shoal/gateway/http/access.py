@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
@@ -208,19 +208,6 @@ class Access:
         if owner == LOOPBACK_KEY.name and self._open_loopback:
             return ApiCaller(LOOPBACK_KEY)
         return ApiCaller(self.keyring.of_owner(owner, self._clock.wall()))
-
-    def is_known(self, first: bytes, address: str) -> bool:
-        """Say whether a connection begins with a request that ``recognizes`` accepts.
-
-        Its head has to be whole.
-        """
-        head, end, _ = first.partition(b"\r\n\r\n")
-        if not end:
-            return False
-        lines = head.decode("latin-1").split("\r\n")[1:]
-        fields = (each.partition(":") for each in lines)
-        headers = CIMultiDict((name, value.strip()) for name, _, value in fields)
-        return self.recognizes(CIMultiDictProxy(headers), address, secure=False)
 
     def recognizes(
         self, headers: CIMultiDictProxy[str], address: str, *, secure: bool
