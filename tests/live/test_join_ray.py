@@ -17,7 +17,7 @@ from live.programs import (
     text_in,
 )
 from models.tiny_answers import ANSWERS
-from tasks.demo_tasks import add, pid
+from tasks.demo_tasks import add, adds, pid
 from tasks.ray_cluster import DEMO_FILE
 
 LONG = "join-me-please"
@@ -60,6 +60,10 @@ def test_cluster_runs_tasks_and_chats_and_reconnects(
     with shoal.Pool(coordinator.url, KEY) as pool:
         assert pool.submit(add, 20, 22).result(PATIENCE) == 42
         assert pool.submit(pid).result(PATIENCE) not in _family(worker)
+        # Calls of a task's own, in memory and durable, as the caller of the task.
+        assert pool.submit(adds, 20, 22).result(PATIENCE) == 42
+        in_memory = pool.with_options(durable=False)
+        assert in_memory.submit(adds, 1, 2).result(PATIENCE) == 3
 
         for process in _family(worker).values():
             if "shoal.tasks.on_ray.driver" in process.cmdline():

@@ -150,6 +150,12 @@ def nests(depth: int) -> int:
     return 1 + sum(pool.map(nests, [depth - 1] * 2))
 
 
+@task(name="adds")
+def adds(x: float, y: float) -> float:
+    """Have the pool add."""
+    return current_pool().submit(add, x, y).result()
+
+
 @task(name="queries", openai=True)
 def queries(model: str, question: str) -> tuple[str, str]:
     """Ask a model of the pool; return the answer, and the credential."""

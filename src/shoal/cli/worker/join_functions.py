@@ -400,6 +400,7 @@ async def ray_engines(
 
 async def ray_membership(
     config: JoinConfig,
+    target: JoinTarget,
     stack: AsyncExitStack,
     create_member: CreateMember,
     on_event: Callable[[WorkerEvent], None],
@@ -413,7 +414,11 @@ async def ray_membership(
 
     async def connect() -> RemoteFunctionCaller:
         caller = RayCaller(
-            config.tasks, config.ray_address, config.slots, trust_code=config.trust_code
+            config.tasks,
+            config.ray_address,
+            config.slots,
+            trust_code=config.trust_code,
+            variables=_coordinator_variables(target),
         )
         try:
             await caller.start()

@@ -452,7 +452,9 @@ async def _functions(
     """Start what runs the functions, and return their offer."""
     if RAY in worker.config.engine:
         on_event = partial(worker.on_event, worker.name, {"engine": RAY})
-        return await ray_membership(worker.config, stack, create_member, on_event)
+        return await ray_membership(
+            worker.config, worker.target, stack, create_member, on_event
+        )
     functions = await start_functions(worker.config, worker.target, stack)
     return create_member(functions)
 

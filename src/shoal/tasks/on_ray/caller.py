@@ -1,7 +1,7 @@
 """Calls functions in a Ray cluster through the interface of local processes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,13 @@ from shoal.tasks import process_messages
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import BLOB_MISSING
 from shoal.tasks.limits import CLOSE_TIMEOUT, CLUSTER_START_TIMEOUT, PROCESSES_MAX
-from shoal.tasks.process import CallProcess, ChildProcess, ProcessUser, Timeouts
+from shoal.tasks.process import (
+    NO_VARIABLES,
+    CallProcess,
+    ChildProcess,
+    ProcessUser,
+    Timeouts,
+)
 from shoal.tasks.process_pool import ProcessPool
 
 
@@ -123,10 +129,17 @@ class RayCaller:
             modules that the cluster's nodes have installed.
         address: the cluster's, as ``ray.init`` takes it.
         slots: concurrent calls; 0: the number of the cluster's processors now.
+        variables: those of ``running_call``, for the processes of the cluster.
     """
 
     def __init__(
-        self, modules: Sequence[str], address: str, slots: int, *, trust_code: bool
+        self,
+        modules: Sequence[str],
+        address: str,
+        slots: int,
+        *,
+        trust_code: bool,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
         self.slots = slots
         self.on_lent: Callable[[int], None] | None = None  # Ray lends no slots
@@ -134,6 +147,7 @@ class RayCaller:
         self.trusts_code = trust_code
         self._modules = modules
         self._address = address
+        self._variables = variables
         self._driver: ChildProcess | None = None
         self._processes: ProcessPool | None = None
         self._running: dict[int, RaySlot] = {}
@@ -156,6 +170,7 @@ class RayCaller:
             threads=1,
             on_end=_ignore_exit,
             program=(DRIVER, self._address),
+            variables=self._variables,
             within=CLUSTER_START_TIMEOUT,
         )
         self._driver.user = self
@@ -185,7 +200,7 @@ class RayCaller:
         if self._lost.done():
             raise Unavailable(self._lost.result())
         assert self._processes is not None, "it was started"
-        return await self._processes.call(call, fetch, on_progress)
+        return await self._processes.call(call, fetch, on_progress, grant)
 
     def open_stream(
         self,
@@ -197,7 +212,7 @@ class RayCaller:
         if self._lost.done():
             raise Unavailable(self._lost.result())
         assert self._processes is not None, "it was started"
-        return self._processes.open_stream(stream, fetch, on_returned)
+        return self._processes.open_stream(stream, fetch, on_returned, grant)
 
     async def close(self) -> None:
         if self._processes is not None:

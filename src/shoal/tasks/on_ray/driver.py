@@ -22,6 +22,7 @@ from shoal.tasks.child import exit_with_parent, open_pipes
 from shoal.tasks.child_io import ChildPipes, ParentExited
 from shoal.tasks.on_ray import remote
 from shoal.tasks.on_ray.executor import RayExecutor
+from shoal.tasks.running_call import COORDINATOR_FINGERPRINT, COORDINATOR_URL
 
 CONNECT_TIMEOUT = 10.0  # seconds
 UNUSABLE = (exceptions.RayError, OSError, ValueError, ImportError, RuntimeError)
@@ -47,7 +48,9 @@ def _serve(pipes: ChildPipes, address: str) -> None:
     (_, modules, trust), _ = pipes.next_with(process_messages.PREPARE)
     files = [each for each in modules if each.endswith(".py")]
     names = [os.path.basename(each).removesuffix(".py") for each in modules]
-    tasks = remote.RayTaskModules(tuple(names), trust)
+    named = (COORDINATOR_URL, COORDINATOR_FINGERPRINT)
+    variables = tuple((each, os.environ[each]) for each in named if each in os.environ)
+    tasks = remote.RayTaskModules(tuple(names), trust, variables)
     try:
         _check_reachable(address)
         ray.init(

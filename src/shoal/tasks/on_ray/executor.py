@@ -202,9 +202,9 @@ class RayExecutor:
     # Calls.
 
     def _start_call(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
-        number, name, mode, size, timed, _ = arguments
+        number, name, mode, size, timed, grant = arguments
         args, kwargs = bytes(tail[:size]), bytes(tail[size:])
-        work = remote.RayCall(number, name, mode, timed, args, kwargs)
+        work = remote.RayCall(number, name, mode, timed, grant, args, kwargs)
         reference = self._call.remote(self._tasks, slot, work)
         call = self._slots[slot] = _RayTask(number, reference)
         self._when(reference, lambda done: self._on_call_done(slot, call, done))
@@ -236,9 +236,9 @@ class RayExecutor:
     # Call streams.
 
     def _open_stream(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
-        name, mode, flush_each, _ = arguments
+        name, mode, flush_each, grant = arguments
         actor = self._stream_actor.options(num_cpus=1).remote(
-            self._tasks, slot, name, mode
+            self._tasks, slot, name, mode, grant
         )
         stream = self._slots[slot] = _RayStream(actor, flush_each)
         started = actor.wait_ready.remote()

@@ -1,6 +1,7 @@
 """Code that runs in a Ray cluster's processes: calls, call streams and a mailbox."""
 
 import asyncio
+import os
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,11 @@ from shoal.tasks.invocation import (
 )
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.process_messages import Mode
-from shoal.tasks.running_call import set_progress_handler
+from shoal.tasks.running_call import (
+    RUNNING,
+    set_lending_handler,
+    set_progress_handler,
+)
 
 LastProgress: TypeAlias = tuple[float | None, str]
 
@@ -34,20 +39,25 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class RayTaskModules:
-    """The modules with the tasks, and whether other functions may be called."""
+    """The modules with the tasks, and whether other functions may be called.
+
+    ``variables`` name the coordinator, as in the worker's own processes.
+    """
 
     modules: tuple[str, ...]
     trust: bool
+    variables: tuple[tuple[str, str], ...] = ()
     version: str = __version__
 
 
 class RayCall(NamedTuple):
-    """A call, with its arguments in MessagePack."""
+    """A call, with its arguments in MessagePack; ``grant`` is as in ``RunJob``."""
 
     number: int
     name: str
     mode: int
     timed: bool
+    grant: str
     args: bytes
     kwargs: bytes
 
@@ -91,6 +101,7 @@ def run_call(
     invoke = _invoker(tasks, slot, work.name, work.mode)
     if work.timed:
         _mailbox().report_start.remote(slot, work.number)
+    RUNNING.grant, RUNNING.number = work.grant, 0
     set_progress_handler(report_progress)
     returned = invoke(work.args, work.kwargs)
     set_progress_handler(None)
@@ -104,8 +115,11 @@ class RayCallStream:
     call runs.
     """
 
-    def __init__(self, tasks: RayTaskModules, slot: int, name: str, mode: int) -> None:
+    def __init__(
+        self, tasks: RayTaskModules, slot: int, name: str, mode: int, grant: str
+    ) -> None:
         self._invoke = _invoker(tasks, slot, name, mode)
+        RUNNING.grant = grant
         self._returns: list[tuple[int, bytes, str]] = []
         self._available = threading.Condition()
 
@@ -115,6 +129,7 @@ class RayCallStream:
     def push(self, calls: bytes) -> None:
         """Make the calls of a push; ``take_returns`` returns their results."""
         for number, args, kwargs in process_messages.decode_pushed(calls):
+            RUNNING.number = number
             value, error, _ = self._invoke(args, kwargs)
             with self._available:
                 self._returns.append((number, value, error))
@@ -130,6 +145,7 @@ class RayCallStream:
 
     def call(self, number: int, args: bytes, kwargs: bytes) -> bytes:
         """Make a call, and return its result in the form of ``take_returns``."""
+        RUNNING.number = number
         value, error, _ = self._invoke(args, kwargs)
         return _encode([(number, value, error)])
 
@@ -153,6 +169,8 @@ def _function_invoker(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
 @cache
 def _functions(tasks: RayTaskModules) -> FunctionInvoker:
     load_tasks([*tasks.modules])
+    os.environ |= dict(tasks.variables)
+    set_lending_handler(lambda waits: None)  # Ray lends no slots
     return FunctionInvoker(_blobs().get, trust=tasks.trust)
 
 
