@@ -324,6 +324,25 @@ async def test_a_log_that_another_program_has_emptied_is_no_damage(
     assert await database.read(count) == 2
 
 
+async def test_a_database_that_another_program_has_compacted_is_no_damage(
+    database: Database, path: Path
+) -> None:
+    await database.transact(add("a", 100_000))
+    await database.transact(lambda sql: sql.execute("DELETE FROM payments"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        await database.check_files()
+        before = len(content_of(path) or b"")
+        other.execute("VACUUM")
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert 0 < len(content_of(path) or b"") < before
+
+    await database.check_files()
+    await database.transact(add("b"))
+
+    assert await database.read(count) == 1
+
+
 async def test_a_read_of_a_damaged_page_is_reported(path: Path) -> None:
     await write_and_close(path)
     overwrite_end(path, b"\xff" * 40_000)

@@ -35,6 +35,7 @@ BUSY_TIMEOUT = 5.0  # seconds to wait for other programs that use the file
 HEAD = "SELECT count(*), (SELECT max(size) FROM checkpoints) FROM sqlite_schema"
 LIST_READERS = 2  # lists at once; the interpreter runs their Python code in turn
 
+LOG_HEADER, FRAME_HEADER = 32, 24  # bytes, in the log; each frame has a page
 WAL_KEPT = 16 << 20  # bytes of the log's file that are kept for reuse
 WAL_MAX = 64 << 20  # bytes of the log from which on a commit waits for readers
 WAL_WAIT = 0.1  # seconds of that
@@ -389,20 +390,29 @@ class Database:
                 raise StoreBroken("was deleted or replaced while in use", path)
             shrunk |= now.size < known.size
         if shrunk:
-            # Truncated, unless another program has moved the log into the database or
-            # compacted it.
-            self._check_opening(thoroughly=True)
+            self._check_sizes(present)
+            self._note_sizes()
 
-    def _check_opening(self, *, thoroughly: bool = False) -> None:
-        if not thoroughly:
-            self._check_files()
+    def _check_sizes(self, present: dict[str, FileState]) -> None:
+        """Raise StoreBroken if a file is shorter than its contents.
+
+        It is not where another program has moved the log into the database or compacted
+        it.
+        """
+        writer = self._opened
+        ((pages,),) = writer.execute("PRAGMA page_count")
+        ((page_size,),) = writer.execute("PRAGMA page_size")
+        # Reads each frame that is not in the database yet, which may fail.
+        ((_, frames, _),) = writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        log = LOG_HEADER + frames * (FRAME_HEADER + page_size) if frames > 0 else 0
+        for path, size in zip(self._paths, (pages * page_size, log), strict=False):
+            if path in present and present[path].size < size:
+                raise StoreBroken("was truncated while in use", path)
+
+    def _check_opening(self) -> None:
+        self._check_files()
         with closing(read_only(self._path)) as sql:
-            # It has no page in memory yet.
-            check = "PRAGMA quick_check(1)" if thoroughly else HEAD
-            found = sql.execute(check).fetchone()
-        if thoroughly and found != ("ok",):
-            raise StoreBroken(f"is damaged: {found[0]}", str(self._path))
-        self._note_sizes()
+            sql.execute(HEAD).fetchone()  # it has no page in memory yet
 
     def _save_log(self, present: dict[str, FileState]) -> None:
         """Move the log, whose file is open still, into the database.
