@@ -170,7 +170,7 @@ async def test_a_restore_that_was_interrupted_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.cli.local.db.begin_new_log", killed)
+        patch.setattr("shoal.store.signing_keys.begin_new_log", killed)
         assert main(["db", "restore", str(copy)]) == 130
     assert not (folder / "shoal.db").exists()
 

@@ -99,7 +99,11 @@ def test_a_database_behind_its_key_is_refused(programs: Programs) -> None:
 
     said = refusal(programs)
 
-    assert "has 2 receipts, and its signing key has shown a log of 4" in said
+    behind = "has 2 receipts, and its signing key has shown a log of 4"
+    assert behind in said
+    checked = programs.run("db", "check", "--data-dir", str(programs.data))
+    assert checked.wait() == 1
+    assert behind in checked.errors
     assert f"shoal db restore {backup}" in said
 
 

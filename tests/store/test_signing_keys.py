@@ -7,14 +7,13 @@ import pytest
 from harness.synced import needs_folder_sync, synced_files
 from shoal.config import secret_files
 from shoal.config.private_files import replace_private
-from shoal.config.secret_files import SEED_FILE, signing_seed
+from shoal.config.secret_files import SEED_FILE, SIGNING_LOG_FILE, signing_seed
 from shoal.domain.errors import StoreBroken, StoreError
 from shoal.ledger import checkpoint
 from shoal.ledger.keys import Signer
 from shoal.store import signing_keys
 from shoal.store.ledger import LogHead
 from shoal.store.signing_keys import (
-    FILE,
     SigningKeys,
     begin_new_log,
     has_signed,
@@ -55,7 +54,7 @@ async def test_what_is_shown_is_synced_before(
 
     await keys.show(head(keys, 1))
 
-    assert synced == {FILE}
+    assert synced == {SIGNING_LOG_FILE}
 
 
 async def test_a_checkpoint_that_cannot_be_recorded_is_not_shown(
@@ -184,9 +183,9 @@ def put_seed(folder: Path, seed: bytes) -> None:
     ["", "{", '{"shown": "x"}', '{"retired": ["ab"]}', '{"links": [{}]}', "\xff"],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text, encoding="latin-1")
+    (tmp_path / SIGNING_LOG_FILE).write_text(text, encoding="latin-1")
 
     with pytest.raises(StoreBroken, match="is damaged") as caught:
         open_keys(tmp_path, AT)
 
-    assert caught.value.path == str(tmp_path / FILE)
+    assert caught.value.path == str(tmp_path / SIGNING_LOG_FILE)

@@ -17,6 +17,7 @@ from shoal.domain.errors import ConfigError
 SECRET_SIZE = 20  # bytes; in hex, since an argument must not begin with a dash
 KEY_FILE = "api-key"
 SEED_FILE = "signing-key"
+SIGNING_LOG_FILE = "signing-log"  # of keys that were retired, and what was signed
 SEED_SIZE = 32  # bytes
 TOKEN_FILE = "join-token"
 CERTIFICATE_FILE = "certificate.pem"

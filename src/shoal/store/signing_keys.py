@@ -14,13 +14,17 @@ from pathlib import Path
 import msgspec
 
 from shoal.config.private_files import replace_private, restrict
-from shoal.config.secret_files import SEED_FILE, new_signing_seed, signing_seed
+from shoal.config.secret_files import (
+    SEED_FILE,
+    SIGNING_LOG_FILE,
+    new_signing_seed,
+    signing_seed,
+)
 from shoal.domain.errors import StoreBroken, StoreError
 from shoal.ledger import checkpoint
 from shoal.ledger.keys import Signer
 from shoal.store.ledger import LedgerStore, LogHead
 
-FILE = "signing-log"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
 
@@ -95,20 +99,9 @@ class SigningKeys:
         """
         if (shown := self._shown) is None:
             return None
-        head = await ledger.head()
+        head, at = await ledger.head(), await ledger.head(shown.size)
         size = 0 if head is None else head.size
-        if size < shown.size:
-            return (
-                f"has {size} receipts, and its signing key has shown a log of "
-                f"{shown.size}: it is older than that"
-            )
-        at = await ledger.head(shown.size)
-        if at is None or at.root != shown.root:
-            return (
-                f"has another log of receipts than the one of {shown.size} that its "
-                "signing key has shown"
-            )
-        return None
+        return history_problem(shown, size, None if at is None else at.root)
 
     async def show(self, head: LogHead | None) -> None:
         """Record a checkpoint before it is shown.
@@ -144,9 +137,38 @@ class SigningKeys:
         self._record = record
 
 
+def shown_checkpoint(folder: Path) -> checkpoint.Checkpoint | None:
+    """Return the newest checkpoint that was shown, if it is known.
+
+    Raises StoreBroken if the record is damaged, OSError.
+    """
+    note = _read(folder / SIGNING_LOG_FILE).shown
+    return None if note is None else checkpoint.read(note)
+
+
+def history_problem(
+    shown: checkpoint.Checkpoint, size: int, root: bytes | None
+) -> str | None:
+    """Return why a log of ``size`` receipts is not the one that was shown.
+
+    ``root`` is its own at the size of ``shown``.
+    """
+    if size < shown.size:
+        return (
+            f"has {size} receipts, and its signing key has shown a log of "
+            f"{shown.size}: it is older than that"
+        )
+    if root != shown.root:
+        return (
+            f"has another log of receipts than the one of {shown.size} that its "
+            "signing key has shown"
+        )
+    return None
+
+
 def has_signed(folder: Path) -> bool:
     """Say whether a data folder has a key, for which there was a database."""
-    return (folder / SEED_FILE).exists() or (folder / FILE).exists()
+    return (folder / SEED_FILE).exists() or (folder / SIGNING_LOG_FILE).exists()
 
 
 def open_keys(folder: Path, at: float) -> SigningKeys:
@@ -155,7 +177,7 @@ def open_keys(folder: Path, at: float) -> SigningKeys:
     ``at`` is the Unix time.  Raises StoreBroken if the record is damaged, ConfigError
     if the key is, OSError.
     """
-    file, record = folder / FILE, _read(folder / FILE)
+    file, record = folder / SIGNING_LOG_FILE, _read(folder / SIGNING_LOG_FILE)
     seed = signing_seed(folder)
     if seed.hex() in record.retired:
         seed = new_signing_seed(folder)
@@ -178,7 +200,7 @@ def begin_new_log(folder: Path, head: LogHead | None, at: float) -> SigningKeys:
     None: the log begins anew.  It can be repeated wherever it was interrupted.  Raises
     as ``open_keys``.
     """
-    record = _read(folder / FILE)
+    record = _read(folder / SIGNING_LOG_FILE)
     if (folder / SEED_FILE).exists():
         seed = signing_seed(folder).hex()
         if seed not in record.retired:
@@ -188,7 +210,7 @@ def begin_new_log(folder: Path, head: LogHead | None, at: float) -> SigningKeys:
     if head is not None:
         record.links.append(KeyLink(head.note))
     record.shown = None
-    _write(folder / FILE, record)
+    _write(folder / SIGNING_LOG_FILE, record)
     return open_keys(folder, at)
 
 

@@ -10,7 +10,6 @@ from shoal.cli.terminal import show
 from shoal.config.newest_backup import note_backup
 from shoal.config.private_files import make_private_folder
 from shoal.store.file_folder import FILES_FOLDER
-from shoal.store.signing_keys import begin_new_log
 from shoal.store.sqlite import maintenance
 
 DATABASE = "shoal.db"
@@ -25,9 +24,12 @@ def command() -> None:
 @data_dir_option
 @json_option
 def check(data_dir: Path, as_json: bool) -> int:
-    """Look for damage in the database, also while it is in use."""
+    """Look for damage in the database, also while it is in use.
+
+    And whether it has the receipts that the key beside it has signed.
+    """
     path = _database(data_dir)
-    problems = maintenance.check(path)
+    problems = maintenance.check(path) or _log_problems(path)
     found = [] if problems else [f"{path}: no damage found"]
     show({"database": str(path), "problems": [*problems]}, as_json, *found)
     for each in () if as_json else problems:
@@ -66,6 +68,8 @@ def restore(file: Path, data_dir: Path, as_json: bool) -> None:
     shoal.old-1.db. Later receipts are signed with a new key, because the present one
     may have signed receipts that are not in FILE.
     """
+    from shoal.store.signing_keys import begin_new_log  # late: with cryptography
+
     path, at = _database(data_dir), time.time()
     folder = path.parent
     make_private_folder(folder)
@@ -89,6 +93,19 @@ def compact(data_dir: Path, as_json: bool) -> None:
     sizes = f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now"
     shown = {"bytes_before": before, "bytes_after": after}
     show(shown, as_json, f"{path}: {sizes}")
+
+
+def _log_problems(path: Path) -> list[str]:
+    """Return why the database is not the one that the key beside it has signed."""
+    from shoal.store.signing_keys import (  # late: with cryptography
+        history_problem,
+        shown_checkpoint,
+    )
+
+    if (shown := shown_checkpoint(path.parent)) is None:
+        return []
+    problem = history_problem(shown, *maintenance.size_and_root(path, shown.size))
+    return [] if problem is None else [problem]
 
 
 def _database(data_dir: Path) -> Path:

@@ -52,6 +52,18 @@ def check(path: Path) -> list[str]:
         return problems
 
 
+def size_and_root(path: Path, size: int) -> tuple[int, bytes | None]:
+    """Return how many receipts a database has, and the log's root at a size.
+
+    None: there is no checkpoint of that size.  Raises StoreError.
+    """
+    query = """SELECT (SELECT max(size) FROM checkpoints),
+                      (SELECT root FROM checkpoints WHERE size = ?)"""
+    with _errors_named(path), closing(read_only(path)) as sql:
+        head, root = sql.execute(query, (size,)).fetchone()
+    return head or 0, root
+
+
 def back_up(path: Path, copy: Path) -> None:
     """Copy a database to a new file, as of the last commit.  Jobs go on meanwhile.
 

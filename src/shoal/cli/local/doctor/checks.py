@@ -21,7 +21,12 @@ from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.config.private_files import readable_by_others
-from shoal.config.secret_files import KEY_FILE, SEED_FILE, TOKEN_FILE
+from shoal.config.secret_files import (
+    KEY_FILE,
+    SEED_FILE,
+    SIGNING_LOG_FILE,
+    TOKEN_FILE,
+)
 from shoal.domain.errors import ShoalError
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
@@ -84,7 +89,7 @@ def failed(subject: str, text: str, remedy: str) -> Finding:
 
 SPACE_LOW = 2_000_000_000  # bytes
 SPACE_NEEDED = 100_000_000
-SECRETS = (KEY_FILE, TOKEN_FILE, SEED_FILE)
+SECRETS = (KEY_FILE, TOKEN_FILE, SEED_FILE, SIGNING_LOG_FILE)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIREWALLS = ("ufw", "firewalld")
 """Services of Linux that refuse connections from other machines, unless told."""
