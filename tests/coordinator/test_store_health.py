@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from shoal.coordinator.store_health import RETRY_MAX, RETRY_MIN, StoreHealth
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 from simulation.virtual import STEP
@@ -211,6 +211,20 @@ def test_a_broken_store_ends_all_writers() -> None:
             await disk.health.write(disk.write)
         assert len(disk.attempts) == attempts
         assert disk.changes == ["failing", "broken"]
+
+    play(script)
+
+
+def test_damage_that_a_read_has_found_ends_a_write_under_way() -> None:
+    async def script(disk: Disk) -> None:
+        writing = asyncio.create_task(disk.health.write(lambda: asyncio.sleep(1.0)))
+        await asyncio.sleep(0.5)
+
+        disk.health.report_broken(StoreBroken("malformed", "/data/shoal.db"))
+
+        with pytest.raises(StoreBroken, match="malformed"):
+            await writing
+        assert disk.changes == ["broken"]
 
     play(script)
 

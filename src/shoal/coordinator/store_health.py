@@ -165,6 +165,9 @@ class StoreHealth:
                 heals = True
                 await self._next_change()
             else:
+                if self.is_broken and self.failure is not None:
+                    # Found damaged meanwhile: its clients have been told.
+                    raise self.failure
                 if heals and self.failure is not None:
                     self._heal()
                 return result
