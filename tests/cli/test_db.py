@@ -21,6 +21,7 @@ from shoal.store.ledger import LedgerEntries
 from shoal.store.sqlite import database, maintenance
 from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
+from store.test_ledger import StoredLog
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +235,36 @@ async def test_damage_is_found(
 
     assert main(["db", "check"]) == 1
     assert "shoal.db: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE receipts SET body = ? WHERE leaf = 3", "receipt 3 is not the one"),
+        (
+            "UPDATE receipts SET body = x'01ff' WHERE leaf = 3 AND ? <> ''",
+            "receipt 3: a comp",
+        ),
+        ("UPDATE tree SET hash = ? WHERE number = 5", "is not the one in the log"),
+        ("DELETE FROM receipts WHERE leaf = 2 AND ? <> ''", "receipt 2 is missing"),
+        ("DELETE FROM receipts WHERE leaf = 6 AND ? <> ''", "the 6 receipts are not"),
+        ("UPDATE checkpoints SET root = ?", "the 7 receipts are not those"),
+    ],
+)
+async def test_receipts_that_are_not_those_of_the_log_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: str, says: str
+) -> None:
+    store = await opened(folder)
+    log = StoredLog(store)
+    for number in range(7):
+        await log.add(f"j{number}")
+    assert main(["db", "check"]) == 0
+    await store.database.transact(lambda sql: sql.execute(change, (b"{}",)))
+    await store.close()
+
+    assert main(["db", "check"]) == 1
+
+    assert says in capsys.readouterr().err
 
 
 async def test_books_that_do_not_balance_are_found(
