@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from live.programs import KEY, PATIENCE, Pool, Programs
+from live.programs import KEY, PATIENCE, Pool, Programs, eventually
 from shoal.ledger import bundle, checkpoint, consistency
 
 pytestmark = pytest.mark.skipif(
@@ -67,7 +67,6 @@ def delete_database(data: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.short
 def test_a_missing_database_is_not_begun_anew_under_its_key(programs: Programs) -> None:
     pool = programs.serve()
     first = log_of(pool)["public_key"]
@@ -144,3 +143,27 @@ def test_a_restored_backup_goes_on_with_a_new_key(programs: Programs) -> None:
     # The next start finds all that was shown.
     pool.program.kill()
     assert log_of(programs.serve())["checkpoint"] == later["checkpoint"]
+
+
+def test_what_was_shown_is_continued_after_each_kill(programs: Programs) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one")
+    seen = checkpoint.Checkpoint(0, b"", 0.0)
+    for kills in range(5):
+        with pool.client() as client:
+            for _ in range(kills + 1):
+                client.chat.completions.create(
+                    model="tiny", messages=[{"role": "user", "content": "hi"}]
+                )
+        log = log_of(pool)
+        pool.program.kill()  # while nothing else but the answer has left it
+
+        key = bytes.fromhex(log["public_key"])
+        shown = checkpoint.verify(log["checkpoint"], key)
+        assert shown.size > seen.size
+        seen = shown
+        pool = programs.serve(port=pool.port)
+        growth = consistency.read(fetch(pool, f"/v1/log/growth?since={seen.size}"))
+        assert checkpoint.verify(growth.first, key).root == seen.root
+        eventually(pool.workers, "the worker is back")
+    assert worker.process.poll() is None
