@@ -35,9 +35,10 @@ async def test_command_is_that_of_the_announcement(
 ) -> None:
     async with run_coordinator(config(tmp_path, EVERYWHERE, tls=tls)) as running:
         assert await join_line(tmp_path) == 0
+        command = await running.invite()
 
     printed = capsys.readouterr()
-    assert printed.out == running.join_command + "\n"
+    assert printed.out == command + "\n"
     assert "serve" not in printed.err
     assert ("https://" in printed.out) is (".sha256-" in printed.out) is (tls == "auto")
 
@@ -59,9 +60,10 @@ async def test_command_is_drawn_beside_it(
 ) -> None:
     async with run_coordinator(config(tmp_path, EVERYWHERE)) as running:
         assert await join_line(tmp_path, "--qr") == 0
+        command = await running.invite()
 
     printed = capsys.readouterr()
-    assert printed.out == running.join_command + "\n"
+    assert printed.out == command + "\n"
     assert "█▀▀▀▀▀█" in printed.err or "▄▄▄▄▄" in printed.err
 
 
@@ -71,9 +73,10 @@ async def test_command_that_is_too_long_to_be_drawn_is_printed(
     serve = config(tmp_path, "127.0.0.1", join_token="x" * 3000)
     async with run_coordinator(serve) as running:
         assert await join_line(tmp_path, "--qr") == 0
+        command = await running.invite()
 
     printed = capsys.readouterr()
-    assert printed.out == running.join_command + "\n"
+    assert printed.out == command + "\n"
     assert printed.err.startswith("The command is too long for a QR code.\n")
 
 
@@ -83,9 +86,10 @@ async def test_token_is_quoted_for_the_shell(
     serve = config(tmp_path, "127.0.0.1", join_token="two words; and 'more'")
     async with run_coordinator(serve) as running:
         assert await join_line(tmp_path) == 0
+        command = await running.invite()
 
     printed = capsys.readouterr().out
-    assert printed == running.join_command + "\n"
+    assert printed == command + "\n"
     assert shlex.split(printed)[-1] == serve.join_token
 
 

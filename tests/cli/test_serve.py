@@ -72,19 +72,23 @@ def test_data_folder_that_cannot_be_made_is_an_error_at_once(
         assert "are free" not in said
 
 
+async def no_invitation() -> str:
+    raise AssertionError("no command is shown")
+
+
 def test_log_says_where_the_secrets_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = RunningCoordinator(
         *(None, "http://127.0.0.1:1", 1, None, {}),  # type: ignore[arg-type]  # no hub
         api_key="sk-s3cret",
-        join_command="shoal join http://127.0.0.1:1 --token s3cret",
+        invite=no_invitation,
         pinned_key="sk-s3cret.sha256-x",
         authority=None,
         dashboard="http://127.0.0.1:1/#signin=s3cret",
     )
 
-    serve._announce(running, ServeConfig(data_dir=tmp_path), None, as_json=False)
+    serve._announce(running, ServeConfig(data_dir=tmp_path), "", None, as_json=False)
 
     printed = capsys.readouterr().out
     assert "s3cret" not in printed

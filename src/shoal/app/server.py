@@ -6,7 +6,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,8 +112,8 @@ class RunningCoordinator:
     ports: PortsByWire
     """The ports of wires beside that of HTTP."""
     api_key: str
-    join_command: str
-    """The command that adds a worker."""
+    invite: Callable[[], Awaitable[str]]
+    """Returns the command that adds a worker; the token in it may be a new one."""
     pinned_key: str
     """The API key with the fingerprint of the TLS key; empty without TLS."""
     authority: Path | None
@@ -285,10 +285,6 @@ async def run_coordinator(
                 endpoints, replace(network, http=http)
             ) as admission.ports:
                 websockets.open(tasks)
-                token = ""
-                with suppress(StoreError):  # `shoal join-line` makes one later
-                    token = await printed_token(gateway)
-                join = admission.invitation(token)
                 finally_.enter_context(
                     publish_url(
                         config.data_dir, config.host, port, secure=https is not None
@@ -301,7 +297,7 @@ async def run_coordinator(
                     ollama_port,
                     admission.ports,
                     stored.api_key,
-                    join,
+                    partial(_invite, gateway),
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
                     new_link(gateway, next(iter(gateway.access.keyring.first))).url,
@@ -363,6 +359,13 @@ async def _opened(
         yield signing
     finally:
         await store.close()
+
+
+async def _invite(gateway: Gateway) -> str:
+    token = ""
+    with suppress(StoreError):  # `shoal join-line` makes one later
+        token = await printed_token(gateway)
+    return gateway.admission.invitation(token)
 
 
 def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:

@@ -101,7 +101,10 @@ def command(
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
-            _announce(running, config, log_path, as_json=as_json)
+            # Not made where it is not shown: a service may restart all day.
+            shown = as_json or sys.stdout.isatty()
+            join = await running.invite() if shown else ""
+            _announce(running, config, join, log_path, as_json=as_json)
             await stop.wait()
             click.echo("stopping: waiting for open jobs", err=True)
         return 0
@@ -186,6 +189,7 @@ def _flat(ports: PortsByWire) -> dict[str, int]:
 def _announce(
     running: RunningCoordinator,
     config: ServeConfig,
+    join: str,
     log_path: Path | None,
     *,
     as_json: bool,
@@ -195,7 +199,7 @@ def _announce(
             "event": "ready",
             "url": running.url,
             "api_key": running.api_key,
-            "join": running.join_command,
+            "join": join,
             "dashboard": running.dashboard,
             "ports": {"http": running.port, **_further_ports(running)},
         }
@@ -215,7 +219,7 @@ def _announce(
             f"Dashboard: {running.dashboard}\n"
             f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
             "another.\n\n"
-            f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
+            f"Add a machine:\n  {join}\n{_join_remark(config)}"
             f"  {_token_remark(config)}`shoal join-line{where}` prints a command again."
         )
     else:  # a log, which others may read
