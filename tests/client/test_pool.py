@@ -21,6 +21,7 @@ from shoal.domain.errors import (
     ShoalError,
     TooLarge,
     Unauthorized,
+    Unavailable,
     UnknownTask,
     WorkerLost,
 )
@@ -309,6 +310,25 @@ def test_volatile_call_is_resent_only_with_retry(
         assert again.result() == 2
         with pytest.raises(ConnectionError, match="retry=True"):
             lost.result()
+
+
+def test_durable_call_waits_for_the_next_start_of_one_that_stops(
+    beside: CoordinatorThread,
+) -> None:
+    beside.functions(same=lambda x: x)
+    stops = ["unavailable", "it is stopping", {"stopping": True}]
+
+    with beside.pool() as pool:
+        pool.submit("same", 0).result()
+        beside.coordinator.refusals += [stops, stops]
+        waiting = pool.submit("same", 1)
+        refused = pool.with_options(durable=False).submit("same", 2)
+        with pytest.raises(Unavailable, match="it is stopping"):
+            refused.result()
+        beside.run(beside.coordinator.wait_for_calls(3))
+        beside.run(beside.coordinator.hang_up())
+
+        assert waiting.result() == 1
 
 
 def test_key_names_a_call_and_indexes_a_map(

@@ -130,6 +130,20 @@ async def test_a_rejected_call_is_freed_at_once(
 
 
 @pytest.mark.own_pool
+async def test_coordinator_that_stops_says_that_a_call_has_not_begun(
+    pool: Pool, worker: FunctionWorker
+) -> None:
+    assert pool.gateway is not None
+    pool.gateway.calls.stop()
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3)
+        kind, _, code, text, meta = await client.end(1)
+
+    assert (kind, code, meta) == (3, "unavailable", {"stopping": True})
+    assert "is stopping" in text
+
+
+@pytest.mark.own_pool
 async def test_call_with_progress_reports_its_job(
     pool: Pool, worker: FunctionWorker
 ) -> None:

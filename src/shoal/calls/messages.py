@@ -183,4 +183,6 @@ def failure_item(
     """Return the item for a call that failed."""
     if isinstance(error, errors.JobError) and error.exception:
         meta = {**meta, "exception": error.exception}
+    if isinstance(error, errors.ShuttingDown):
+        meta = {**meta, "stopping": True}
     return FAILED, number, error_kind(error), str(error), meta

@@ -307,6 +307,10 @@ class CallChannel:
             case messages.CallFailed(_, "lacks", digests, _):
                 self._mark_unsent(call)
                 self._blobs.upload_again(call, digests)
+            case messages.CallFailed(meta=meta) if (
+                "stopping" in meta and call.retryable
+            ):
+                pass  # it is sent again on the next connection, to the next start
             case messages.CallFailed(_, kind, text, meta):
                 failed = FailedCall(text, meta, call.home, call.trust)
                 self._finish(call, None, call_error(kind, failed))
