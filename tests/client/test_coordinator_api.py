@@ -1,6 +1,7 @@
 """The coordinator that commands query."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Coroutine
 from itertools import chain, repeat
 from pathlib import Path
@@ -96,6 +97,9 @@ async def serve(requests: list[bytes]) -> AsyncIterator[Serve]:
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             requests.append(await reader.readuntil(b"\r\n\r\n"))
+            # What is left unread when it closes would reset the connection.
+            length = re.search(rb"Content-Length: ([0-9]+)", requests[-1])
+            await reader.readexactly(int(length[1]) if length else 0)
             writer.write(next(turns))
             writer.close()
 
