@@ -35,6 +35,14 @@ def marked(folder: str, number: int, seconds: float = 0.0) -> int:
     return number * number
 
 
+def waiting_for(folder: str, file: str) -> int:
+    """Leave a file that says that it began, and wait for another one."""
+    marked(folder, 0)
+    while not Path(file).exists():
+        time.sleep(0.01)
+    return 0
+
+
 def begun(folder: Path) -> dict[int, list[int]]:
     """Return when calls began, in nanoseconds since 1970, by their numbers."""
     times: defaultdict[int, list[int]] = defaultdict(list)
@@ -62,6 +70,9 @@ class Site:
 
     def kill_coordinator(self) -> None:
         self.pool.program.kill()
+        self.start_coordinator()
+
+    def start_coordinator(self) -> None:
         ports = self.pool.ready["ports"]
         self.pool = self._programs.serve(
             *FLAGS,
@@ -119,6 +130,30 @@ def test_no_call_is_lost_in_any_kill(programs: Programs, tmp_path: Path) -> None
     # Only what was under way when somebody was killed is made again.
     again = Counter({n: len(times) - 1 for n, times in runs.items()})
     assert again.total() < CALLS / 10
+
+
+def test_calls_are_made_while_a_coordinator_stops_and_starts(
+    programs: Programs, tmp_path: Path
+) -> None:
+    site = Site(programs, WORKERS[:1])
+    folder, go_on = tmp_path / "marks", tmp_path / "go on"
+    folder.mkdir()
+
+    with shoal.Pool(site.pool.url, KEY) as pool:
+        running = pool.submit(waiting_for, str(folder), str(go_on))
+        eventually(lambda: begun(folder), "it has begun")
+        site.pool.program.process.terminate()
+        eventually(lambda: "stopping" in site.pool.program.errors, "it is stopping")
+        calls = [pool.submit(marked, str(folder), number) for number in range(1, 9)]
+        go_on.touch()
+        assert site.pool.program.wait() == 0
+        site.start_coordinator()
+
+        assert [call.result(WITHIN) for call in calls] == [n * n for n in range(1, 9)]
+        assert running.result(WITHIN) == 0
+
+    runs = {number: len(times) for number, times in begun(folder).items()}
+    assert runs == dict.fromkeys(range(9), 1)
 
 
 def test_ended_calls_are_not_repeated_by_another_coordinator(
