@@ -108,7 +108,7 @@ async def test_unknown_name_error_lists_known_names(caller: ProcessCaller) -> No
 
     text = str(raised.value)
     assert "TaskNotRegisteredError: Task 'demo.nope' not registered on this" in text
-    assert "Known tasks: ['awaits', 'crash'" in text
+    assert "Known tasks: ['adds', 'awaits'" in text
 
 
 async def test_arguments_other_than_a_list_are_rejected(caller: ProcessCaller) -> None:
