@@ -158,7 +158,8 @@ async def test_what_else_listens_on_this_machine_does_not_get_the_token(
         await writer.drain()
         writer.close()
 
-    other, port = "127.0.0.2", urlsplit(url).port
+    # No other test connects from this address, and so has the port there.
+    other, port = "127.0.0.7", urlsplit(url).port
     async with await asyncio.start_server(answer, other, port):
         target = await resolve_target(f"http://{other}:{port}", "auto", "", tmp_path)
 

@@ -1,6 +1,7 @@
 """The choice among coordinators of the local network."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 from shoal.transports import mdns
 
-KIND = "_shoal-test._tcp"
+KIND = f"_shoal-{os.getpid()}._tcp"  # of this process alone
 OURS = {"shoal": "0.2"}
 GONE = "connection refused"
 
