@@ -241,7 +241,7 @@ def test_damaged_database_is_an_error_that_names_the_file(programs: Programs) ->
 
     serve = programs.run("serve", "--port", "0", "--data-dir", str(folder))
 
-    assert serve.wait() == 1
+    assert serve.wait() == 74
     assert "shoal.db" in serve.errors
     assert "Traceback" not in serve.errors
 
