@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LIMIT = timedelta(seconds=60)
+LIMIT = timedelta(seconds=300)  # for either, on a busy machine
 SIZES: Sequence[tuple[int, ...]] = [(0,), (), (1,), (6,), (6, 4), (600_001,)]
 LAYOUTS = ("contiguous", "transposed", "strided")
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
