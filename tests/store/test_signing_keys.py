@@ -1,5 +1,8 @@
 """The keys of the log, and what they have shown, wherever a crash interrupts them."""
 
+import asyncio
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,32 @@ async def test_a_checkpoint_that_cannot_be_recorded_is_not_shown(
     assert shown(keys) == []
     await keys.show(head(keys, 1))
     assert shown(keys) == [1]
+
+
+async def test_a_client_that_leaves_interrupts_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = open_keys(tmp_path, AT)
+    begun, may_write = threading.Event(), threading.Event()
+
+    def write_late(file: Path, text: str) -> None:
+        begun.set()
+        may_write.wait()
+        replace_private(file, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signing_keys, "replace_private", write_late)
+        left = asyncio.create_task(keys.show(head(keys, 1)))
+        await asyncio.to_thread(begun.wait)
+        left.cancel()
+        newer = asyncio.create_task(keys.show(head(keys, 2)))
+        may_write.set()
+        with suppress(asyncio.CancelledError):
+            await left
+        assert shown(keys)
+        await newer
+
+    assert shown(open_keys(tmp_path, AT)) == [2]
 
 
 async def test_a_database_with_another_history_is_noticed(

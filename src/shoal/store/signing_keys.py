@@ -24,6 +24,7 @@ from shoal.domain.errors import StoreBroken, StoreError
 from shoal.ledger import checkpoint
 from shoal.ledger.keys import Signer
 from shoal.store.ledger import LedgerStore, LogHead
+from shoal.store.run_to_end import run_to_end
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
@@ -110,6 +111,10 @@ class SigningKeys:
         """
         if self._file is None or head is None or self._has_shown(head):
             return
+        # Not cancelled with a request: its thread would write on beside the next one.
+        await run_to_end(self._record_shown(head))
+
+    async def _record_shown(self, head: LogHead) -> None:
         async with self._writing:
             if not self._has_shown(head):
                 await asyncio.to_thread(self._write_shown, head)
