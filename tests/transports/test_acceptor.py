@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -208,3 +210,37 @@ async def test_connections_are_accepted_at_the_pace_of_their_share() -> None:
             await door.meter.clock.advance(20.0)
 
             assert await door.opened.get() == (KEY, True)
+
+
+async def test_connection_that_arrives_at_the_end_is_closed() -> None:
+    door = Door()
+    async with door.open():
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        door.acceptor.open(theirs, "192.0.2.1", None)
+
+    with ours:
+        assert ours.recv(1) == b""
+
+
+async def test_failed_accept_ends_no_port_on_windows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(acceptor, "ACCEPT_RETRY_DELAY", 0.0)
+    door = Door()
+    async with door.open():
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, [OSError(64, "netname deleted")]
+
+        async def sock_accept(listener: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", sock_accept)
+        await door.connect(KEY)
+
+        assert await door.opened.get() == (KEY, True)
+    assert "cannot accept a connection" in caplog.text

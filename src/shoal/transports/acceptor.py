@@ -26,6 +26,8 @@ LOOK_MAX = 16 << 10  # bytes of a first request that are looked at
 TURN_TIMEOUT = 10.0  # seconds that a connection waits for its turn
 WAITING_MAX = 2048  # connections that wait
 
+CANNOT_ACCEPT = "cannot accept a connection: %s"  # too many files are open
+
 log = logging.getLogger("shoal.transports")
 
 Open: TypeAlias = Callable[
@@ -126,7 +128,7 @@ class Acceptor:
                 if grace and self._opened:
                     await asyncio.wait(self._opened, timeout=grace)
                 for each in self._opened:
-                    each.cancel()
+                    _cancel(each)
 
     def _accept_at(self, listener: socket.socket) -> Callable[[], object]:
         """Accept connections to a listener; return what ends that."""
@@ -155,8 +157,8 @@ class Acceptor:
             nonlocal retry
             try:
                 self._strangers.meter_accepting(partial(self._accept, listener))
-            except OSError as error:  # this process has too many files open
-                log.warning("cannot accept a connection: %s", error)
+            except OSError as error:
+                log.warning(CANNOT_ACCEPT, error)
                 loop.remove_reader(listener)
                 retry = loop.call_later(ACCEPT_RETRY_DELAY, begin)
 
@@ -173,8 +175,13 @@ class Acceptor:
     async def _accept_each(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, (address, *_) = await loop.sock_accept(listener)
-            self._receive(sock, address)
+            try:
+                sock, (address, *_) = await loop.sock_accept(listener)
+            except OSError as error:  # or its peer has reset it already
+                log.warning(CANNOT_ACCEPT, error)
+                await asyncio.sleep(ACCEPT_RETRY_DELAY)
+            else:
+                self._receive(sock, address)
 
     def _accept(self, listener: socket.socket) -> float:
         """Accept what waits; return the part of it that is of strangers.
@@ -234,9 +241,7 @@ class Acceptor:
             task = self._tasks.create_task(work())
         else:
             task = self._tasks.create_task(self._strangers.meter(work, stranger.charge))
-            loop = asyncio.get_running_loop()
-            # In another iteration: a task that has not begun closes no socket.
-            stranger.drop = lambda reason: loop.call_soon(task.cancel)
+            stranger.drop = lambda reason: _cancel(task)
         self._opened.add(task)
         task.add_done_callback(self._opened.discard)
 
@@ -322,6 +327,11 @@ class _Waiting:
         self._turn.cancel()
         self._timeout.cancel()
         self._unwatch()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel in another iteration: a task that has not begun closes no socket."""
+    asyncio.get_running_loop().call_soon(task.cancel)
 
 
 def peek(sock: socket.socket) -> bytes | None:
