@@ -194,16 +194,6 @@ def opened(
     return transport, connection, behind
 
 
-async def test_connections_beyond_the_limit_of_an_address_are_closed() -> None:
-    strangers = Strangers()
-    crowd = [opened(strangers)[0] for _ in range(PER_ADDRESS_MAX + 1)]
-
-    assert [each.aborted for each in crowd] == [False] * PER_ADDRESS_MAX + [True]
-    assert not opened(strangers, "192.0.2.2")[0].aborted
-    crowd[0].lose()
-    assert not opened(strangers)[0].aborted
-
-
 async def test_nothing_is_between_once_the_peer_is_admitted() -> None:
     strangers = Strangers()
     transport, connection, behind = opened(strangers)

@@ -8,7 +8,6 @@ from shoal.transports.strangers import (
     MESSAGE_MAX,
     MESSAGE_TIMEOUT,
     OVER_BUDGET,
-    PER_ADDRESS_MAX,
     PIECE_OVERHEAD,
     Strangers,
 )
@@ -307,20 +306,5 @@ def test_callbacks_reach_the_protocol_behind() -> None:
 
         assert opened.behind.calls == ["made", "pause", "resume", "eof", "lost"]
         assert len(strangers) == 0
-
-    run(script)
-
-
-def test_a_connection_that_finds_no_room_is_not_made() -> None:
-    async def script(strangers: Strangers) -> None:
-        crowd = [Opened(strangers) for _ in range(PER_ADDRESS_MAX + 1)]
-
-        last = crowd[-1]
-        last.receive(1)
-        last.connection.connection_lost(None)
-
-        assert last.transport.aborted
-        assert (last.behind.calls, last.behind.received) == ([], b"")
-        assert str(PER_ADDRESS_MAX) in last.connection.refusal
 
     run(script)

@@ -216,10 +216,9 @@ class Acceptor:
             if stranger.share is None or not stranger.share.is_spent:
                 self.open(sock, address, stranger)
             else:
-                watched = first is None and self._look is not None
                 waiting = _Waiting(self, sock, address, stranger, stranger.share)
                 self._waiting.add(waiting)
-                if watched:
+                if first is None and self._look is not None:
                     waiting.watch()
         return True
 

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web, web_response
@@ -104,61 +105,50 @@ async def http_listener(
                 f"choose another {flag} (0 lets the system choose) or --host"
             ) from error
         assert runner.server is not None, "the runner is set up"
-        opener = _Opener(runner.server, tls, strangers)
-        # What is encrypted tells nothing until the handshake.
-        plain = tls is None
-        acceptor = Acceptor(
-            strangers,
-            opener.open,
-            look if plain else None,
-            BUSY if plain else b"",
-        )
+        opening = partial(_open, runner.server, tls, strangers)
+        if tls is None:
+            acceptor = Acceptor(strangers, opening, look, BUSY)
+        else:  # what is encrypted tells nothing until the handshake
+            strangers.meter_handshakes(tls)
+            acceptor = Acceptor(strangers, opening)
         async with acceptor.accepting(*listeners):
             yield BoundAddress.of(listeners[0])
     finally:
         await runner.cleanup()
 
 
-class _Opener:
-    """Opens the connections of an HTTP port."""
+async def _open(
+    serve: web.Server,
+    tls: ssl.SSLContext | None,
+    strangers: Strangers,
+    sock: socket.socket,
+    address: str,
+    stranger: Stranger | None,
+) -> None:
+    """Open a connection, which aiohttp serves."""
 
-    def __init__(
-        self,
-        serve: web.Server,
-        tls: ssl.SSLContext | None,
-        strangers: Strangers,
-    ) -> None:
-        self._serve = serve
-        self._strangers = strangers
-        self._limits: dict[str, Any] = {}
-        if tls is not None:
-            self._limits = {"ssl": tls, "ssl_handshake_timeout": MESSAGE_TIMEOUT}
-            strangers.meter_handshakes(tls)
+    def protocol() -> asyncio.Protocol:
+        inner = serve()
+        if stranger is None:
+            return inner
+        return UnadmittedConnection(strangers, inner, stranger)
 
-    async def open(
-        self, sock: socket.socket, address: str, stranger: Stranger | None
-    ) -> None:
-        """Open a connection, which aiohttp serves."""
-
-        def protocol() -> asyncio.Protocol:
-            serve = self._serve()
-            if stranger is None:
-                return serve
-            return UnadmittedConnection(self._strangers, serve, stranger)
-
-        secure = bool(self._limits)
-        try:
-            with nullcontext() if stranger is None else stranger.opening(secure=secure):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    protocol, sock, **self._limits
-                )
-        except BaseException as error:
-            if stranger is not None:
-                stranger.leave()
-            sock.close()
-            # It may have left, or speak no TLS.
-            if not isinstance(error, (OSError, TimeoutError)):
-                raise
+    secure = tls is not None
+    try:
+        with nullcontext() if stranger is None else stranger.opening(secure=secure):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol,
+                sock,
+                ssl=tls,
+                ssl_handshake_timeout=MESSAGE_TIMEOUT if secure else None,
+            )
+    except BaseException as error:
+        if stranger is not None:
+            stranger.leave()
+        sock.close()
+        # It may have left, or speak no TLS.
+        if not isinstance(error, OSError):
+            raise
 
 
 @dataclass(slots=True)

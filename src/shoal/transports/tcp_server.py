@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shoal.domain.errors import ConfigError
@@ -68,8 +69,7 @@ async def tcp_listener(
     with sock:
         if policy.tls is not None:
             policy.strangers.meter_handshakes(policy.tls.context)
-        connections = _Connections(policy, serve)
-        acceptor = Acceptor(policy.strangers, connections.serve)
+        acceptor = Acceptor(policy.strangers, partial(_serve, policy, serve))
         async with acceptor.accepting(sock, patience=CLOSE_GRACE):
             yield BoundAddress.of(sock)
 
@@ -88,59 +88,57 @@ async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
     return sock
 
 
-class _Connections:
-    """The connections of one port."""
+async def _serve(
+    policy: ConnectionPolicy,
+    serve: Callable[[TcpLink], Awaitable[object]],
+    sock: socket.socket,
+    address: str,
+    stranger: Stranger | None,
+) -> None:
+    """Serve a connection until it ends."""
+    assert stranger is not None, "without a first look, no client is known"
+    gate, now = policy.gate, policy.now
+    delay = gate.delay(address, now())
+    if delay is None:
+        stranger.leave()
+        sock.close()
+        return
+    try:
+        link = await _open_link(policy, sock, address, stranger, delay)
+    except OSError as error:  # ssl.SSLError and TimeoutError are, too
+        gate.failed(address, now())
+        reason = f"no TLS handshake: {error}"
+        log.info(REFUSED, address, reason, extra=BY_STRANGER)
+        return
+    try:
+        await serve(link)
+        await link.close(CloseCode.NORMAL, "")
+    finally:
+        link.abort()
 
-    def __init__(
-        self,
-        policy: ConnectionPolicy,
-        serve: Callable[[TcpLink], Awaitable[object]],
-    ) -> None:
-        self._policy = policy
-        self._serve = serve
 
-    async def serve(
-        self, sock: socket.socket, address: str, stranger: Stranger | None
-    ) -> None:
-        """Serve a connection until it ends."""
-        assert stranger is not None, "nobody is known by what he sends first"
-        gate, now = self._policy.gate, self._policy.now
-        delay = gate.delay(address, now())
-        if delay is None:
-            stranger.leave()
-            sock.close()
-            return
-        try:
-            link = await self._open_link(sock, address, stranger, delay)
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            gate.failed(address, now())
-            reason = f"no TLS handshake: {error}"
-            log.info(REFUSED, address, reason, extra=BY_STRANGER)
-            return
-        try:
-            await self._serve(link)
-            await link.close(CloseCode.NORMAL, "")
-        finally:
-            link.abort()
-
-    async def _open_link(
-        self, sock: socket.socket, address: str, stranger: Stranger, delay: float
-    ) -> TcpLink:
-        limits: dict[str, Any] = {}
-        link = TcpLink(address, stranger=stranger)
-        if (tls := self._policy.tls) is not None:
-            limits["ssl"] = tls.context
-            limits["ssl_handshake_timeout"] = self._policy.handshake_timeout
-            limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
-        try:
-            if delay:
-                await asyncio.sleep(delay)
-            with stranger.opening(secure=tls is not None):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: link, sock, **limits
-                )
-        except BaseException:
-            stranger.leave()
-            sock.close()
-            raise
-        return link
+async def _open_link(
+    policy: ConnectionPolicy,
+    sock: socket.socket,
+    address: str,
+    stranger: Stranger,
+    delay: float,
+) -> TcpLink:
+    limits: dict[str, Any] = {}
+    link = TcpLink(address, stranger=stranger)
+    if policy.tls is not None:
+        limits["ssl"] = policy.tls.context
+        limits["ssl_handshake_timeout"] = policy.handshake_timeout
+        limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
+    try:
+        if delay:
+            await asyncio.sleep(delay)
+        with stranger.opening(secure=bool(limits)):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: link, sock, **limits
+            )
+    except BaseException:
+        stranger.leave()
+        sock.close()
+        raise
+    return link

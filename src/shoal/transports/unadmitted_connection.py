@@ -144,14 +144,8 @@ class UnadmittedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, for uvloop's transports are no subclasses of asyncio's.
-        opened = cast(asyncio.Transport, transport)
-        address = _address_of(opened)
-        if self._stranger is not None or self._strangers.has_room(address):
-            self._attach(opened)
-            self.run(self._inner.connection_made, transport)
-        else:
-            self.refusal = f"over {strangers.PER_ADDRESS_MAX} connections"
-            opened.abort()
+        self._attach(cast(asyncio.Transport, transport))
+        self.run(self._inner.connection_made, transport)
 
     def data_received(self, data: bytes) -> None:
         if self.refusal:
