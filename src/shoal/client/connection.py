@@ -154,7 +154,7 @@ class JsonRequest(Generic[T]):
         query = f"?{urlencode(self.query)}" if self.query else ""
         path = f"{self.path}{query}"
         body = await _answer(
-            *(session, address, self.method, path, self.body, self.key, ANSWER_MAX)
+            session, address, self.method, path, ANSWER_MAX, self.body, self.key
         )
         try:
             return msgspec.json.decode(body, type=self.answer)
@@ -172,7 +172,7 @@ class ResultRequest(Generic[T]):
 
     async def send(self, session: ClientSession, address: CoordinatorAddress) -> T:
         """Return the value; raises as ``JsonRequest.send`` does."""
-        data = await _answer(session, address, "GET", self.path, None, "", BLOB_MAX)
+        data = await _answer(session, address, "GET", self.path, BLOB_MAX)
         return self.read(data)
 
 
@@ -181,18 +181,19 @@ async def _answer(
     address: CoordinatorAddress,
     method: str,
     path: str,
-    body: object,
-    key: str,
     limit: int,
+    body: object = None,
+    key: str = "",
 ) -> bytes:
-    """Send a request and return what answers it.  Raises as ``send`` does."""
+    """Send a request and return the body of its answer.  Raises as ``send`` does."""
     url = f"{address.url}{path}"
     headers = {IDEMPOTENCY_KEY: key} if key else {}
 
     async def attempt() -> bytes:
         try:
             async with session.request(
-                *(method, as_given(url)),
+                method,
+                as_given(url),
                 json=body,
                 headers=headers,
                 allow_redirects=False,

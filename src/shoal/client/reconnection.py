@@ -1,5 +1,7 @@
 """Whether and when a request is sent again: its coordinator may be restarting."""
 
+from dataclasses import dataclass
+
 from shoal.client.errors import ConnectionLost
 
 FIRST_WAIT = 3.0  # seconds for one that has not answered yet: its URL may be wrong
@@ -20,11 +22,11 @@ PROXY_STATUSES = range(502, 505)
 """The statuses of a proxy whose coordinator is away."""
 
 
+@dataclass(slots=True)
 class Reconnection:
-    """What is known of a coordinator: whether it has answered before."""
+    """Whether a coordinator ``is_known``: whether it has answered before."""
 
-    def __init__(self) -> None:
-        self.is_known = False
+    is_known: bool = False
 
 
 class Attempts:
