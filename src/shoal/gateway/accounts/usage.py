@@ -107,27 +107,28 @@ async def list_usage(
     sees_all = caller.has_scope(Scope.MONITOR)
     owner = None if sees_all else caller.name
 
-    async def page(place: UsagePlace | None) -> tuple[list[UsageRow], str | None]:
+    async def page(after: str) -> UsageList:
         found = await gateway.store.usage.sums(
-            since, until, by, query.limit, owner, place
+            since, until, by, query.limit, owner, _place(after)
         )
         rows = [_row(each, names_machines=sees_all) for each in found.sums]
-        return rows, None if found.next is None else "{}.{}".format(*found.next)
+        following = None if found.next is None else "{}.{}".format(*found.next)
+        return UsageList(rows, following)
 
+    found = await page(query.after)
     if query.format == "json":
-        return json_response(UsageList(*await page(_place(query.after))))
+        return json_response(found)
     name = f"shoal-usage-{_text(since)}-{_text(until)}.csv"
-    first, after = await page(_place(query.after))
     response = web.StreamResponse(headers=_table_headers(name))
     await response.prepare(request)
     try:
         await write(request, response, _table([UsageRow.__struct_fields__]))
-        await write(request, response, _table(map(_cells, first)))
-        while after is not None:
+        await write(request, response, _table(map(_cells, found.data)))
+        while found.next is not None:
             async with gateway.access.list_turn(caller):
-                rows, after = await page(_place(after))
-                written = _table(map(_cells, rows))
-            await write(request, response, written)
+                found = await page(found.next)
+                rows = _table(map(_cells, found.data))
+            await write(request, response, rows)
         await write(request, response, b"", last=True)
     except ClientGone:
         record_of(request).error = "client_gone"

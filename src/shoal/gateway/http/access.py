@@ -268,7 +268,7 @@ class Access:
     async def list_turn(self, caller: ApiCaller) -> AsyncIterator[None]:
         """Wait until a caller who reads a list may read one more page of it.
 
-        Raises KeyRevoked if the key was revoked meanwhile.
+        Raises as ``ensure_active`` if the key has ended meanwhile.
         """
         async with self._lists.turn(caller.name):
             self.ensure_active(caller)
