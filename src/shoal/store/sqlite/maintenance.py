@@ -96,23 +96,15 @@ def back_up(path: Path, copy: Path) -> None:
 
     Raises StoreError if that fails, or if the file exists; then nothing is left of it.
     """
-    part = copy.with_name(f"{copy.name}.part")
     if copy.exists():
         raise StoreError(f"{copy} exists")
     with _errors_named(path), closing(read_only(path)) as source:
         size = _size(source)
         with _errors_named(copy):
             _check_space(copy.parent, size, f"{copy}: a backup")
-            part.unlink(missing_ok=True)
-            create_private(part)
-            try:
+            with _part(copy) as part:
                 _copy(source, part, f"{path} to {copy}")
                 part.rename(copy)
-            except BaseException:
-                for each in (part, part.with_name(f"{part.name}-journal")):
-                    with suppress(OSError):
-                        each.unlink()
-                raise
 
 
 def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) -> T:
@@ -125,7 +117,6 @@ def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) ->
     Raises StoreError if the copy is damaged or from a newer Shoal, or if a coordinator
     uses the database.
     """
-    part = path.with_name(f"{path.name}.part")
     with _errors_named(copy), closing(read_only(copy)) as source:
         ((version,),) = source.execute("PRAGMA user_version")
         if version > len(MIGRATIONS) or not version:
@@ -136,12 +127,11 @@ def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) ->
         row = source.execute(LAST_HEAD).fetchone()
         with locked(path), _errors_named(path):
             _check_space(path.parent, _size(source), f"{path}: restoring it")
-            part.unlink(missing_ok=True)
-            create_private(part)
-            _copy(source, part, f"{copy} to {path}")
-            _move_aside(path)
-            begun = begin_log(None if row is None else LogHead(*row))
-            part.rename(path)
+            with _part(path) as part:
+                _copy(source, part, f"{copy} to {path}")
+                _move_aside(path)
+                begun = begin_log(None if row is None else LogHead(*row))
+                part.rename(path)
             sync_folder(path.parent)
             return begun
 
@@ -177,6 +167,21 @@ def compact(path: Path) -> tuple[int, int]:
             sql.execute("VACUUM")
             sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return before, path.stat().st_size
+
+
+@contextmanager
+def _part(file: Path) -> Iterator[Path]:
+    """Create a file to be renamed to ``file``; an error leaves nothing of it."""
+    part = file.with_name(f"{file.name}.part")
+    part.unlink(missing_ok=True)
+    create_private(part)
+    try:
+        yield part
+    except BaseException:
+        for each in (part, part.with_name(f"{part.name}-journal")):
+            with suppress(OSError):
+                each.unlink()
+        raise
 
 
 def _copy(source: sqlite3.Connection, file: Path, what: str) -> None:
