@@ -63,7 +63,7 @@ def test_a_stop_after_the_log_was_deleted_says_so(programs: Programs) -> None:
 @pytest.mark.short
 def test_a_damaged_database_is_named_at_the_start(programs: Programs) -> None:
     assert programs.serve().program.terminate() == 0
-    backup = programs.folder / "backup.db"
+    backup = programs.folder / "back up.db"
     backed_up = programs.run(
         *("db", "backup", str(backup), "--data-dir", str(programs.data))
     )
@@ -76,7 +76,7 @@ def test_a_damaged_database_is_named_at_the_start(programs: Programs) -> None:
     assert refused.wait() == 74
     assert "shoal.db: file is not a database" in refused.errors
     assert f"shoal db check --data-dir {programs.data}" in refused.errors
-    assert f"shoal db restore {backup} --data-dir {programs.data}" in refused.errors
+    assert f"shoal db restore '{backup}' --data-dir {programs.data}" in refused.errors
 
 
 def test_a_truncated_database_ends_a_coordinator_that_nobody_uses(

@@ -118,16 +118,21 @@ def command(
 
 def _what_to_do(folder: Path) -> str:
     """Return how to go on with a broken database."""
-    where = "" if folder == USER_DATA else f" --data-dir {shlex.quote(str(folder))}"
-    if (backup := newest_backup(folder)) is None:
-        restoring = "restore a backup with `shoal db restore FILE"
-    else:
-        restoring = f"restore the newest backup with `shoal db restore {backup}"
+    where = _data_dir_option(folder)
+    backup = newest_backup(folder)
+    which, file = "a backup", "FILE"
+    if backup is not None:
+        which, file = "the newest backup", shlex.quote(str(backup))
     return (
         f"look for damage with `shoal db check{where}`, and put the right database "
-        f"back, or {restoring}{where}`; `shoal serve --new-log` goes on with what is "
-        "left, and signs receipts with a new key"
+        f"back, or restore {which} with `shoal db restore {file}{where}`; `shoal serve "
+        "--new-log` goes on with what is left, and signs receipts with a new key"
     )
+
+
+def _data_dir_option(folder: Path) -> str:
+    """Return the option that names a data folder; empty for the user's own."""
+    return "" if folder == USER_DATA else f" --data-dir {shlex.quote(str(folder))}"
 
 
 def _log_path(given: str | None, config: ServeConfig, *, as_json: bool) -> Path | None:
@@ -210,9 +215,7 @@ def _announce(
         click.echo(json.dumps(ready))
         return
     # The folder in which `shoal chat` on this machine finds the key.
-    where = f" --data-dir {shlex.quote(str(config.data_dir))}"
-    if config.data_dir == USER_DATA:
-        where = ""
+    where = _data_dir_option(config.data_dir)
     if sys.stdout.isatty():
         key = running.api_key
         ways = (
