@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shoal.config.private_files import make_private_folder, write_private
+from shoal.config.private_files import make_private_folder, replace_private
 
 FILE = "coordinators.json"
 
@@ -38,11 +38,11 @@ def remember_coordinator(folder: Path, url: str, known: KnownCoordinator) -> Non
     coordinators[url] = known
     make_private_folder(folder)
     listed = {each: asdict(its) for each, its in coordinators.items()}
-    write_private(folder / FILE, json.dumps(listed, indent=1) + "\n")
+    replace_private(folder / FILE, json.dumps(listed, indent=1) + "\n")
 
 
 def _read(file: Path) -> dict[str, KnownCoordinator]:
-    """Return the coordinators in a file; those that cannot be read are not known."""
+    """Return the coordinators in a file; none if it cannot be read."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         listed = json.loads(file.read_text())
         return {url: KnownCoordinator(**its) for url, its in listed.items()}
