@@ -81,6 +81,7 @@ from shoal.store.signing_keys import (
     has_signed,
     open_keys,
 )
+from shoal.store.sqlite.database import DATABASE
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_urls
@@ -94,7 +95,6 @@ SIGNATURES_INLINE_MAX = (
 PRUNE_EVERY = 3600.0  # seconds
 CHECK_EVERY = 2.0  # seconds between looks at the database's files
 BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
-DATABASE = "shoal.db"
 NO_WIRES: Mapping[str, object] = {}
 
 log = logging.getLogger("shoal.app")

@@ -11,8 +11,7 @@ from shoal.config.newest_backup import note_backup
 from shoal.config.private_files import make_private_folder
 from shoal.store.file_folder import FILES_FOLDER
 from shoal.store.sqlite import maintenance
-
-DATABASE = "shoal.db"
+from shoal.store.sqlite.database import DATABASE
 
 
 @click.group("db")

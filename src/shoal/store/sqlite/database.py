@@ -28,6 +28,7 @@ from shoal.store.sqlite.schema import migrate
 
 T = TypeVar("T")
 
+DATABASE = "shoal.db"  # in a coordinator's data folder
 MEMORY = Path(":memory:")
 LOCK_ATTEMPTS = 100  # to lock the file: another coordinator may just be stopping
 LOCK_PAUSE = 0.05  # seconds between them
