@@ -1,6 +1,7 @@
 """Large values in files and in memory."""
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,33 @@ def test_owner_of_the_most_bytes_makes_room(folder: Path) -> None:
     files.keep(b"c" * 20, owner="carol")
     assert files.has(digest(small))
     assert not any(files.has(digest(each)) for each in flood)
+
+
+class CountedPins(Counter[bytes]):
+    """Pins, and how often one was looked up."""
+
+    looked_up = 0
+
+    def __contains__(self, digest: object) -> bool:
+        self.looked_up += 1
+        return super().__contains__(digest)
+
+
+def test_each_value_is_examined_once_to_make_room_for_a_large_one(
+    folder: Path,
+) -> None:
+    files = opened(folder, size_max=60)
+    pins = files._pins = CountedPins()
+    for number in range(60):
+        files.keep(bytes([number]), owner="alice")
+        if number < 40:
+            files.pin(digest(bytes([number])))
+
+    files.keep(bytes(15), owner="bob")
+
+    assert pins.looked_up <= 60
+    kept = [number for number in range(60) if files.has(digest(bytes([number])))]
+    assert kept == [*range(40), *range(55, 60)]
 
 
 def test_pinned_value_is_not_evicted(folder: Path) -> None:

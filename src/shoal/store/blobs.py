@@ -11,7 +11,9 @@ import hashlib
 import os
 import threading
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
+from heapq import heapify, heappop, heapreplace
 from itertools import count
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -200,27 +202,35 @@ class BlobFiles:
             self._sizes[owner][digest] = size
             self._sizes[owner].move_to_end(digest)
             leaving: list[bytes] = []
-            while self._totals.total() > self._size_max:
-                if (each := self._next_to_evict(digest)) is None:
-                    break
+            excess = self._totals.total() - self._size_max
+            candidates = self._evictable(digest)
+            while excess > 0 and (each := next(candidates, None)) is not None:
                 leaving.append(each)
+                excess -= self._sizes[self._owners[each]][each]
+            for each in leaving:
                 its = self._owners.pop(each)
                 self._totals[its] -= self._sizes[its].pop(each)
                 if not self._sizes[its]:
                     del self._sizes[its], self._totals[its]
             return leaving
 
-    def _next_to_evict(self, new: bytes) -> bytes | None:
-        """Return the value that makes room for a new one; None: all are pinned."""
-        return next(
-            (
-                each
-                for owner, _ in self._totals.most_common()
-                for each in self._sizes[owner]
-                if each not in self._pins and each != new
-            ),
-            None,
-        )
+    def _evictable(self, new: bytes) -> Iterator[bytes]:
+        """Yield values that are not pinned, in the order in which they are evicted."""
+        heap = [
+            (-total, owner, iter(self._sizes[owner]))
+            for owner, total in self._totals.items()
+        ]
+        heapify(heap)
+        while heap:
+            left, owner, values = heap[0]
+            # Each value is examined once: many may be pinned, and many may leave.
+            each = next((x for x in values if x not in self._pins and x != new), None)
+            if each is None:
+                heappop(heap)
+            else:
+                size = self._sizes[owner][each]
+                heapreplace(heap, (left + size, owner, values))
+                yield each
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()
