@@ -86,6 +86,12 @@ def blob_not_found(digest: bytes) -> NotFound:
     )
 
 
+def disk_error(error: OSError, path: Path) -> StoreError:
+    """Return the error for a file or folder that cannot be read or written."""
+    temporary = error.errno in TEMPORARY
+    return StoreError(error.strerror or str(error), str(path), temporary=temporary)
+
+
 class BlobFiles:
     """Values in a folder to which no other process writes.
 
@@ -157,10 +163,7 @@ class BlobFiles:
             try:
                 self._write(self._path(digest), data)
             except OSError as error:
-                temporary = error.errno in TEMPORARY
-                raise StoreError(
-                    error.strerror or str(error), str(self._folder), temporary=temporary
-                ) from error
+                raise disk_error(error, self._folder) from error
             for each in self._enter(digest, len(data), owner):
                 self._path(each).unlink(missing_ok=True)
         return digest

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from shoal.config.private_files import FOLDER_MODE, open_private, restrict, sync_folder
 from shoal.domain.errors import StoreError
-from shoal.store.blobs import PART, TEMPORARY
+from shoal.store.blobs import PART, disk_error
 
 FILES_FOLDER = "files"  # in the data folder
 UNKNOWN = "unknown"  # the folder for contents that the database does not describe
@@ -43,7 +43,7 @@ class FileFolder:
                 elif path.name != UNKNOWN:
                     found.append(path.name)
         except OSError as error:
-            raise _store_error(error, self._folder) from error
+            raise disk_error(error, self._folder) from error
         return found
 
     def set_aside(self, file_ids: Iterable[str]) -> Path:
@@ -55,7 +55,7 @@ class FileFolder:
             for each in file_ids:
                 (self._folder / each).replace(aside / each)
         except OSError as error:
-            raise _store_error(error, aside) from error
+            raise disk_error(error, aside) from error
         return aside
 
     def begin(self, file_id: str) -> "ContentWriter":
@@ -72,7 +72,7 @@ class FileFolder:
         try:
             return path.open("rb")
         except OSError as error:
-            raise _store_error(error, path) from error
+            raise disk_error(error, path) from error
 
     def remove(self, file_id: str) -> None:
         """Delete a file; if that fails, the next start sets it aside."""
@@ -98,7 +98,7 @@ class ContentWriter:
         try:
             self._file = open(self._part, "xb", opener=open_private)  # noqa: SIM115
         except OSError as error:
-            raise _store_error(error, path) from error
+            raise disk_error(error, path) from error
 
     def write(self, data: bytes) -> None:
         """Append to the file.
@@ -118,7 +118,7 @@ class ContentWriter:
                 )
             self._file.write(data)
         except OSError as error:
-            raise _store_error(error, self._path) from error
+            raise disk_error(error, self._path) from error
         self.size += len(data)
 
     def finish(self) -> None:
@@ -133,7 +133,7 @@ class ContentWriter:
             self._part.rename(self._path)
             sync_folder(self._path.parent)
         except OSError as error:
-            raise _store_error(error, self._path) from error
+            raise disk_error(error, self._path) from error
 
     def discard(self) -> None:
         """Delete the file, whether or not it is finished."""
@@ -141,8 +141,3 @@ class ContentWriter:
             self._file.close()
         for path in (self._part, self._path):
             path.unlink(missing_ok=True)
-
-
-def _store_error(error: OSError, path: Path) -> StoreError:
-    temporary = error.errno in TEMPORARY
-    return StoreError(error.strerror or str(error), str(path), temporary=temporary)

@@ -7,7 +7,6 @@ database that does not have it is refused.  Decision 52 says when it is written.
 """
 
 import asyncio
-import errno
 from itertools import chain
 from pathlib import Path
 
@@ -20,13 +19,12 @@ from shoal.config.secret_files import (
     new_signing_seed,
     signing_seed,
 )
-from shoal.domain.errors import StoreBroken, StoreError
+from shoal.domain.errors import StoreBroken
 from shoal.ledger import checkpoint
 from shoal.ledger.keys import Signer
+from shoal.store.blobs import disk_error
 from shoal.store.ledger import LedgerStore, LogHead
 from shoal.store.run_to_end import run_to_end
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
 
 class KeyLink(msgspec.Struct, frozen=True):
@@ -134,11 +132,7 @@ class SigningKeys:
         try:
             _write(self._file, record)
         except OSError as error:
-            raise StoreError(
-                error.strerror or str(error),
-                str(self._file),
-                temporary=error.errno in FULL,
-            ) from error
+            raise disk_error(error, self._file) from error
         self._record = record
 
 
