@@ -97,7 +97,7 @@ class StrangerFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as a line, with what its tracebacks need; see ``printable``."""
+    """Formats a record as text, with control characters escaped as in ``printable``."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

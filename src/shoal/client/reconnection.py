@@ -1,25 +1,25 @@
-"""Whether and when a request is sent again: its coordinator may be restarting."""
+"""Retries of requests while their coordinator restarts."""
 
 from dataclasses import dataclass
 
 from shoal.client.errors import ConnectionLost
 
-FIRST_WAIT = 3.0  # seconds for one that has not answered yet: its URL may be wrong
-RECONNECT_TIMEOUT = 60.0  # seconds for one that has answered, or says that it stops
+FIRST_WAIT = 3.0  # seconds, before the first response: the URL may be wrong
+RECONNECT_TIMEOUT = 60.0  # seconds, after a response, or if it is shutting down
 # Seconds between attempts; the last one repeats.
 RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 COORDINATOR = "x-shoal-coordinator"
-"""The header in answers of a coordinator: those of a proxy before it are without."""
+"""Header of a coordinator's responses; a proxy's error pages lack it."""
 
 STOPPING = "x-shoal-stopping"
-"""The header in the refusals of a coordinator that is about to stop."""
+"""Header of a coordinator's refusals while it shuts down."""
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})  # RFC 9110, section 9.2.2
 
 PROXY_STATUSES = range(502, 505)
-"""The statuses of a proxy whose coordinator is away."""
+"""Statuses of a proxy that cannot reach its coordinator."""
 
 
 @dataclass(slots=True)
@@ -30,10 +30,7 @@ class Reconnection:
 
 
 class Attempts:
-    """The attempts to send a request.
-
-    ``repeatable``: if it is sent twice, it has no further effect.
-    """
+    """The attempts to send a request; ``repeatable``: it is idempotent."""
 
     def __init__(self, coordinator: Reconnection, *, repeatable: bool) -> None:
         self.failed = 0

@@ -1,4 +1,4 @@
-"""The file that names the newest backup of a database, for who has to restore it."""
+"""The file that names the newest backup of a database, for the advice to restore it."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +9,8 @@ FILE = "newest-backup"
 
 
 def note_backup(folder: Path, backup: Path) -> None:
-    """Note where a backup of the database in a data folder is."""
-    with suppress(OSError):  # the backup is made, also of a folder that is read only
+    """Record the path of a new backup of the database in a data folder."""
+    with suppress(OSError):  # on a read-only folder, the backup was made all the same
         write_private(folder / FILE, f"{backup.absolute()}\n")
 
 

@@ -54,12 +54,11 @@ class WorkerAdmission:
 
     ``urls`` returns the coordinator's current URLs, the best one first; that one and
     ``fingerprint`` (of the TLS key, if there is one) are part of invitations.
-    ``join_token`` is the coordinator's own token; empty: none required.  It is printed,
-    unless the coordinator ``prints_limited_tokens``, the ``last_printed`` of them as
-    long as it is good.  ``ports`` has
-    the ports beside HTTP, by wire and by ``tcp`` or ``tls``; ``loopback_only`` says
-    that only this machine can reach them.  The coordinator sets them when its ports are
-    open.
+    ``join_token`` is the coordinator's own token; empty: none required.  If the
+    coordinator ``prints_limited_tokens``, invitations have one of those instead, and
+    ``last_printed`` is the newest.  ``ports`` has the ports beside HTTP, by wire and by
+    ``tcp`` or ``tls``; ``loopback_only`` says that only this machine can reach them.
+    The coordinator sets them when its ports are open.
     """
 
     def __init__(

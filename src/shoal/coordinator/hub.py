@@ -324,7 +324,7 @@ class Hub:
 
     @property
     def degraded_reason(self) -> str | None:
-        """Why the work that is accepted goes slowly; None: it does not."""
+        """Why accepted jobs are slow; None: they are not."""
         if seconds := self.store_health.slow_for:
             return (
                 f"a commit of the database takes {seconds:.1f} s: its disk is busy or "

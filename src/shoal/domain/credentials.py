@@ -111,7 +111,7 @@ class JoinToken:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it admits workers for a time, or so many of them."""
+        """Whether its lifetime or its number of workers is limited."""
         return self.uses_max is not None or self.expires_at is not None
 
 

@@ -47,7 +47,7 @@ CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 OWN_HEADERS = {
     # What clients have stored is not run in the dashboard's name.
     "X-Content-Type-Options": "nosniff",
-    # Answers of a proxy whose coordinator is away are without.
+    # A proxy's error pages lack it.
     COORDINATOR: "1",  # its version is for those with a key
 }
 
@@ -91,10 +91,7 @@ def make_app(
 
 
 def first_look(gateway: Gateway) -> FirstLook:
-    """Return what tells from the first bytes of a connection whose it is.
-
-    They have to be the whole head of a request.
-    """
+    """Return a function that identifies known clients by the head of a request."""
 
     def look(first: bytes, address: str) -> tuple[bool, str]:
         head, end, _ = first.partition(b"\r\n\r\n")

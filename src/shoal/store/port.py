@@ -266,14 +266,14 @@ class Store(Protocol):
         ...
 
     async def check(self) -> None:
-        """Look for damage that costs little to find.
+        """Check the database's files for damage, at little cost.
 
         Raises StoreBroken if there is any, StoreError.
         """
         ...
 
     async def wait_damaged(self) -> StoreBroken:
-        """Wait until damage is found, by whatever reads, writes or checks; return it.
+        """Wait until a read, a write or a check finds damage; return it.
 
         Raises StoreError if the database is not open.
         """

@@ -1,9 +1,9 @@
-"""The key that signs the log of receipts, those before it, and what they have shown.
+"""The key that signs the log of receipts, earlier keys, and the last published state.
 
-One key signs one history.  A database that is put back from a copy lacks the newest
-receipts; if the same key went on from there, it would sign another log of the same
-size.  So the newest checkpoint that has left the program lies beside the key, and a
-database that does not have it is refused.  Decision 52 says when it is written.
+One key signs one history.  A database that was restored from a copy lacks the newest
+receipts; if the same key signed further ones, there would be two logs of one size.  So
+the newest checkpoint that was published (*shown*) is stored beside the key, and a
+database without it is refused.  Decision 52 says when it is written.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from shoal.store.run_to_end import run_to_end
 
 
 class KeyLink(msgspec.Struct, frozen=True):
-    """Where one key went on from another: checkpoints of one size and root.
+    """The change from one key to the next: checkpoints of one size and root.
 
-    ``checkpoint`` is that of the earlier key, ``successor`` that of the next one; None:
-    it is not signed yet.
+    ``checkpoint`` is signed by the earlier key, ``successor`` by the next one; None:
+    not signed yet.
     """
 
     checkpoint: str
@@ -39,10 +39,10 @@ class KeyLink(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct):
-    """What the file holds.
+    """The contents of the file.
 
-    ``shown`` is the newest checkpoint that was shown, ``retired`` the seeds of earlier
-    keys in hexadecimal.
+    ``shown`` is the newest checkpoint that was published, ``retired`` the seeds of
+    earlier keys in hexadecimal.
     """
 
     shown: str | None = None
@@ -56,7 +56,7 @@ class SigningKeys:
     def __init__(
         self, signer: Signer, record: _Record | None = None, file: Path | None = None
     ) -> None:
-        """Take a key; ``file`` keeps the ``record``; None: nothing is kept."""
+        """``file`` stores the ``record``; None: it is not stored."""
         self.signer = signer
         self._record = record or _Record()
         self._file = file
@@ -64,7 +64,7 @@ class SigningKeys:
 
     @property
     def links(self) -> list[KeyLink]:
-        """How earlier keys were followed by others, the oldest first."""
+        """The changes of the key, the oldest first."""
         return self._record.links
 
     def signer_of(self, note: str) -> Signer | None:
@@ -81,7 +81,7 @@ class SigningKeys:
         )
 
     def successor_of(self, note: str) -> str | None:
-        """Return the newest checkpoint with which a key went on from this one."""
+        """Return the checkpoint with which the next key continued this one, if any."""
         return next(
             (
                 each.successor
@@ -92,7 +92,7 @@ class SigningKeys:
         )
 
     async def problem(self, ledger: LedgerStore) -> str | None:
-        """Return why a database is not the one that the key has signed; None: it is.
+        """Return why the key has not signed this database's log; None: it has.
 
         Raises StoreError.
         """
@@ -103,9 +103,9 @@ class SigningKeys:
         return history_problem(shown, size, None if at is None else at.root)
 
     async def show(self, head: LogHead | None) -> None:
-        """Record a checkpoint before it is shown.
+        """Record a checkpoint before it is published.
 
-        Raises StoreError; then it must not be shown.
+        Raises StoreError; then it must not be published.
         """
         if self._file is None or head is None or self._has_shown(head):
             return
@@ -137,7 +137,7 @@ class SigningKeys:
 
 
 def shown_checkpoint(folder: Path) -> checkpoint.Checkpoint | None:
-    """Return the newest checkpoint that was shown, if it is known.
+    """Return the newest checkpoint that was published, if there is one.
 
     Raises StoreBroken if the record is damaged, OSError.
     """
@@ -148,9 +148,9 @@ def shown_checkpoint(folder: Path) -> checkpoint.Checkpoint | None:
 def history_problem(
     shown: checkpoint.Checkpoint, size: int, root: bytes | None
 ) -> str | None:
-    """Return why a log of ``size`` receipts is not the one that was shown.
+    """Return why a log of ``size`` receipts does not contain ``shown``, if so.
 
-    ``root`` is its own at the size of ``shown``.
+    ``root`` is the log's root at the size of ``shown``; None: unknown.
     """
     if size < shown.size:
         return (
@@ -166,12 +166,12 @@ def history_problem(
 
 
 def has_signed(folder: Path) -> bool:
-    """Say whether a data folder has a key, for which there was a database."""
+    """Return whether a data folder has a signing key, and so had a database."""
     return (folder / SEED_FILE).exists() or (folder / SIGNING_LOG_FILE).exists()
 
 
 def open_keys(folder: Path, at: float) -> SigningKeys:
-    """Load the keys of a data folder, with a new one if the present one has ended.
+    """Load the keys of a data folder; replace the present one if it is retired.
 
     ``at`` is the Unix time.  Raises StoreBroken if the record is damaged, ConfigError
     if the key is, OSError.
@@ -194,10 +194,10 @@ def open_keys(folder: Path, at: float) -> SigningKeys:
 
 
 def begin_new_log(folder: Path, head: LogHead | None, at: float) -> SigningKeys:
-    """Sign with a new key from now on, after the last checkpoint of the database.
+    """Retire the present key; the next one continues from the database's checkpoint.
 
-    None: the log begins anew.  It can be repeated wherever it was interrupted.  Raises
-    as ``open_keys``.
+    ``head`` is that checkpoint; None: the log is empty.  After an interruption, the
+    call can be repeated.  Raises as ``open_keys``.
     """
     record = _read(folder / SIGNING_LOG_FILE)
     if (folder / SEED_FILE).exists():

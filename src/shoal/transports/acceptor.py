@@ -1,8 +1,9 @@
-"""Accepts connections, and says whose turn it is before anything is made of them.
+"""Accepts connections, and queues those of unauthenticated peers.
 
-A connection is a socket at first, and nothing else.  One look at what has arrived tells
-whether it is a known client's: that is opened at once.  The others are strangers': each
-waits for the turn of its network, while that of all of them is spent.
+An accepted connection is a socket and nothing else until it is opened.  If its first
+bytes carry a valid credential, it is that of a known client, and opened at once.  All
+others are strangers': while their share of the loop is spent, each waits for a turn of
+its network.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from shoal.transports.strangers import BY_STRANGER, Stranger, Strangers
 BACKLOG = 1024  # connections that may wait to be accepted; fewer and bursts are dropped
 ACCEPTED_IN_A_ROW = 32  # until others get their turn
 ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
-LOOK_MAX = 16 << 10  # bytes of a first request that are looked at
+LOOK_MAX = 16 << 10  # bytes of a first request that are read
 TURN_TIMEOUT = 10.0  # seconds that a connection waits for its turn
 WAITING_MAX = 2048  # connections that wait
 
@@ -36,8 +37,8 @@ Open: TypeAlias = Callable[
 """Serves a connection from an address, and closes its socket; None: a known client."""
 
 FirstLook: TypeAlias = Callable[[bytes, str], tuple[bool, str]]
-"""Tells from the first bytes of a connection, and the address that it comes from,
-whether it is a known client's, and the address of the client: a proxy may be between.
+"""Takes the first bytes of a connection and its source address; returns whether it is a
+known client's, and the address of the client, which a proxy may have forwarded.
 """
 
 
@@ -59,8 +60,8 @@ async def listen(
 ) -> list[socket.socket]:
     """Listen at the first address that a host has, or at all.  Raises OSError.
 
-    ``defer`` is for protocols in which the client speaks first: for so many seconds
-    Linux keeps a connection to itself until there is something to read.
+    ``defer`` is for protocols in which the client sends first: Linux accepts no
+    connection before data arrives, for at most that many seconds.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -85,8 +86,8 @@ async def listen(
 class Acceptor:
     """Accepts connections, and has each opened in a task by ``open_``.
 
-    Without a ``look``, nobody is known before the connection is open.  ``refusal`` is
-    what the others read who have to leave.
+    Without a ``look``, all connections are strangers'.  ``refusal`` is sent to those
+    that are refused.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class Acceptor:
                     _cancel(each)
 
     def _accept_at(self, listener: socket.socket) -> Callable[[], object]:
-        """Accept connections to a listener; return what ends that."""
-        if sys.platform == "win32":  # its loop tells of nothing that it has not read
+        """Accept connections to a listener; return a function that stops it."""
+        if sys.platform == "win32":  # its event loop has no ``add_reader``
             return self._tasks.create_task(self._accept_each(listener)).cancel
         loop, share = asyncio.get_running_loop(), self._strangers.accepting
         turn: asyncio.Future[None] | None = None
@@ -184,7 +185,7 @@ class Acceptor:
                 self._receive(sock, address)
 
     def _accept(self, listener: socket.socket) -> float:
-        """Accept what waits; return the part of it that is of strangers.
+        """Accept pending connections; return the fraction that is strangers'.
 
         Raises OSError if this process has too many files open.
         """
@@ -223,7 +224,7 @@ class Acceptor:
         return True
 
     def identify(self, first: bytes | None, address: str) -> tuple[bool, str]:
-        """Say whether a connection is a known client's, and the client's address."""
+        """Return whether a connection is a known client's, and the client's address."""
         if not first or self._look is None:
             return False, address
         known, client = self._look(first, address)
@@ -245,7 +246,7 @@ class Acceptor:
         task.add_done_callback(self._opened.discard)
 
     def refuse(self, sock: socket.socket, address: str, reason: str) -> None:
-        """Close a connection; its peer can read why."""
+        """Close a connection after sending the refusal."""
         log.info("refused peer=%s reason=%r", address, reason, extra=BY_STRANGER)
         with sock, suppress(OSError):
             if self._refusal:
@@ -255,7 +256,7 @@ class Acceptor:
                 sock.shutdown(socket.SHUT_WR)
 
     def forget(self, waiting: "_Waiting") -> None:
-        """Count a connection no more that has waited."""
+        """Remove a connection from those that wait."""
         self._waiting.discard(waiting)
 
 
@@ -281,8 +282,8 @@ class _Waiting:
         self._watched = False
 
     def watch(self) -> None:
-        """Look at what the peer sends first: a known client need not wait."""
-        # Windows' loop can wait for data only by reading them.
+        """Identify the peer when it sends: a known client need not wait."""
+        # On Windows, the event loop can only wait for data by reading it.
         if sys.platform != "win32":
             asyncio.get_running_loop().add_reader(self._sock, self._on_data)
             self._watched = True
@@ -334,7 +335,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def peek(sock: socket.socket) -> bytes | None:
-    """Return what has arrived; None: nothing yet, empty: the other end has left."""
+    """Return the received bytes; None: there are none, empty: the peer has closed."""
     try:
         return sock.recv(LOOK_MAX, socket.MSG_PEEK)
     except BlockingIOError:

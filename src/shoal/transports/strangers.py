@@ -31,11 +31,11 @@ ACCEPTING_SHARE = 0.025  # of a core, to accept connections
 ACCEPTING_BURST = 0.05  # seconds of it at once
 STRANGERS_SHARE = 0.01  # of a core, for all else that they cause
 STRANGERS_BURST = 0.2  # seconds of it at once
-FAMILIAR_SHARE = 0.01  # the same, for networks of which somebody was admitted lately
+FAMILIAR_SHARE = 0.01  # the same, for networks from which a client was admitted lately
 FAMILIAR_BURST = 0.2
 FAMILIAR_FOR = 86_400.0  # seconds
-FAMILIAR_MAX = 10_000  # networks; the one that was admitted longest ago is forgotten
-WAKE_COST = 10e-6  # seconds, about, to notice them, besides what is measured
+FAMILIAR_MAX = 10_000  # networks; the least recently admitted one is evicted
+WAKE_COST = 10e-6  # seconds, about, to wake up for them, which are not measured
 CONNECTION_COST = 0.5e-3  # seconds, about, that are not measured: to open and close
 TLS_COST = 1e-3  # and for TLS, besides the handshake
 READ_COST = 20e-6  # and to notice that something can be read
@@ -249,7 +249,7 @@ class MeteredTls(ssl.SSLObject):
 
 
 def bounded_strangers(clock: Clock) -> "Strangers":
-    """Return the strangers of a program that may cost 5 % of a core together."""
+    """Return the strangers of a program, who may cost 4.5 % of a core together."""
     cpu = time.thread_time
     return Strangers(
         share=LoopShare(clock, STRANGERS_SHARE, STRANGERS_BURST, cpu),
@@ -262,10 +262,10 @@ def bounded_strangers(clock: Clock) -> "Strangers":
 class Strangers:
     """Strangers with one budget, such as those on all ports of a program.
 
-    ``held`` is in bytes, and ``held_max`` the budget; without ``count_max`` somebody
-    else limits their number.  Connections are accepted at the pace of one share of the
-    loop; all else that strangers cause has another, and that of networks which are
-    *familiar*, for somebody there was admitted lately, a third; None: without a limit.
+    ``held`` is in bytes, and ``held_max`` the budget; without ``count_max`` their
+    number is limited elsewhere.  ``accepting`` is the share of the loop for accepting
+    connections, and ``share`` that for all other costs; *familiar* networks, from which
+    a client was admitted lately, have a share of their own.  None: unlimited.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Strangers:
         self.held = 0
         self.share = share
         self._familiar_share = familiar or share
-        self._familiar = OrderedDict[str, float]()  # networks, and when that was
+        self._familiar = OrderedDict[str, float]()  # networks, by the time of admission
         self._now = now
         self.accepting = accepting
         self._held_max = held_max
@@ -305,21 +305,21 @@ class Strangers:
     # What they cost.
 
     def meet(self, network: str) -> None:
-        """Note that somebody of a network is no stranger."""
+        """Record that a client from a network was admitted."""
         self._familiar[network] = self._now()
         self._familiar.move_to_end(network)
         if len(self._familiar) > FAMILIAR_MAX:
             self._familiar.popitem(last=False)
 
     def share_of(self, network: str) -> LoopShare | None:
-        """Return the share of the loop of strangers who come from a network."""
+        """Return the share of the loop for strangers from a network."""
         met = self._familiar.get(network)
         if met is None or self._now() > met + FAMILIAR_FOR:
             return self.share
         return self._familiar_share
 
     def meter_accepting(self, accept: Callable[[], float]) -> None:
-        """Accept connections, and charge the part of it that is returned."""
+        """Call ``accept``, and charge the fraction of its time that it returns."""
         if (share := self.accepting) is None:
             accept()
             return

@@ -101,7 +101,7 @@ def command(
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
-            # Not made where it is not shown: a service may restart all day.
+            # No token where nobody sees it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
             join = await running.invite() if shown else ""
             _announce(running, config, join, log_path, as_json=as_json)
@@ -117,7 +117,7 @@ def command(
 
 
 def _what_to_do(folder: Path) -> str:
-    """Return how to go on with a broken database."""
+    """Return how to recover from a broken database."""
     where = _data_dir_option(folder)
     backup = newest_backup(folder)
     which, file = "a backup", "FILE"
@@ -258,7 +258,7 @@ def _join_remark(config: ServeConfig) -> str:
 
 
 def _token_remark(config: ServeConfig) -> str:
-    """Return what the printed token is good for; empty: it is the operator's own."""
+    """Return the limits of the printed token; empty: it is the operator's own."""
     if config.join_token is not None:
         return ""
     return f"It adds {PRINTED_USES} machines, within a day; they stay.  "

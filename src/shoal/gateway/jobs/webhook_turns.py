@@ -1,4 +1,4 @@
-"""Whose webhook is delivered next: keys take turns, slow receivers share a slot."""
+"""The order of webhook deliveries: keys take turns, slow receivers share a slot."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection

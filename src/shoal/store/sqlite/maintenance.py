@@ -1,4 +1,4 @@
-"""Checks, copies, puts back and compacts the file of an SQLite store."""
+"""Checks, copies, restores and compacts the file of an SQLite store."""
 
 import os
 import shutil

@@ -183,7 +183,7 @@ class SqliteUsage:
 
 @dataclass(frozen=True, slots=True)
 class _WantedSums:
-    """A list of sums."""
+    """A query for sums of usage."""
 
     since: int
     until: int
