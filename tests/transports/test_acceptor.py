@@ -244,3 +244,23 @@ async def test_failed_accept_ends_no_port_on_windows(
 
         assert await door.opened.get() == (KEY, True)
     assert "cannot accept a connection" in caplog.text
+
+
+async def test_aborted_connection_does_not_pause_accepting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on macOS, where accepting a connection that its peer has reset fails."""
+    accept, aborted = socket.socket.accept, [ConnectionAbortedError(53, "aborted")]
+
+    def accept_after_one(listener: socket.socket) -> Any:
+        if aborted:
+            raise aborted.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_after_one)
+    door = Door()
+    async with door.open():
+        await door.connect(KEY)
+
+        assert await door.opened.get() == (KEY, True)
+    assert not caplog.records

@@ -193,8 +193,8 @@ class Acceptor:
         while accepted < ACCEPTED_IN_A_ROW:
             try:
                 sock, (address, *_) = listener.accept()
-            except BlockingIOError:
-                break
+            except (BlockingIOError, ConnectionAbortedError):
+                break  # on macOS, the peer may have reset it
             accepted += 1
             strange += self._receive(sock, address)
         return strange / accepted if accepted else 1.0
