@@ -355,23 +355,6 @@ SPELLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), SPELLINGS.values(), ids=SPELLINGS)
-async def test_facilitator_that_settles_twice_pays_for_one_job(
-    pool: Pool,
-    facilitator: Facilitator,
-    first: dict[str, Any],
-    second: dict[str, Any],
-) -> None:
-    paid = await pay(pool, PAID | {"payload": first})
-    facilitator.transaction = "TX2"
-
-    again = await pay(pool, PAID | {"payload": second})
-
-    assert (paid.status, again.status) == (201, 402)
-    assert again.required["error"] == "payment_already_used"
-    assert len((await accepted(pool))["jobs"]) == 1
-
-
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nonces": (
         {"authorization": {"from": "0xab", "nonce": "0x0a"}},
@@ -386,17 +369,31 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
-async def test_different_payments_pay_for_different_jobs(
-    pool: Pool,
-    facilitator: Facilitator,
-    first: dict[str, Any],
-    second: dict[str, Any],
-) -> None:
+async def pay_twice(
+    pool: Pool, facilitator: Facilitator, first: Any, second: Any
+) -> tuple[PaidResponse, PaidResponse]:
+    """Pay with two payloads, each of which the facilitator settles."""
     paid = await pay(pool, PAID | {"payload": first})
     facilitator.transaction = "TX2"
+    return paid, await pay(pool, PAID | {"payload": second})
 
-    other = await pay(pool, PAID | {"payload": second})
+
+@pytest.mark.parametrize("payloads", SPELLINGS.values(), ids=SPELLINGS)
+async def test_facilitator_that_settles_twice_pays_for_one_job(
+    pool: Pool, facilitator: Facilitator, payloads: tuple[Any, Any]
+) -> None:
+    paid, again = await pay_twice(pool, facilitator, *payloads)
+
+    assert (paid.status, again.status) == (201, 402)
+    assert again.required["error"] == "payment_already_used"
+    assert len((await accepted(pool))["jobs"]) == 1
+
+
+@pytest.mark.parametrize("payloads", DIFFERENT.values(), ids=DIFFERENT)
+async def test_different_payments_pay_for_different_jobs(
+    pool: Pool, facilitator: Facilitator, payloads: tuple[Any, Any]
+) -> None:
+    paid, other = await pay_twice(pool, facilitator, *payloads)
 
     assert (paid.status, other.status) == (201, 201)
 
