@@ -201,6 +201,10 @@ class Network:
         self._route(self.relay.link_closed(end.link, self.now))
         self.settle()
 
+    def mute(self, end: ShoalNode) -> None:
+        """Carry nothing from or to a node any more, whose connection stays open."""
+        del self._ends[end.link]
+
     def send_raw(self, end: ForeignNode, kind: str, payload: object) -> None:
         """Send a message of a foreign node to the relay."""
         self._to_relay.append((end.link, json.dumps({kind: payload})))

@@ -244,6 +244,11 @@ class TealePeerSession:
                     f"TealeNet has no message for {type(message).__name__}"
                 )
 
+    def learn_software(self, software: PeerSoftware, profile: LinkProfile) -> None:
+        """Apply what the peer runs, and how long it may be silent."""
+        if self._peer_state is not None:
+            self._peer_state.learn_software(software, profile)
+
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:

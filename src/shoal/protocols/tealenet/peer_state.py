@@ -89,6 +89,12 @@ class TealePeerState:
         self._last_heard = now
         self._liveness = PeerLiveness.CONNECTED
 
+    def learn_software(self, software: PeerSoftware, link: LinkProfile) -> None:
+        """Apply what the peer runs; the next description reports its offers anew."""
+        self.peer = replace(self.peer, software=software)
+        self._link = link
+        self._last_offers = None
+
     def describe(
         self, profile: PeerProfile, heartbeat: Heartbeat | HeartbeatAck | None = None
     ) -> Sequence[PeerDescribed]:

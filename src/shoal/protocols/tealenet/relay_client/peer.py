@@ -1,9 +1,9 @@
 """A peer of a node on a relay, and its sessions.
 
 One session of a peer is its *main* session: it carries the jobs for the peer and
-reports the peer's state.  When the main session ends, the peer has left.  Peers that
-only submit jobs, such as gateways with one session for each request, have no main
-session.
+reports the peer's state.  Without one the peer offers nothing, and when it ends, the
+peer has left.  Peers that only submit jobs, such as gateways with one session for each
+request, have no main session.
 """
 
 from collections.abc import Sequence
@@ -87,9 +87,10 @@ class RelayPeer:
                 self.jobs[job_id, lease] = session
             case words.CancelJob(job_id, lease):
                 self.jobs.pop((job_id, lease), None)
-            case words.OffersChanged() | words.LoadChanged():
-                if session is not self.reporting:
-                    return ()
+            case words.OffersChanged() if session is not self.main:
+                return ()  # nothing would carry the jobs
+            case words.LoadChanged() if session is not self.reporting:
+                return ()
             case PeerDescribed() if self.joined and session is not self.reporting:
                 return ()
             case _:

@@ -200,9 +200,10 @@ class RelayPeers:
         peer = self._peers.get(node.id)
         if peer is None:
             return []
-        if peer.main is None and node.software is PeerSoftware.MAC:
+        if peer.main is None and node.software is PeerSoftware.MAC and peer.reporting:
             # It opened this session before the relay described it, and keeps to it.
             peer.main = peer.reporting
+            peer.main.learn_software(node.software)
         if peer.main is None:
             session = peer.reporting or next(iter(peer.sessions), None)
             if session is None:

@@ -126,6 +126,11 @@ class RelaySession:
         outputs = self.peer_session.send(message, now)
         return [each for output in outputs for each in self._encrypt(output)]
 
+    def learn_software(self, software: PeerSoftware) -> None:
+        """Apply what the peer runs, which was unknown when it opened the session."""
+        if self.peer_session is not None:
+            self.peer_session.learn_software(software, _link_profile(software))
+
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:
