@@ -1,6 +1,8 @@
-"""Nodes whose id another connection takes at a relay that reports no departure."""
+"""Nodes whose id another connection takes at a relay, which reports no departure."""
 
 from dataclasses import replace
+
+import pytest
 
 from protocols.tealenet.network import (
     Network,
@@ -10,6 +12,7 @@ from protocols.tealenet.network import (
 )
 from protocols.tealenet.relay_client.relay_nodes import (
     JOB,
+    NODE_A,
     SESSION,
     B,
     addresses,
@@ -26,9 +29,9 @@ COORDINATOR = local_coordinator(Config(open=True))
 SECONDS = 20.0  # in which a heartbeat is sent, and a node dialled again
 
 
-def running() -> tuple[Network, ShoalNode, ShoalNode]:
-    """Return a coordinator and a worker on an original relay, which runs a job."""
-    net = Network(original=True)
+def running(*, original: bool) -> tuple[Network, ShoalNode, ShoalNode]:
+    """Return a coordinator and a worker on a relay of others, which runs a job."""
+    net = Network(NODE_A, original=original)
     worker = net.attach(WORKER)
     host = net.attach(COORDINATOR)
     net.run(SECONDS)
@@ -41,8 +44,11 @@ def restarted(local: TealeLocalNode) -> TealeLocalNode:
     return replace(local, random_bytes=deterministic_bytes(b"restarted"))
 
 
-def test_a_worker_that_returns_on_a_new_connection_is_joined_anew() -> None:
-    net, host, worker = running()
+@pytest.mark.parametrize("original", [True, False])
+def test_a_worker_that_returns_on_a_new_connection_is_joined_anew(
+    original: bool,
+) -> None:
+    net, host, worker = running(original=original)
 
     newer = net.attach(restarted(WORKER))
     net.run(SECONDS)
@@ -54,8 +60,11 @@ def test_a_worker_that_returns_on_a_new_connection_is_joined_anew() -> None:
     assert newer.messages(RunJob)
 
 
-def test_a_coordinator_that_returns_on_a_new_connection_ends_its_old_jobs() -> None:
-    net, host, worker = running()
+@pytest.mark.parametrize("original", [True, False])
+def test_a_coordinator_that_returns_on_a_new_connection_ends_its_old_jobs(
+    original: bool,
+) -> None:
+    net, host, worker = running(original=original)
 
     newer = net.attach(restarted(COORDINATOR))
     net.run(SECONDS)
@@ -65,8 +74,9 @@ def test_a_coordinator_that_returns_on_a_new_connection_ends_its_old_jobs() -> N
     assert newer.messages(PeerJoined, WORKER_ID)
 
 
-def test_a_node_that_registers_again_keeps_its_session() -> None:
-    net, host, worker = running()
+@pytest.mark.parametrize("original", [True, False])
+def test_a_node_that_registers_again_keeps_its_session(original: bool) -> None:
+    net, host, worker = running(original=original)
 
     net.run(600.0)  # it refreshes its registration
 

@@ -250,7 +250,9 @@ def test_sessions_of_a_replaced_connection_are_closed_at_the_coordinator(
     assert (host.drain_kinds(), plain.drain_kinds()) == (["relayClose"], [])
     for end, session in ((host, "a"), (plain, "b")):
         late = end.to("relayData", newer, session, data="")
-        assert error_of(end.send(late)) == "session_not_found"
+        (answer,) = end.send(late)
+        assert error_of([answer]) == "session_not_found"
+        assert answer["error"]["sessionID"] == session
 
 
 def test_the_coordinator_gets_a_relay_close_when_the_other_end_leaves(

@@ -116,7 +116,10 @@ class RelayPeerLeft(_RelayPayload, frozen=True):
 
 
 class RelayError(_RelayPayload, frozen=True):
-    """The relay refuses a message."""
+    """The relay refuses a message.
+
+    ``session_id``: Shoal's relay does not have this session, in which it was sent.
+    """
 
     code: str
     message: str
@@ -127,6 +130,7 @@ class RelayError(_RelayPayload, frozen=True):
             "question is repeated by schedule"
         ),
     ] = None
+    session_id: str | None = None
 
 
 # Between two nodes, through the relay.
@@ -253,11 +257,12 @@ _encoder = msgspec.json.Encoder()
 
 
 class BadRelayMessage(PeerError):
-    """An invalid message; ``code`` is for the relay's error."""
+    """An invalid message; ``code`` and ``session_id`` are for the relay's error."""
 
-    def __init__(self, code: str, why: str) -> None:
+    def __init__(self, code: str, why: str, session_id: str | None = None) -> None:
         super().__init__(why)
         self.code = code
+        self.session_id = session_id
 
 
 def decode_envelope(data: Data) -> tuple[str, dict[str, Any]]:

@@ -169,6 +169,13 @@ class RelayPeers:
             return []
         return self.on_left(node_id[0], "the relay no longer knows it", now)
 
+    def on_session_not_found(self, session_id: str, now: float) -> list[NodeOutput]:
+        """Remove a session that the relay does not have: its data goes nowhere."""
+        session = self._sessions.find(session_id)
+        if session is None:
+            return []
+        return self._close_session(session, "the relay no longer has the session", now)
+
     # Sending.
 
     def send(self, peer_id: str, message: Event | Command, now: float) -> list[Output]:

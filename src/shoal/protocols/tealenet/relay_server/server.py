@@ -102,7 +102,9 @@ class RelayServer:
                 outputs += self.link_closed(link, now)
                 break
             except BadRelayMessage as error:
-                outputs.append(error_to(node_link, error.code, str(error)))
+                outputs.append(
+                    error_to(node_link, error.code, str(error), error.session_id)
+                )
         return outputs
 
     def address_of(self, node_id: str) -> str:
@@ -192,6 +194,7 @@ class RelayServer:
                 "session_not_found",
                 f"{kind}: no session with this sessionID is open between these nodes; "
                 "open one with relayOpen",
+                session_id,
             )
         if kind == "relayData":
             check_data(payload.get("data"))
