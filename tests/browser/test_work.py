@@ -36,6 +36,25 @@ def test_job_has_a_timeline_and_an_explanation(admin: Visitor, job: str) -> None
     admin.save("job")
 
 
+def test_jobs_are_searched_and_say_where_and_how_many(admin: Visitor, job: str) -> None:
+    admin.go("#/jobs")
+    page = admin.page
+    search = page.get_by_role("searchbox", name="Search jobs")
+    rows = page.locator("tbody tr:not(.spacer)")
+
+    search.fill("nothing like that")
+    search.press("Enter")
+    expect(page.get_by_text("No job matches")).to_be_visible()
+
+    search.fill(job)
+    search.press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(job)
+    expect(rows.get_by_text("shoal:")).to_be_visible()
+    expect(rows.locator("[title$=' written']")).to_be_visible()
+    admin.save("jobs")
+
+
 def test_new_job_appears_while_one_looks(admin: Visitor, pool: Pool) -> None:
     admin.go("#/jobs?state=done")
     rows = admin.page.locator("tbody tr:not(.spacer)")

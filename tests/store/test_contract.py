@@ -636,6 +636,24 @@ async def test_jobs_are_filtered(store: Store) -> None:
     assert await found(before=JobId("c")) == ["b", "a"]
     assert await found(before=JobId("c"), limit=1) == ["b"]
     assert await found(before=JobId("none")) == []
+    assert await found(text="AUL") == ["c", "b", "a"]
+    assert await found(text="OTHE") == ["d"]
+    assert await found(text="othe", owner="default") == []
+    assert await found(text="a") == ["a"]  # the id, though others contain it
+    assert await found(text="aul", limit=1) == ["c"]
+    assert await found(text="none") == []
+
+
+async def test_jobs_have_their_workers_and_tokens(store: Store) -> None:
+    await store.append([JobSubmitted(job("a")), leased("a")], 1.0)
+    await store.append([JobSubmitted(job("b"))], 2.0)
+
+    ran, waits, unknown = await store.runs([JobId("a"), JobId("b"), JobId("c")])
+
+    assert [type(each.fact) for each in ran.facts] == [JobSubmitted, JobLeased]
+    assert [type(each.fact) for each in waits.facts] == [JobSubmitted]
+    assert (ran.usage, waits.usage, unknown.usage) == (None, None, None)
+    assert unknown.facts == []
 
 
 async def test_pages_together_list_each_job_once(store: Store) -> None:

@@ -10,6 +10,7 @@ from shoal.domain.errors import StoreError
 from shoal.domain.facts import AccountLimited, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.outcome import Usage
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.work import Chat
 from shoal.ledger import accounts
@@ -37,14 +38,14 @@ SIGNER = Signer.from_seed(b"s" * 32)
 J = JobId("j1")
 
 
-def claims(job_id: str) -> Claims:
+def claims(job_id: str, written: int | None = None) -> Claims:
     return Claims(
         job_id=JobId(job_id),
         worker="wire:w",
         worker_key="8a" * 32,
         output_hash="sha256:" + "0" * 64,
         prompt_tokens=3,
-        completion_tokens=None,
+        completion_tokens=written,
         price=10_000,
         fee=500,
         payment_ref="tx1",
@@ -61,8 +62,10 @@ class StoredLog:
         self.store = store
         self.notary = Notary(SIGNER, Frontier(), 0, EMPTY_ROOT)
 
-    async def add(self, *job_ids: str, at: float = 1.0) -> None:
-        said = [claims(job_id) for job_id in job_ids]
+    async def add(
+        self, *job_ids: str, at: float = 1.0, written: int | None = None
+    ) -> None:
+        said = [claims(job_id, written) for job_id in job_ids]
         sealed = self.notary.seal(said, at)
         filed = [
             LoggedReceipt(logged.index, each, logged.body, logged.signature, at)
@@ -102,6 +105,17 @@ async def test_receipts_survive_storage(store: Store) -> None:
     assert (first.at, second.at) == (5.5, 6.5)
     newest = await store.ledger.recent_receipts(None, 2)
     assert [each.index for each in newest] == [2, 1]
+
+
+async def test_tokens_of_jobs_are_those_of_their_newest_receipts(store: Store) -> None:
+    log = StoredLog(store)
+    await log.add("j1", "j2")
+    await log.add("j1", written=5)
+
+    counted, uncounted, none = await store.runs([J, JobId("j2"), JobId("j3")])
+
+    assert counted.usage == Usage(3, 5)
+    assert (uncounted.usage, none.usage) == (None, None)
 
 
 async def test_first_checkpoint_with_a_receipt_is_found(store: Store) -> None:

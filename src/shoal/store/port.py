@@ -12,7 +12,7 @@ from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, JobTerms, Priority
-from shoal.domain.outcome import Outcome
+from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, JobKind, Task
 from shoal.pool.lifecycle import JobState
 from shoal.store.batches import BatchStore, FileStore
@@ -159,6 +159,7 @@ class NumberedFact(RecordedFact):
 class JobFilter:
     """A filter for jobs; None, or an empty set of states, matches any.
 
+    ``text`` is a job's id, or part of its id, model or owner, in either case.
     ``before`` is a job, or the place at which the page before ended: only jobs that
     were submitted earlier match.
     """
@@ -168,6 +169,7 @@ class JobFilter:
     user: str | None = None
     kind: JobKind | None = None
     before: JobId | int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,17 @@ class StoredJobPage:
 
     jobs: list[StoredJobSummary]
     before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What a job's workers did: its facts in order, and its receipt's token counts.
+
+    Of the facts, the work in ``JobSubmitted`` and the outcome are left out.
+    """
+
+    facts: list[RecordedFact]
+    usage: Usage | None
 
 
 class CredentialStore(Protocol[C]):
@@ -328,6 +341,10 @@ class Store(Protocol):
 
         Tests at most ``examined_max`` jobs, or ``limit`` if that is more.
         """
+        ...
+
+    async def runs(self, job_ids: Sequence[JobId]) -> list[JobRun]:
+        """Return the runs of jobs, in the same order; one without facts is unknown."""
         ...
 
     async def by_idempotency_key(

@@ -64,6 +64,11 @@ async def test_chat_is_counted_at_its_node(pool: Pool) -> None:
     assert (first["requests"], first["cost"]) == (2, 20_000)  # of PRICES
     assert first["prompt_tokens"] > 0
     assert first["completion_tokens"] > 0
+    async with pool.session.get(
+        f"{pool.url}/admin/jobs?search=m1&limit=1", headers=pool.headers()
+    ) as response:
+        ((listed,), _) = (await response.json()).values()
+    assert listed["worker"] == f"{NODE}/m1"
     (total,) = await usage(pool, "?by=")
     assert total | {"requests": 3} == total
     assert [total[each] for each in ("day", "key", "model", "node")] == [None] * 4

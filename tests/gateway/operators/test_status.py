@@ -4,6 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import ClientSession
@@ -320,6 +321,22 @@ async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
     assert [job["id"] for job in done] == ["job2"]
     assert nobodys == []
     assert "outcome" not in listed[0]
+    assert [bool(job["worker"]) for job in listed] == [True, True, True]
+
+
+@pytest.mark.own_pool
+async def test_jobs_are_searched_by_id_model_and_key(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(chat(pool))
+        await node.answer("a")
+    (listed,) = (await get(pool, "/admin/jobs"))["data"]
+
+    for text in ("job1", " OB1 ", listed["model"][1:], listed["owner"].upper()):
+        assert (await get(pool, f"/admin/jobs?search={quote(text)}"))["data"] == [
+            listed
+        ]
+    assert (await get(pool, "/admin/jobs?search=nothing"))["data"] == []
 
 
 @pytest.mark.parametrize(

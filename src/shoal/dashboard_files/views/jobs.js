@@ -28,6 +28,7 @@ function useJobs(api, filter) {
     const found = new URLSearchParams({ limit: PAGE });
     if (filter.state) found.set("state", filter.state);
     if (filter.owner) found.set("owner", filter.owner);
+    if (filter.search) found.set("search", filter.search);
     if (before) found.set("before", before);
     return `/admin/jobs?${found}`;
   };
@@ -75,14 +76,17 @@ function useJobs(api, filter) {
     setState(latest.current);
     first();
     return () => { turn.current += 1; };
-  }, [filter.state, filter.owner]);
+  }, [filter.state, filter.owner, filter.search]);
   return { ...state, first, more };
 }
 
 function List({ api, live, session, route }) {
   const reader = readsAll(session);
   const plays = submits(session);
-  const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "" };
+  const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "", search: route.query.get("search") || "" };
+  const [typed, setTyped] = useState(filter.search); // searched for when Enter is pressed
+  useEffect(() => setTyped(filter.search), [filter.search]);
+  const filtered = Object.values(filter).some(Boolean);
   const { rows: jobs, next, error, loaded, first, more } = useJobs(api, filter);
   const latest = useRef(first); // of the filter that is chosen when the timer ends
   latest.current = first;
@@ -95,9 +99,9 @@ function List({ api, live, session, route }) {
       else soon();
     }, REFRESH);
   };
-  useEffect(() => () => { clearTimeout(timer.current); timer.current = null; }, [filter.state, filter.owner]);
+  useEffect(() => () => { clearTimeout(timer.current); timer.current = null; }, [filter.state, filter.owner, filter.search]);
   useEffect(() => { if (live.connected && loaded) soon(); }, [live.connected]); // facts were missed
-  useFacts((facts) => facts.some((each) => each.job) && soon(), [filter.state, filter.owner]);
+  useFacts((facts) => facts.some((each) => each.job) && soon(), [filter.state, filter.owner, filter.search]);
   // Keys without the event stream see their counts change.
   const counts = live.status ? `${live.status.jobs.queued} ${live.status.jobs.running}` : "";
   useEffect(() => { if (loaded) soon(); }, [counts]);
@@ -109,7 +113,8 @@ function List({ api, live, session, route }) {
     { key: "model", title: "For", fill: true, cell: (job) => html`<span title=${job.model}>${job.model}</span>` },
     { key: "kind", title: "Kind", hide: "phone", cell: (job) => job.kind },
     ...(reader ? [{ key: "owner", title: "Key", hide: "phone", cell: (job) => job.owner || NONE }] : []),
-    { key: "priority", title: "Priority", hide: "narrow", cell: (job) => job.priority },
+    { key: "worker", title: "Machine", hide: "narrow", cell: (job) => (job.worker ? html`<code>${peerOf(job.worker)}</code>` : NONE) },
+    { key: "tokens", title: "Tokens", align: "end", hide: "phone", cell: (job) => (job.usage ? html`<span title=${`${integer(job.usage.prompt_tokens)} read, ${integer(job.usage.completion_tokens)} written`}>${integer(job.usage.prompt_tokens + job.usage.completion_tokens)}</span>` : NONE) },
     { key: "attempts", title: "Attempts", align: "end", hide: "narrow", cell: (job) => (job.attempts > 1 ? html`<${Badge} tone="warn">${job.attempts}<//>` : job.attempts) },
     { key: "took", title: "Took", align: "end", hide: "phone", cell: (job) => duration(Math.max(0, (job.ended_at ?? Math.max(now, job.submitted_at)) - job.submitted_at)) },
     { key: "at", title: "Submitted", align: "end", cell: (job) => html`<${Time} at=${job.submitted_at} />` },
@@ -120,8 +125,10 @@ function List({ api, live, session, route }) {
   };
   return html`
     <${Head} title="Jobs" hint=${live.status && `${integer(live.status.jobs.running)} running, ${integer(live.status.jobs.queued)} queued`}>
-      <form role="search" onSubmit=${(event) => { event.preventDefault(); const id = event.target.elements.id.value.trim(); if (id) location.hash = `#/jobs/${encodeURIComponent(id)}`; }}>
-        <input type="search" name="id" data-search placeholder="Open a job by its id" aria-label="Open a job by its id" /></form>
+      <form role="search" onSubmit=${(event) => { event.preventDefault(); choose({ search: typed.trim() }); }}>
+        <input type="search" data-search value=${typed} maxlength="200"
+          placeholder=${reader ? "Search by id, model or key" : "Search by id or model"} aria-label="Search jobs"
+          onInput=${(event) => { setTyped(event.target.value); if (!event.target.value && filter.search) choose({ search: "" }); }} /></form>
       <select aria-label="State" value=${filter.state} onChange=${(event) => choose({ state: event.target.value })}>
         <option value="">all states</option>${STATES.map((each) => html`<option value=${each}>${each}</option>`)}</select>
       ${reader && html`<select aria-label="Key" value=${filter.owner} onChange=${(event) => choose({ owner: event.target.value })}>
@@ -131,7 +138,7 @@ function List({ api, live, session, route }) {
     ${!loaded && html`<${Loading} />`}
     ${(jobs.length > 0 || (loaded && !error)) && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
       open=${(job) => { location.hash = `#/jobs/${encodeURIComponent(job.id)}`; }} next=${next} more=${more}
-      empty=${html`<${Empty} title=${filter.state || filter.owner ? "No job matches" : "No job was submitted yet"}>${filter.state || filter.owner
+      empty=${html`<${Empty} title=${filtered ? "No job matches" : "No job was submitted yet"}>${filtered
         ? html`<p><a href="#/jobs">Show all jobs</a></p>` : html`<p>Try one ${plays ? html`in the <a href="#/playground">playground</a>, or ` : ""}with <code>shoal chat</code>.</p>`}<//>`} />`}`;
 }
 
@@ -168,6 +175,7 @@ function Job({ api, session, id }) {
         <div><dt>Submitted</dt><dd><${Time} at=${job.submitted_at} /></dd></div>
         <div><dt>Took</dt><dd>${job.ended_at ? duration(job.ended_at - job.submitted_at) : html`<${Elapsed} since=${job.submitted_at} />`}</dd></div>
         <div><dt>Attempts</dt><dd>${job.attempts}</dd></div>
+        <div><dt>Priority</dt><dd>${job.priority}</dd></div>
         ${outcome?.usage && html`<div><dt>Tokens</dt><dd>${integer(outcome.usage.prompt_tokens)} read, ${integer(outcome.usage.completion_tokens)} written</dd></div>`}
         ${job.worker && html`<div><dt>Worker</dt><dd>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(peerOf(job.worker))}`}><code>${job.worker}</code></a>` : html`<code>${job.worker}</code>`}</dd></div>`}
       </dl>`}

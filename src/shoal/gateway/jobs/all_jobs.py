@@ -11,7 +11,7 @@ from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.facts import FACT_NAMES, JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId
 from shoal.domain.job import Gang
-from shoal.domain.outcome import Choice, Outcome
+from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
@@ -28,6 +28,7 @@ from shoal.pool.gang_rules import explain_gang
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
     JobFilter,
+    JobRun,
     RecordedFact,
     StoredJob,
     StoredJobSummary,
@@ -37,11 +38,17 @@ from shoal.store.port import (
 api = Operations()
 
 LISTED_MAX = 1000
+SEARCH_MAX = 200  # characters
 CANCELLED = "cancelled by an operator"
 
 
+class JobUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class JobSummary(msgspec.Struct, frozen=True):
-    """A job; times are Unix seconds."""
+    """A job with its last worker; times are Unix seconds."""
 
     id: JobId
     state: str
@@ -53,11 +60,13 @@ class JobSummary(msgspec.Struct, frozen=True):
     submitted_at: float
     ended_at: float | None
     error: str | None
+    worker: str | None
 
 
-class JobUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
+class JobListed(JobSummary, frozen=True):
+    """A job in a list; ``usage`` is that of its receipt."""
+
+    usage: JobUsage | None
 
 
 class JobChoice(msgspec.Struct, frozen=True):
@@ -75,9 +84,8 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 class JobDetail(JobSummary, frozen=True):
-    """A job with its last worker, and its outcome if it is done."""
+    """A job with its outcome if it is done."""
 
-    worker: str | None
     outcome: JobOutcome | None
     gang: Gang | None
 
@@ -88,7 +96,7 @@ class JobList(msgspec.Struct, frozen=True):
     A page may be short, or empty, and have a next one.
     """
 
-    data: list[JobSummary]
+    data: list[JobListed]
     next: str | None
 
 
@@ -119,12 +127,16 @@ class CancelledJob(msgspec.Struct, frozen=True):
 
 
 class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter of jobs, newest first; the listed ones are older than ``before``."""
+    """A filter of jobs, newest first; the listed ones are older than ``before``.
+
+    ``search`` is a job's id, or part of its id, model or key's name.
+    """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
     state: JobState | msgspec.UnsetType = msgspec.UNSET
     owner: str | msgspec.UnsetType = msgspec.UNSET
     before: str | msgspec.UnsetType = msgspec.UNSET
+    search: Annotated[str, msgspec.Meta(max_length=SEARCH_MAX)] = ""
 
 
 @api.get("/admin/jobs", "List jobs, newest first", Scope.READ, lists=True)
@@ -140,9 +152,11 @@ async def list_jobs(
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
     before = await find_cursor(gateway, query.before or None, caller)
-    wanted = JobFilter(owner, states, before=before)
+    wanted = JobFilter(owner, states, before=before, text=query.search.strip())
     page = await gateway.store.recent(wanted, query.limit)
-    return JobList([_summary(each) for each in page.jobs], encode_place(page.before))
+    runs = await gateway.store.runs([each.id for each in page.jobs])
+    shown = [_listed(*each) for each in zip(page.jobs, runs, strict=True)]
+    return JobList(shown, encode_place(page.before))
 
 
 @api.get("/admin/jobs/{id}", "Show a job", Scope.READ)
@@ -152,10 +166,8 @@ async def show_job(
     stored = await _visible_job(gateway, request, caller)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
     history = await gateway.store.history(stored.job.id)
-    summary = msgspec.structs.asdict(_summary(summarize(stored)))
     return JobDetail(
-        **summary,
-        worker=_last_worker(history),
+        **_summary(summarize(stored), history),
         outcome=outcome,
         gang=stored.job.terms.gang,
     )
@@ -224,8 +236,12 @@ async def _visible_job(
     return stored
 
 
-def _summary(job: StoredJobSummary) -> JobSummary:
-    return JobSummary(
+def _listed(job: StoredJobSummary, run: JobRun) -> JobListed:
+    return JobListed(**_summary(job, run.facts), usage=_usage(run.usage))
+
+
+def _summary(job: StoredJobSummary, history: Sequence[RecordedFact]) -> dict[str, Any]:
+    summary = JobSummary(
         job.id,
         job.state.value,
         job.kind.value,
@@ -236,7 +252,9 @@ def _summary(job: StoredJobSummary) -> JobSummary:
         job.submitted_at,
         job.ended_at,
         job.error,
+        _last_worker(history),
     )
+    return msgspec.structs.asdict(summary)
 
 
 def _explained_facts(history: Sequence[RecordedFact]) -> list[ExplainedFact]:
@@ -269,16 +287,19 @@ def _last_worker(history: Sequence[RecordedFact]) -> str | None:
 
 
 def _outcome(outcome: Outcome) -> JobOutcome:
-    usage = outcome.usage
     return JobOutcome(
         outcome.text,
         outcome.finish_reason,
-        None
-        if usage is None
-        else JobUsage(usage.prompt_tokens, usage.completion_tokens),
+        _usage(outcome.usage),
         [_choice(choice) for choice in outcome.choices],
         msgspec.Raw(encode_value(outcome)) if outcome.value or outcome.blobs else NULL,
     )
+
+
+def _usage(usage: Usage | None) -> JobUsage | None:
+    if usage is None:
+        return None
+    return JobUsage(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _choice(choice: Choice) -> JobChoice:

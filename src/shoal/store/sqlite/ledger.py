@@ -9,6 +9,7 @@ from typing import Any
 from shoal.domain.facts import AccountLimited
 from shoal.domain.ids import JobId
 from shoal.domain.money import Micros
+from shoal.domain.outcome import Usage
 from shoal.ledger.accounts import Transfer
 from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
@@ -178,6 +179,16 @@ def _receipt(
 ) -> ledger.LoggedReceipt:
     body = unpack(packed)
     return ledger.LoggedReceipt(index, read(body).claims, body, signature, at)
+
+
+def read_usage(sql: sqlite3.Connection, job_id: JobId) -> Usage | None:
+    """Read the token counts of a job's newest receipt; None: there are none."""
+    query = "SELECT body FROM receipts WHERE job_id = ? ORDER BY leaf DESC LIMIT 1"
+    for (packed,) in sql.execute(query, (job_id,)):
+        claims = read(unpack(packed)).claims
+        if claims.prompt_tokens is not None and claims.completion_tokens is not None:
+            return Usage(claims.prompt_tokens, claims.completion_tokens)
+    return None
 
 
 def _transfer(row: tuple[Any, ...]) -> ledger.PostedTransfer:

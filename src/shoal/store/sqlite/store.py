@@ -33,7 +33,7 @@ from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
 from shoal.store.sqlite.database import Database, decode, select, select_first
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
 from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
-from shoal.store.sqlite.ledger import SqliteLedger, write_entries
+from shoal.store.sqlite.ledger import SqliteLedger, read_usage, write_entries
 from shoal.store.sqlite.pruning import delete_job, prune
 from shoal.store.sqlite.usage import SqliteUsage, UsageBatch, UsageDays
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
@@ -145,6 +145,18 @@ class SqliteStore:
         return await self.database.read_list(
             lambda sql: _read_page(sql, wanted, limit, examined_max)
         )
+
+    async def runs(self, job_ids: Sequence[JobId]) -> list[port.JobRun]:
+        def read(sql: sqlite3.Connection) -> list[port.JobRun]:
+            return [
+                port.JobRun(
+                    decode(read_history, sql, Job(job_id, port.OMITTED_WORK), None),
+                    read_usage(sql, job_id),
+                )
+                for job_id in job_ids
+            ]
+
+        return await self.database.read_list(read)
 
     async def by_idempotency_key(
         self, owner: str, idempotency_key: str
@@ -301,14 +313,19 @@ def _read_page(
         (before,) = row
     states = {state.value for state in wanted.states}
     found: list[port.StoredJobSummary] = []
+    text = wanted.text.casefold()
     last, examined = None, 0
     for number, user, *row in islice(_candidates(sql, wanted, before), examined_max):
-        last, kind, state = number, row[1], row[6]
+        last = number
+        id_, kind, model, owner, _, _, state, *_ = row
         examined += 1
         if (
             (wanted.user is None or user == wanted.user)
             and (wanted.kind is None or kind == wanted.kind.value)
             and (not states or state in states)
+            and (
+                not text or any(text in each.casefold() for each in (id_, model, owner))
+            )
         ):
             found.append(decode(_summary, *row))
             if len(found) == limit:
@@ -323,7 +340,10 @@ def _candidates(
     """Yield rows from the indexes that fit a filter best, the newest first."""
     states = [state.value for state in wanted.states or JobState]
     ranges: list[tuple[str, tuple[object, ...]]]
-    if wanted.owner is not None and wanted.user:
+    query = "SELECT 1 FROM jobs WHERE id = ?"
+    if wanted.text and sql.execute(query, (wanted.text,)).fetchone():
+        ranges = [("id = ? AND", (wanted.text,))]  # not looked for among a million
+    elif wanted.owner is not None and wanted.user:
         # The index has the jobs with a user only.
         where = "owner = ? AND user = ? AND user <> '' AND"
         ranges = [(where, (wanted.owner, wanted.user))]
