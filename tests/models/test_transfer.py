@@ -55,6 +55,15 @@ def test_file_must_begin_at_offset_0() -> None:
         incoming().add_chunk(chunk("a", 4, b"AAAA"))
 
 
+def test_model_without_a_size_has_a_limit() -> None:
+    model = IncomingModel(ID, "org/name", None, unannounced_max=5_000_000_000)
+    model.received = 4_999_999_999
+    model.add_chunk(chunk("a", 0, b"1"))
+
+    with pytest.raises(PeerError, match=r"than 5 GB: .*raise --unannounced-max"):
+        model.add_chunk(chunk("a", 1, b"2"))
+
+
 def test_excess_data_is_rejected() -> None:
     model = incoming(size=8)
     model.add_chunk(chunk("a", 0, b"12345678"))

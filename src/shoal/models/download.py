@@ -17,23 +17,32 @@ from shoal.domain.model_messages import (
     ModelRequest,
 )
 from shoal.models.staging import Staging
-from shoal.models.transfer import FileWrite, IncomingModel
+from shoal.models.transfer import UNANNOUNCED_MAX, FileWrite, IncomingModel
 
 QUERY_TIMEOUT = 5.0  # seconds until the query is repeated: some peers lose the first
 QUERIES_MAX = 3  # times
-# Seconds between chunks; some peers read a whole file before each.
 SILENCE_TIMEOUT = 120.0
+"""Seconds between chunks.
+
+Some peers read a whole file before each, and a coordinator that passes a copy on waits
+a minute for its source before it says that there is none (``forwarding``): with less,
+nobody would learn why.  Downloads from the hub have the shorter limit of its library.
+"""
 UNWRITTEN_MAX = 16 << 20  # bytes at which reading pauses
 UNWRITTEN_FULL = 64 << 20  # bytes at which the download fails
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadRequest:
-    """A model to download into ``folder``; ``replace`` permits replacement."""
+    """A model to download into ``folder``; ``replace`` permits replacement.
+
+    A model whose size the peer does not announce may have ``unannounced_max`` bytes.
+    """
 
     model: str
     folder: Path
     replace: bool = False
+    unannounced_max: int = UNANNOUNCED_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,9 @@ class ModelDownload:
         size = await self._query_peer()
         transfer_id = str(uuid4())
         request = self._request
-        incoming = IncomingModel(transfer_id, request.model, size)
+        incoming = IncomingModel(
+            transfer_id, request.model, size, request.unannounced_max
+        )
         staging = Staging(
             request.folder, request.model, transfer_id, size or 0, request.replace
         )

@@ -10,7 +10,7 @@ from shoal.domain.errors import InvalidRequest, LimitExceeded, PeerError
 from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.names import check_file_name
 
-SIZE_MAX = 4 << 40  # bytes of a model whose size was not announced
+UNANNOUNCED_MAX = 100 * 10**9  # bytes of a model whose size was not announced
 FILES_MAX = 1000  # of one model
 
 
@@ -27,12 +27,14 @@ class FileWrite:
 class IncomingModel:
     """One model, requested from one peer.
 
-    ``size`` is the announced one in bytes; None if there was none.
+    ``size`` is the announced one in bytes; None if there was none: then at most
+    ``unannounced_max`` are accepted.
     """
 
     transfer_id: str
     model: str
     size: int | None
+    unannounced_max: int = UNANNOUNCED_MAX
     received: int = 0  # bytes
     _offsets: dict[str, int] = field(default_factory=dict)  # the end of each file
     _spellings: dict[str, str] = field(default_factory=dict)  # by name in lower case
@@ -50,8 +52,8 @@ class IncomingModel:
     def add_chunk(self, chunk: ModelChunk) -> FileWrite:
         """Validate a chunk; return where to write it.
 
-        Raises PeerError for an unsafe name, a gap or a repetition, and LimitExceeded
-        past the announced size.
+        Raises PeerError for an unsafe name, a gap, a repetition or too much data of a
+        model without a size, and LimitExceeded past the announced size.
         """
         name = self._name(chunk.file_name)
         expected = self._offsets.get(name, 0)
@@ -59,10 +61,15 @@ class IncomingModel:
             raise PeerError(f"{name}: chunk at {chunk.offset}, expected {expected}")
         if not chunk.data and name in self._offsets:
             raise PeerError(f"{name}: an empty chunk at {expected}")
-        limit = SIZE_MAX if self.size is None else self.size
         received = self.received + len(chunk.data)
-        if received > limit:
-            raise LimitExceeded(f"model {self.model}", received, limit)
+        if self.size is not None and received > self.size:
+            raise LimitExceeded(f"model {self.model}", received, self.size)
+        if self.size is None and received > self.unannounced_max:
+            raise PeerError(
+                f"the peer did not announce the size of {self.model}, and sends more "
+                f"than {self.unannounced_max / 1e9:g} GB: if the model is larger, "
+                "raise --unannounced-max"
+            )
         self.received = received
         self._offsets[name] = expected + len(chunk.data)
         self._spellings[name.lower()] = name

@@ -32,6 +32,7 @@ from shoal.models.download import DownloadedModel, DownloadRequest
 from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
 from shoal.models.trained import add_trained_model
+from shoal.models.transfer import UNANNOUNCED_MAX
 from shoal.transports.clock import LoopClock
 
 FOUND: Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
@@ -108,6 +109,14 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     help="Connection without encryption, to a peer of another program.",
 )
 @click.option("--replace", is_flag=True, help="Replace an existing copy.")
+@click.option(
+    "--unannounced-max",
+    type=click.FloatRange(min=0, min_open=True),
+    default=UNANNOUNCED_MAX / 1e9,
+    show_default=True,
+    metavar="GB",
+    help="Limit of a model whose size the peer does not announce.",
+)
 @folder_option("--to")
 @json_option
 @log_options("warning")
@@ -118,6 +127,7 @@ def get(
     token: str,
     plain: bool,
     replace: bool,
+    unannounced_max: float,
     folder: Path | None,
     as_json: bool,
     log_level: str,
@@ -125,7 +135,9 @@ def get(
 ) -> int:
     """Copy a model from a coordinator or another peer on the local network."""
     log_to_stderr(log_level, log_format)
-    request = DownloadRequest(_model_name(name), models_folder(folder), replace)
+    size_max = int(unannounced_max * 1e9)
+    to = models_folder(folder)
+    request = DownloadRequest(_model_name(name), to, replace, size_max)
     source = CopySource(where, passcode, token, plain=plain)
     source.check()
 
