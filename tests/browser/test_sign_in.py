@@ -4,6 +4,7 @@ from playwright.sync_api import Browser, expect
 
 from browser.chromium import Visitor, visitor
 from live.programs import Pool, Programs
+from shoal.coordinator.auth_throttle import BLOCK_AFTER
 
 
 def created_key(pool: Pool, name: str, scope: str) -> str:
@@ -33,6 +34,23 @@ def test_wrong_key_is_told(stranger: Visitor) -> None:
     stranger.page.get_by_role("button", name="Sign in").click()
 
     expect(stranger.page.get_by_role("alert")).to_contain_text("shoal keys create NAME")
+
+
+def test_too_many_attempts_say_how_long_to_wait(
+    engine: Browser, programs: Programs
+) -> None:
+    pool = programs.serve()
+
+    with visitor(engine, pool.url) as guessing:
+        guessing.go()
+        page = guessing.page
+        for number in range(BLOCK_AFTER + 1):
+            page.get_by_label("API key", exact=True).fill(f"sk-live-wrong-{number}")
+            with page.expect_response("**/dashboard/session") as answered:
+                page.get_by_role("button", name="Sign in").click()
+        assert answered.value.status == 429
+        expect(page.get_by_role("alert")).to_contain_text("try again in")
+        guessing.faults.clear()  # the requests that were refused
 
 
 def test_key_signs_in_until_signed_out(admin: Visitor) -> None:
@@ -73,7 +91,8 @@ def test_link_of_the_coordinator_signs_in_once(
         assert "signin" not in first.page.url
     with visitor(engine, pool.url) as second:
         second.page.goto(link)
-        expect(second.page.get_by_role("alert")).to_be_visible()
+        alert = second.page.get_by_role("alert")
+        expect(alert).to_contain_text("`shoal dashboard` prints another one")
         expect(second.page.get_by_label("API key", exact=True)).to_be_visible()
 
 

@@ -4,9 +4,11 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from harness.speed import scaled
 from shoal.cli.main import main, shoal
@@ -82,3 +84,15 @@ def test_every_parameter_says_what_it_is() -> None:
     }
 
     assert silent == set()
+
+
+def test_help_begins_with_what_the_readme_begins_with() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    words = " ".join(page.split())
+
+    shown = CliRunner().invoke(shoal, ["--help"], prog_name="shoal").output
+
+    begin = shown.partition("COMMAND [ARGS]...")[2].partition("Options:")[0]
+    assert begin.split()
+    for sentence in " ".join(begin.split()).rstrip(".").split(". "):
+        assert sentence in words[:400]

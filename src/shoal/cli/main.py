@@ -92,6 +92,14 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 COMPLETION = "_SHOAL_COMPLETE"  # variable by which a shell asks for completions
 
 
+HELP = """\
+Shoal turns the machines you have into one AI computer.
+
+A laptop, a GPU server and a Mac mini join a pool; programs use the pool through one
+OpenAI-compatible endpoint.
+"""
+
+
 class LazyGroup(click.Group):
     """The commands of ``SECTIONS``, each imported when it is needed."""
 
@@ -138,7 +146,7 @@ class LazyGroup(click.Group):
 
 shoal = LazyGroup(
     "shoal",
-    help="Turns the machines you have into one AI computer.",
+    help=HELP,
     epilog="To begin: shoal serve.  `shoal COMMAND --help` describes a command.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
