@@ -155,6 +155,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/runs"): ANY_KEY,
     ("GET", "/admin/runs/{id}"): (404, 404, 404, 404, 404, 401),  # the job is no run
     ("GET", "/admin/usage"): ANY_KEY,
+    ("GET", "/admin/usage/minutes"): OVERVIEW,
     ("PUT", "/v1/runs/{run}/pieces/{digest}"): (404, 404, 404, 404, 404, 404),
     ("GET", "/v1/runs/{run}/results/{id}"): (404, 404, 404, 404, 404, 401),
     ("GET", "/metrics"): OVERVIEW,

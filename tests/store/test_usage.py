@@ -25,10 +25,12 @@ from shoal.domain.job import Job, Webhook
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat
 from shoal.store.ledger import (
+    MINUTES_KEPT,
     NO_ENTRIES,
     USAGE_DAYS,
     JobPlace,
     LedgerEntries,
+    MinuteUsage,
     Refund,
     UsageField,
     UsagePage,
@@ -251,3 +253,21 @@ async def test_usage_of_one_key_does_not_read_that_of_all(tmp_path: Path) -> Non
     with closing(sqlite3.connect(path)) as sql:
         plan = sql.execute(f"EXPLAIN QUERY PLAN {query}", statements[query]).fetchall()
     assert "usage_of_owner (owner=? AND day>? AND day<?)" in plan[0][-1]
+
+
+async def test_minutes_are_added_up_and_kept_for_a_day(store: SqliteStore) -> None:
+    await complete(store, "a", at=59.0)
+    await complete(store, "b", at=60.0)
+    await store.append(leased("c"), 119.0)
+    cut = JobCancelled(JobId("c"), "left", written=8)
+    await store.append([cut, *leased("d"), done("d")], 119.0)
+
+    first, second = await store.usage.minutes(0)
+    assert first == MinuteUsage(0, 1, 5)
+    assert second.jobs == 2
+    assert second.tokens > 10  # with those of the job that was cancelled
+    assert await store.usage.minutes(1) == [second]
+
+    await complete(store, "e", at=60.0 * MINUTES_KEPT)
+
+    assert [each.minute for each in await store.usage.minutes(0)] == [1, MINUTES_KEPT]

@@ -20,6 +20,7 @@ UsageField: TypeAlias = Literal["day", "key", "model", "node"]
 USAGE_DAYS = (
     400  # for which it is kept, so that a month can be compared with last year's
 )
+MINUTES_KEPT = 24 * 60
 ROWS_PER_DAY_MAX = 10_000  # of keys, models and nodes; beyond it only the key is named
 
 
@@ -85,8 +86,26 @@ class UsagePage:
     next: UsagePlace | None
 
 
+class MinuteUsage(NamedTuple):
+    """The jobs that were done in a minute, and the tokens that were written for jobs.
+
+    ``minute`` is in minutes since 1970.
+    """
+
+    minute: int
+    jobs: int
+    tokens: int
+
+
 class UsageStore(Protocol):
-    """Usage by day, key, model and node."""
+    """Usage by day, key, model and node, and that of the last minutes."""
+
+    async def minutes(self, since: int) -> list[MinuteUsage]:
+        """Return the minutes from ``since`` on in which a job ended, in order.
+
+        The last ``MINUTES_KEPT`` are kept.  Raises StoreError.
+        """
+        ...
 
     async def sums(
         self,

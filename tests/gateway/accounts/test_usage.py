@@ -77,6 +77,23 @@ async def test_chat_is_counted_at_its_node(pool: Pool) -> None:
     assert await usage(pool, "?since=2001-01-01&until=2001-12-31") == []
 
 
+async def test_minutes_have_the_jobs_and_tokens_of_all_keys(pool: Pool) -> None:
+    await chat(pool)
+    await chat(pool)
+    (sum_,) = await usage(pool, "?by=")
+
+    async with pool.session.get(
+        f"{pool.url}/admin/usage/minutes", headers=pool.headers()
+    ) as response:
+        (minutes,) = (await response.json()).values()
+
+    # Two, if one began between the jobs.
+    assert all(each["at"] % 60 == 0 for each in minutes)
+    assert sum(each["jobs"] for each in minutes) == 2
+    written = sum(each["tokens"] for each in minutes)
+    assert written == sum_["completion_tokens"]
+
+
 async def test_key_sees_its_own_usage_without_keys_of_machines(pool: Pool) -> None:
     alice = await make_key(pool)
     machine = "ab" * 32

@@ -6,7 +6,10 @@ import { Currents } from "../parts/currents.js";
 import { clock, exact, integer, plural, rate, short } from "../parts/format.js";
 import { Mark } from "../parts/icons.js";
 import { JoinPanel } from "../parts/join.js";
-import { history, useFacts } from "../parts/live.js";
+import { api } from "../parts/api.js";
+import { coordinatorNow, history, useFacts } from "../parts/live.js";
+import { beforePage } from "../parts/minutes.js";
+import { readsAll } from "../parts/scopes.js";
 import { MachineDialog } from "../parts/machine.js";
 import { machinesOf, peerOf, toneOf } from "../parts/machines.js";
 import { Plot, Sparkline } from "../parts/plot.js";
@@ -243,7 +246,29 @@ const TOKENS = [{ label: "tokens/s", colour: "--accent", fill: true, value: rate
 const JOBS = [{ label: "jobs/s", colour: "--busy", fill: true, value: rate }];
 const LOAD = [{ label: "running", colour: "--busy", value: short }, { label: "queued", colour: "--warn", value: short }];
 
-function Plots({ live }) {
+const HOURS = 3; // that the plots show
+const MINUTES_AGAIN = 60_000; // ms between looks for what the page did not see
+
+/** The usage of the last hours, from the coordinator. */
+function useMinutes(session) {
+  const [minutes, setMinutes] = useState([]);
+  useEffect(() => {
+    if (!readsAll(session)) return undefined;
+    const read = async () => {
+      if (document.hidden) return;
+      try {
+        setMinutes((await api.get(`/admin/usage/minutes?hours=${HOURS}`)).data);
+      } catch { /* the page says that the coordinator is away */ }
+    };
+    read();
+    const timer = setInterval(read, MINUTES_AGAIN);
+    return () => clearInterval(timer);
+  }, []);
+  return minutes;
+}
+
+function Plots({ live, session }) {
+  const minutes = useMinutes(session);
   // New arrays from time to time, so that the plots draw again.
   const [at, tick] = useState(0);
   useEffect(() => {
@@ -251,11 +276,14 @@ function Plots({ live }) {
     return () => clearInterval(timer);
   }, []);
   const [times, tokens, jobs, running, queued] = history;
-  const columns = useMemo(() => [[times, tokens], [times, jobs], [times, running, queued]].map((each) => each.map((values) => values.slice())), [at]);
+  const columns = useMemo(() => {
+    const [before, written, done] = beforePage(minutes, times[0] ?? coordinatorNow(), HOURS * 60);
+    return [[[...before, ...times], [...written, ...tokens]], [[...before, ...times], [...done, ...jobs]], [times.slice(), running.slice(), queued.slice()]];
+  }, [at, minutes]);
   const now = live.rate || { tokens_per_second: 0, jobs_per_second: 0 };
   return html`<div class="grid plots">
-    <section class="card"><h2>Tokens per second</h2><${Plot} data=${columns[0]} series=${TOKENS} label=${`Tokens per second since the page was opened; now ${rate(now.tokens_per_second)}`} /></section>
-    <section class="card"><h2>Jobs per second</h2><${Plot} data=${columns[1]} series=${JOBS} label=${`Jobs done per second since the page was opened; now ${rate(now.jobs_per_second)}`} /></section>
+    <section class="card"><h2>Tokens per second</h2><${Plot} data=${columns[0]} series=${TOKENS} label=${`Tokens per second in the last ${HOURS} hours; now ${rate(now.tokens_per_second)}`} /></section>
+    <section class="card"><h2>Jobs per second</h2><${Plot} data=${columns[1]} series=${JOBS} label=${`Jobs done per second in the last ${HOURS} hours; now ${rate(now.jobs_per_second)}`} /></section>
     <section class="card"><h2>Jobs running and queued</h2><${Plot} data=${columns[2]} series=${LOAD} height=${136} label=${`Jobs: ${live.status.jobs.running} running, ${live.status.jobs.queued} queued`} /></section>
   </div>`;
 }
@@ -287,7 +315,7 @@ export default function Pool({ live, session }) {
         : html`<div class="empty first"><${Mark} size=${64} /><p class="empty-title">Your pool is ready for its first machine</p>
             ${session.scope === "admin" ? html`<p>Run this on any machine of your network: it offers the models that it has.</p><${JoinPanel} key=${String(live.connected)} bare />`
               : html`<p>An operator can add one with <code>shoal join-line</code>.</p>`}</div>`}
-      <${Plots} live=${live} />
+      <${Plots} live=${live} session=${session} />
       <${Latest} facts=${live.facts} />
     </div>
     ${machine && html`<${MachineDialog} machine=${machine} live=${live} session=${session} onClose=${() => setOpened(null)} />`}`;

@@ -25,7 +25,7 @@ from shoal.gateway.http.responses import (
     without_keys,
     write,
 )
-from shoal.store.ledger import UsageField, UsagePlace, UsageSum
+from shoal.store.ledger import MINUTES_KEPT, UsageField, UsagePlace, UsageSum
 
 api = Operations()
 
@@ -84,6 +84,34 @@ class UsageList(msgspec.Struct, frozen=True):
 
     data: list[UsageRow]
     next: str | None
+
+
+class MinutesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many of the last hours to show."""
+
+    hours: Annotated[int, msgspec.Meta(ge=1, le=MINUTES_KEPT // 60)] = 3
+
+
+class MinuteRow(msgspec.Struct, frozen=True):
+    """The jobs done in a minute, which begins ``at``, and the tokens written."""
+
+    at: int
+    jobs: int
+    tokens: int
+
+
+class MinuteList(msgspec.Struct, frozen=True):
+    """The minutes of the last hours in which a job ended, in order."""
+
+    data: list[MinuteRow]
+
+
+@api.get("/admin/usage/minutes", "Show usage of the last hours", Scope.MONITOR)
+async def list_minutes(gateway: Gateway, query: MinutesQuery) -> MinuteList:
+    since = int(gateway.clock.wall() // 60) - 60 * query.hours
+    found = await gateway.store.usage.minutes(since)
+    rows = [MinuteRow(60 * minute, jobs, tokens) for minute, jobs, tokens in found]
+    return MinuteList(rows)
 
 
 @api.get(

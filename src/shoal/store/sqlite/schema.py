@@ -302,6 +302,14 @@ MIGRATIONS = (
         FROM usage WHERE day >= 0;
     CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
     """,
+    # As in ``MinuteUsage``: few rows, for the last hours.
+    """
+    CREATE TABLE usage_by_minute (
+        minute INTEGER PRIMARY KEY,
+        jobs INTEGER NOT NULL,
+        tokens INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 
 

@@ -19,7 +19,7 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.store import codec, ledger
 from shoal.store.codec import head_of
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import SqlRunner, select
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
 """Kinds whose model is the name of a function, which clients may choose."""
@@ -80,6 +80,7 @@ class UsageBatch:
     places: Mapping[JobId, ledger.JobPlace]
     _rows: dict[Row, list[int]] = field(default_factory=dict)
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
+    _minutes: dict[int, list[int]] = field(default_factory=dict)  # jobs and tokens
 
     def add(self, job_id: JobId, end: Outcome | int, at: float) -> None:
         """Count the end of a job, which is written already.
@@ -87,6 +88,8 @@ class UsageBatch:
         ``end`` is its outcome, or the number of characters written before it was given
         up.
         """
+        minute = self._minutes.setdefault(int(at // 60), [0, 0])
+        minute[0] += isinstance(end, Outcome)
         if isinstance(end, Outcome) and end.value:
             self._called.setdefault(day_of(at), []).append(job_id)
             if (priced := self.places.get(job_id)) is not None:
@@ -98,6 +101,7 @@ class UsageBatch:
         used = counted or _estimate(self.sql, job_id, end)
         if used is None:
             return
+        minute[1] += used.completion_tokens
         place = self.places.get(job_id, ledger.NO_PLACE)
         row = (day_of(at), owner, "" if kind in CALLS else model, place.node)
         tokens = (used.prompt_tokens, used.completion_tokens)
@@ -129,6 +133,8 @@ class UsageBatch:
         )
         for row, counts in self._rows.items():
             self._write_row(row, counts)
+        for minute, (jobs, tokens) in self._minutes.items():
+            self._write_minute(minute, jobs, tokens)
 
     def _add_cost(self, job_id: JobId, cost: int, at: float) -> None:
         """Add the cost of a function call, which is counted with the others."""
@@ -158,12 +164,27 @@ class UsageBatch:
             query = "INSERT INTO usage_by_model VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             self.sql.execute(query, (*row, *counts))
 
+    def _write_minute(self, minute: int, jobs: int, tokens: int) -> None:
+        query = """UPDATE usage_by_minute SET jobs = jobs + ?, tokens = tokens + ?
+                   WHERE minute = ?"""
+        if self.sql.execute(query, (jobs, tokens, minute)).rowcount:
+            return
+        query = "INSERT INTO usage_by_minute VALUES (?, ?, ?)"
+        self.sql.execute(query, (minute, jobs, tokens))
+        query = "DELETE FROM usage_by_minute WHERE minute <= ?"
+        self.sql.execute(query, (minute - ledger.MINUTES_KEPT,))
+
 
 class SqliteUsage:
     """Reads what ``UsageBatch`` has written."""
 
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
+
+    async def minutes(self, since: int) -> list[ledger.MinuteUsage]:
+        query = """SELECT minute, jobs, tokens FROM usage_by_minute
+                   WHERE minute >= ? ORDER BY minute"""
+        return await self._database.read(select(ledger.MinuteUsage, query, since))
 
     async def sums(
         self,
