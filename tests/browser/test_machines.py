@@ -126,7 +126,9 @@ def test_token_ends_in_the_future(admin: Visitor) -> None:
     )
 
 
-def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:
+def test_drained_machine_leaves_and_is_resumed(
+    engine: Browser, programs: Programs
+) -> None:
     pool = programs.serve()
     leaving = pool.joined("beagle")
 
@@ -142,7 +144,13 @@ def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:
         expect(page.locator("td").get_by_text("drained", exact=True)).to_be_visible()
         eventually(lambda: pool.workers() == [], "the worker leaves")
         admin.save("drained")
-    leaving.close()
+        assert leaving.wait() == 1  # not 0: a service starts it again
+        page.get_by_role("button", name="Resume beagle").click()
+        resumed = page.locator(".toast").filter(has_text="beagle: resumed")
+        expect(resumed).to_contain_text("has to be started again")
+
+        pool.joined("beagle")
+        expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()
 
 
 def test_new_machine_waits_for_approval(engine: Browser, programs: Programs) -> None:
