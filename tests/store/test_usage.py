@@ -136,6 +136,7 @@ async def test_pages_together_have_each_sum_once(
         owner, model = ("al", "bo")[number % 2], ("m", "n", "o")[number % 3]
         at = (number % 5) * DAY
         await complete(store, f"{number}", owner=owner, model=model, at=at)
+        await store.prune(0.0)  # some days are added up
 
     lists: list[Collection[UsageField]] = [EVERYTHING, ["day"], ["day", "model"]]
     lists += [["key", "model"], ["key"], []]
@@ -158,6 +159,48 @@ async def test_pages_together_have_each_sum_once(
     (total,) = (await store.usage.sums(1, 9999, [], 1)).sums
     every = (await store.usage.sums(1, 9999, ["key", "model"], 100)).sums
     assert sum(each.requests for each in every) == total.requests == 9
+
+
+def count_rows(path: Path) -> list[tuple[int, int]]:
+    """Return the days that are added up, and the rows of all their sums."""
+    query = "SELECT day, count(*) FROM usage_sums GROUP BY day"
+    with closing(sqlite3.connect(path)) as sql:
+        return sql.execute(query).fetchall()
+
+
+async def test_days_that_are_over_are_added_up_once(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    for number in range(12):
+        await complete(store, f"{number}", model=f"m{number}", node=f"w:{number % 2}")
+    await complete(store, "next", at=2 * DAY)
+    await complete(store, "later", at=5 * DAY)
+    assert count_rows(tmp_path / "shoal.db") == []
+    for _ in range(2):
+        await store.prune(0.0)
+
+    # None, key, model, node, and pairs of these.
+    assert count_rows(tmp_path / "shoal.db") == [
+        (0, 1 + 1 + 12 + 2 + 12 + 2 + 12),
+        (2, 7),
+    ]
+    assert [each.requests for each in await sums(store, ["node"])] == [6, 6, 2]
+
+
+async def test_usage_of_a_day_that_was_over_is_counted(store: SqliteStore) -> None:
+    """The coordinator's clock was set back."""
+    for number, day in enumerate((3, 5, 3, 4, 5, 3, 9)):
+        await complete(store, f"{number}", at=day * DAY)
+        await store.prune(0.0)
+
+        assert [each.requests for each in await sums(store, [])] == [number + 1]
+    found = await sums(store, ["day"])
+    assert [(each.day, each.requests) for each in found] == [
+        (3, 3),
+        (4, 1),
+        (5, 2),
+        (9, 1),
+    ]
 
 
 async def test_job_that_was_given_up_counts_where_it_was(store: SqliteStore) -> None:
@@ -239,6 +282,7 @@ async def test_usage_is_kept_for_some_days(store: SqliteStore) -> None:
         await complete(store, f"j{number}", at=day * DAY)
 
     assert [each.day for each in await sums(store, ["day"])] == [1, USAGE_DAYS + 1]
+    assert [each.requests for each in await sums(store, [])] == [2]
 
 
 async def test_usage_of_one_key_does_not_read_that_of_all(tmp_path: Path) -> None:
@@ -249,10 +293,12 @@ async def test_usage_of_one_key_does_not_read_that_of_all(tmp_path: Path) -> Non
         await sums(store, ["model"], owner="al")
         await store.close()
 
-    (query,) = (each for each in statements if SUMS in each)
+    (query,) = (each for each in statements if SUMS in each and "LIMIT" in each)
     with closing(sqlite3.connect(path)) as sql:
         plan = sql.execute(f"EXPLAIN QUERY PLAN {query}", statements[query]).fetchall()
-    assert "usage_of_owner (owner=? AND day>? AND day<?)" in plan[0][-1]
+    steps = "".join(step for *_, step in plan)
+    assert "usage_of_owner (owner=? AND day>? AND day<?)" in steps
+    assert "PRIMARY KEY (fields=? AND day=? AND owner=?)" in steps
 
 
 async def test_minutes_are_added_up_and_kept_for_a_day(store: SqliteStore) -> None:

@@ -235,6 +235,18 @@ CREATE TABLE usage_by_model (
     ) STRICT, WITHOUT ROWID;
 INSERT INTO "usage_by_model" VALUES(0,'default','','',2,12,34,0);
 INSERT INTO "usage_by_model" VALUES(0,'packer','','',1,12,34,0);
+CREATE TABLE usage_sums (
+        fields INTEGER NOT NULL,
+        day INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        model TEXT NOT NULL,
+        node TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        cost INTEGER NOT NULL,
+        PRIMARY KEY (fields, day, owner, model, node)
+    ) STRICT, WITHOUT ROWID;
 CREATE TABLE "webhook_deliveries" (
         job_id TEXT PRIMARY KEY,
         url TEXT NOT NULL,

@@ -302,13 +302,27 @@ MIGRATIONS = (
         FROM usage WHERE day >= 0;
     CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
     """,
-    # As in ``MinuteUsage``: few rows, for the last hours.
+    # Usage by minute, as in ``MinuteUsage``: few rows, for the last hours.  And usage
+    # added up by some of key, model and node, the bits 1, 2 and 4 of ``fields``; the
+    # others are empty.  Pruning fills it, the oldest day first.
     """
     CREATE TABLE usage_by_minute (
         minute INTEGER PRIMARY KEY,
         jobs INTEGER NOT NULL,
         tokens INTEGER NOT NULL
     ) STRICT;
+    CREATE TABLE usage_sums (
+        fields INTEGER NOT NULL,
+        day INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        model TEXT NOT NULL,
+        node TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        cost INTEGER NOT NULL,
+        PRIMARY KEY (fields, day, owner, model, node)
+    ) STRICT, WITHOUT ROWID;
     """,
 )
 

@@ -235,6 +235,8 @@ class SqliteStore:
         return {*await self.database.read_list(select(str, query, path, since))}
 
     async def prune(self, before: float) -> int:
+        while await self.database.transact(self._usage_days.add_up):
+            pass
         return await prune(self.database, self._works, before)
 
     async def delete_job(self, job_id: JobId) -> bool:

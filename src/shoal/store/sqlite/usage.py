@@ -32,6 +32,30 @@ COLUMNS: Mapping[ledger.UsageField, str] = {
     "node": "node",
 }
 
+BITS: Mapping[ledger.UsageField, int] = {"key": 1, "model": 2, "node": 4}
+ALL_BITS = 7
+"""What ``usage_by_model`` tells apart; ``usage_sums`` has the rows of some bits."""
+
+ADD_UP = """INSERT INTO usage_sums
+    SELECT value, day, iif(value & 1, owner, ''), iif(value & 2, model, ''),
+           iif(value & 4, node, ''), sum(requests), sum(prompt_tokens),
+           sum(completion_tokens), sum(cost)
+    FROM usage_by_model, json_each('[0,1,2,3,4,5,6]') WHERE day = ?
+    GROUP BY 1, 2, 3, 4, 5"""
+OPEN = "SELECT coalesce(max(day) + 1, 0) FROM usage_sums WHERE fields = 0"
+"""The first day that is not added up: each day before that has usage is."""
+
+DAYS = "day BETWEEN :since AND :until"
+SUMMED = f"""(
+    SELECT sums.day, sums.owner, sums.model, sums.node, sums.requests,
+           sums.prompt_tokens, sums.completion_tokens, sums.cost
+    FROM usage_sums AS days CROSS JOIN usage_sums AS sums
+    WHERE days.fields = 0 AND days.{DAYS}
+          AND sums.fields = :fields AND sums.day = +days.day{{only_sums}}
+    UNION ALL SELECT * FROM usage_by_model
+    WHERE day BETWEEN max(:since, ({OPEN})) AND :until{{only}})"""
+"""The sums of the days that are added up, and the rows of the others."""
+
 EXAMINED_MAX = 20_000  # rows added up for a page, before the last day of it
 
 Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
@@ -41,7 +65,8 @@ Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
 class UsageDays:
     """Bounds the table: the rows of a day, and the days.
 
-    The rows are counted in memory, and read again when the day changes.
+    The rows are counted in memory, and read again when the day changes.  The days
+    before are added up, as nothing more is written to them.
     """
 
     rows_max: int = ledger.ROWS_PER_DAY_MAX
@@ -51,24 +76,44 @@ class UsageDays:
     def bounded(self, sql: sqlite3.Connection, row: Row) -> Row:
         """Return the row to count a new key, model and node in."""
         day, owner, _, _ = row
-        if day != self._day:
-            self._begin(sql, day)
         if self._rows >= self.rows_max:
             return day, owner, "", ""
         self._rows += 1
         return row
 
+    def add_up(self, sql: sqlite3.Connection) -> bool:
+        """Add up the first day that is over; return whether there was one."""
+        until = self._day
+        if until < 0:
+            ((until,),) = sql.execute("SELECT max(day) FROM usage_by_model")
+        query = f"""SELECT min(day) FROM usage_by_model
+                    WHERE day >= ({OPEN}) AND day < ?"""
+        ((day,),) = sql.execute(query, (until,))
+        if day is None:
+            return False
+        sql.execute(ADD_UP, (day,))
+        return True
+
     def forget(self) -> None:
         """Count again: a transaction was rolled back."""
         self._day = -1
 
-    def _begin(self, sql: sqlite3.Connection, day: int) -> None:
+    def begin(self, sql: sqlite3.Connection, day: int) -> None:
+        """Prepare for writing to a day, which may be any if the clock was set."""
+        if day == self._day:
+            return
         query = "SELECT count(*) FROM usage_by_model WHERE day = ?"
         ((self._rows,),) = sql.execute(query, (day,))
         self._day = day
         # A day's rows at a time: another day has begun since.
-        query = "DELETE FROM usage_by_model WHERE day < ?"
-        sql.execute(query, (day - ledger.USAGE_DAYS,))
+        oldest = day - ledger.USAGE_DAYS
+        sql.execute("DELETE FROM usage_by_model WHERE day < ?", (oldest,))
+        for fields in range(ALL_BITS):
+            query = "DELETE FROM usage_sums WHERE fields = ? AND day < ?"
+            sql.execute(query, (fields, oldest))
+            # What is written to now is not over.
+            query = "DELETE FROM usage_sums WHERE fields = ? AND day >= ?"
+            sql.execute(query, (fields, day))
 
 
 @dataclass(slots=True)
@@ -151,6 +196,7 @@ class UsageBatch:
         counts[3] += cost
 
     def _write_row(self, row: Row, counts: list[int]) -> None:
+        self.days.begin(self.sql, row[0])
         query = """UPDATE usage_by_model SET
                        requests = requests + ?,
                        prompt_tokens = prompt_tokens + ?,
@@ -255,7 +301,7 @@ class _WantedSums:
     def _read(
         self, sql: sqlite3.Connection, since: int, until: int, limit: int, skip: int
     ) -> tuple[list[ledger.UsageSum], int]:
-        """Return sums of some days, and the number of the rows in them."""
+        """Return sums of some days, and the number of the rows that were added up."""
         shown = ", ".join(
             column if each in self.by else "NULL" for each, column in COLUMNS.items()
         )
@@ -264,12 +310,18 @@ class _WantedSums:
         )
         only = "" if self.owner is None else " AND owner = :owner"
         group = f" GROUP BY {grouped} ORDER BY {grouped}" if grouped else ""
+        fields = sum(bit for each, bit in BITS.items() if each in self.by)
+        if self.owner is not None:
+            fields |= BITS["key"]
+        table = f"usage_by_model WHERE {DAYS}{only}"
+        if fields != ALL_BITS:
+            only_sums = only.replace("owner", "sums.owner", 1)
+            table = SUMMED.format(only=only, only_sums=only_sums)
         query = f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
                            sum(completion_tokens), sum(cost), count(*)
-                    FROM usage_by_model
-                    WHERE day BETWEEN :since AND :until{only}{group}
+                    FROM {table}{group}
                     LIMIT :limit OFFSET :skip"""
-        values = {"since": since, "until": until, "owner": self.owner}
+        values = {"since": since, "until": until, "owner": self.owner, "fields": fields}
         rows = sql.execute(query, values | {"limit": limit, "skip": skip})
         # Without anything to group by there is a row of nulls for nothing.
         found = [row for row in rows if row[4] is not None]
