@@ -1,5 +1,6 @@
 """What the commands' options have in common."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,7 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.coordinators import Sites
+from shoal.cli.main import main
 from shoal.cli.options import DURATION, SettingsCommand, given, setting_options
+from shoal.cli.pool.status import PATH
+from shoal.client import reconnection
 from shoal.config.loader import setting
 
 
@@ -105,3 +110,16 @@ def test_help_shows_settings_of_every_day_and_all_on_request() -> None:
     for flag in ("--volume DB", "--greeting / --no-greeting", "--no-looking"):
         assert flag in long
     assert "[env var: SHOAL_VOLUME; default: 3]" in long.replace("\n", " ")
+
+
+async def test_reason_for_which_a_command_waits_is_escaped(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reconnection, "FIRST_WAIT", 0.1)
+    url = await sites({PATH: {"error": "away\x1b[2J"}}, status=502)
+
+    await asyncio.to_thread(main, ["status", "--url", url, "--api-key", "sk-test"])
+
+    errors = capsys.readouterr().err
+    assert r"away\x1b[2J (trying again for a while)" in errors
+    assert "\x1b" not in errors

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shoal.cli.terminal import printable
 from shoal.config import USER_DATA, data_folder
 from shoal.config.loader import USER_FILE, flag, variable
 from shoal.config.runtime_file import DEFAULT_ADDRESS
@@ -69,7 +70,7 @@ def pass_api(function: F) -> F:
         from shoal.client.coordinator import CoordinatorApi  # others start without
 
         def on_wait(text: str) -> None:
-            click.echo(text, err=True)
+            click.echo(printable(text), err=True)
 
         api = CoordinatorApi(url, api_key, data_dir, cacert, on_wait)
         _interrupt_at_end()
