@@ -116,10 +116,7 @@ class RelayPeerLeft(_RelayPayload, frozen=True):
 
 
 class RelayError(_RelayPayload, frozen=True):
-    """The relay refuses a message.
-
-    ``session_id``: Shoal's relay does not have this session, in which it was sent.
-    """
+    """The relay refuses a message."""
 
     code: str
     message: str
@@ -130,7 +127,6 @@ class RelayError(_RelayPayload, frozen=True):
             "question is repeated by schedule"
         ),
     ] = None
-    session_id: str | None = None
 
 
 # Between two nodes, through the relay.
@@ -257,12 +253,11 @@ _encoder = msgspec.json.Encoder()
 
 
 class BadRelayMessage(PeerError):
-    """An invalid message; ``code`` and ``session_id`` are for the relay's error."""
+    """An invalid message; ``code`` is for the relay's error."""
 
-    def __init__(self, code: str, why: str, session_id: str | None = None) -> None:
+    def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
         self.code = code
-        self.session_id = session_id
 
 
 def decode_envelope(data: Data) -> tuple[str, dict[str, Any]]:

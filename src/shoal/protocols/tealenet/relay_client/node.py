@@ -224,8 +224,8 @@ class RelayNode:
         match error.code:
             case "peer_not_found":
                 return self._peers.on_not_found(error.message, now)
-            case "session_not_found" if error.session_id:
-                return self._peers.on_session_not_found(error.session_id, now)
+            case "session_not_found":
+                return self._peers.on_session_not_found(error.message, now)
             case "registration_expired":
                 self._registration.on_expired(now)
             case "invalid_register" if not self._registration.is_acknowledged:

@@ -169,12 +169,18 @@ class RelayPeers:
             return []
         return self.on_left(node_id[0], "the relay no longer knows it", now)
 
-    def on_session_not_found(self, session_id: str, now: float) -> list[NodeOutput]:
-        """Remove a session that the relay does not have: its data goes nowhere."""
-        session = self._sessions.find(session_id)
-        if session is None:
-            return []
-        return self._close_session(session, "the relay no longer has the session", now)
+    def on_session_not_found(self, text: str, now: float) -> list[NodeOutput]:
+        """Remove a session that the relay does not have: its data goes nowhere.
+
+        ``text`` contains its id, at Shoal's relay.
+        """
+        reason = "the relay no longer has the session"
+        found = [each for each in self._sessions.all() if each.id in text]
+        return [
+            output
+            for session in found
+            for output in self._close_session(session, reason, now)
+        ]
 
     # Sending.
 

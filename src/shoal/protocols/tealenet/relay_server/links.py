@@ -105,12 +105,9 @@ class NodeLinks:
             del self._origins[link.origin.address]
 
 
-def error_to(
-    link: NodeLink, code: str, message: str, session_id: str | None = None
-) -> RelaySend:
-    """Return an error for a link; ``session_id`` is as in ``RelayError``."""
-    error = RelayError(code, message, session_id=session_id)
-    return RelaySend(link.id, encode(error))
+def error_to(link: NodeLink, code: str, message: str) -> RelaySend:
+    """Return an error for a link."""
+    return RelaySend(link.id, encode(RelayError(code, message)))
 
 
 def rate_limited(link: NodeLink, what: str, seconds: float) -> RelaySend:

@@ -102,9 +102,7 @@ class RelayServer:
                 outputs += self.link_closed(link, now)
                 break
             except BadRelayMessage as error:
-                outputs.append(
-                    error_to(node_link, error.code, str(error), error.session_id)
-                )
+                outputs.append(error_to(node_link, error.code, str(error)))
         return outputs
 
     def address_of(self, node_id: str) -> str:
@@ -192,9 +190,8 @@ class RelayServer:
         if not self._sessions.is_open(session_id, node, other):
             raise BadRelayMessage(
                 "session_not_found",
-                f"{kind}: no session with this sessionID is open between these nodes; "
+                f"{kind}: no session {session_id} is open between these nodes; "
                 "open one with relayOpen",
-                session_id,
             )
         if kind == "relayData":
             check_data(payload.get("data"))
