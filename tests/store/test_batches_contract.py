@@ -60,7 +60,9 @@ async def test_files_of_an_owner_are_listed_in_order(store: Store) -> None:
     inputs = FileFilter("al", FilePurpose.BATCH)
 
     newest = await store.files.listed(inputs, 2)
-    older = await store.files.listed(replace(inputs, after="b"), 2)
+    place = await store.files.place("b")
+    assert place is not None
+    older = await store.files.listed(replace(inputs, after=place.number), 2)
     oldest = await store.files.listed(FileFilter("al", newest_first=False), 9)
 
     assert [each.id for each in newest] == ["c", "b"]
@@ -69,6 +71,41 @@ async def test_files_of_an_owner_are_listed_in_order(store: Store) -> None:
     assert await store.files.size_of("al") == 307
     assert await store.files.find("d") == file("d", "bob")
     assert await store.files.known(["a", "none"]) == {"a"}
+
+
+async def test_deleted_file_leaves_its_place_in_the_list(store: Store) -> None:
+    for name in "abcd":
+        await store.files.add(file(name), 1000)
+    before = await store.files.place("c")
+    for name in "cd":
+        assert await store.files.remove(name)
+
+    place = await store.files.place("c")
+
+    assert place is not None
+    assert place == before
+    older = await store.files.listed(FileFilter("al", after=place.number), 9)
+    assert [each.id for each in older] == ["b", "a"]
+    assert await store.files.place("none") is None
+    place = await store.files.place("d")
+    assert place is not None
+    await store.files.add(file("new"), 1000)
+    later = FileFilter("al", after=place.number, newest_first=False)
+    assert await store.files.listed(later, 9) == [file("new")]
+
+
+async def test_pruned_batch_leaves_its_place_in_the_list(store: Store) -> None:
+    await add_batch(store, BATCH)
+    before = await store.batches.place(BATCH.id)
+    await store.batches.change(BATCH.id, BatchChange(BatchStatus.FAILED, 11.0), OPEN)
+    assert await store.batches.drop_results(1000)
+    await store.prune(12.0)
+    assert await store.batches.find(BATCH.id) is None
+
+    place = await store.batches.place(BATCH.id)
+
+    assert place is not None
+    assert place == before
 
 
 async def test_file_beyond_the_limit_of_its_owner_is_not_added(store: Store) -> None:
@@ -150,7 +187,9 @@ async def test_batch_changes_from_an_expected_status_alone(store: Store) -> None
             times={BatchStatus.IN_PROGRESS: 11.0, BatchStatus.COMPLETED: 20.0},
         )
     ]
-    assert await store.batches.listed("al", BATCH.id, 9) == []
+    place = await store.batches.place(BATCH.id)
+    assert place is not None
+    assert await store.batches.listed("al", place.number, 9) == []
     assert await store.files.find("file-out") == OUTPUT
 
 

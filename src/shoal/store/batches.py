@@ -7,7 +7,7 @@ files and batches write them; their contents are in a folder, see ``file_folder`
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 FILES_MAX = 10_000  # of one owner: a list of them is read at once
 RESULT_FILES = 2  # that a batch writes at most: they count while it is open
@@ -41,12 +41,19 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class FileFilter:
-    """A filter and order of an owner's files; ``after`` is the last one seen."""
+    """A filter and order of an owner's files; ``after`` is the last place seen."""
 
     owner: str
     purpose: FilePurpose | None = None
-    after: str | None = None
+    after: int | None = None
     newest_first: bool = True
+
+
+class ListPlace(NamedTuple):
+    """The place of an owner's file or batch in lists: a number in their order."""
+
+    owner: str
+    number: int
 
 
 class FileStore(Protocol):
@@ -61,6 +68,10 @@ class FileStore(Protocol):
         ...
 
     async def find(self, file_id: str) -> StoredFile | None: ...
+
+    async def place(self, file_id: str) -> ListPlace | None:
+        """Return a file's place in lists, also if it was deleted lately."""
+        ...
 
     async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
         """Return the first files that match, in the order of their creation."""
@@ -187,10 +198,14 @@ class BatchStore(Protocol):
 
     async def find(self, batch_id: str) -> StoredBatch | None: ...
 
+    async def place(self, batch_id: str) -> ListPlace | None:
+        """Return a batch's place in lists, also if it was deleted lately."""
+        ...
+
     async def listed(
-        self, owner: str | None, after: str | None, limit: int
+        self, owner: str | None, after: int | None, limit: int
     ) -> list[StoredBatch]:
-        """Return batches before the one ``after``, the newest first.
+        """Return batches after a place, the newest first.
 
         ``owner``: only those of one owner.
         """

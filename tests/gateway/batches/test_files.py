@@ -58,11 +58,27 @@ async def test_files_are_listed_in_pages(openai: "sdk.AsyncOpenAI") -> None:
     assert outputs.data == []
 
 
+async def test_files_are_deleted_while_they_are_listed(
+    openai: "sdk.AsyncOpenAI",
+) -> None:
+    files = [await upload(openai, [number]) for number in range(5)]
+
+    deleted = []
+    async for each in openai.files.list(limit=2):
+        await openai.files.delete(each.id)
+        deleted.append(each.id)
+
+    assert deleted == files[::-1]
+    assert (await openai.files.list()).data == []
+
+
 async def test_files_and_batches_of_a_key_are_not_found_by_others(pool: Pool) -> None:
     keys = [await make_key(pool, name) for name in ("ada", "bob")]
     async with client(pool, keys[0]) as ada, client(pool, keys[1]) as bob:
         file = await upload(ada, [1])
         batch = await create(ada, [1])
+        deleted = await upload(ada, [2])
+        await ada.files.delete(deleted)
 
         for attempt in (
             bob.files.retrieve(file),
@@ -74,6 +90,7 @@ async def test_files_and_batches_of_a_key_are_not_found_by_others(pool: Pool) ->
                 input_file_id=file, endpoint=CHAT_PATH, completion_window="24h"
             ),
             bob.files.list(after=file),
+            bob.files.list(after=deleted),
             bob.batches.list(after=batch.id),
         ):
             with pytest.raises(sdk.NotFoundError):

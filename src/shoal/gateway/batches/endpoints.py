@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.credentials import DAY, Scope
 from shoal.domain.errors import AlreadyEnded, InvalidRequest, NotFound
-from shoal.gateway.batches.files import FileId, owned_file
+from shoal.gateway.batches.files import FileId, find_place, owned_file
 from shoal.gateway.batches.lines import DIALECTS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -145,9 +145,7 @@ async def create_batch(
 async def list_batches(
     gateway: Gateway, caller: ApiCaller, query: BatchListQuery
 ) -> BatchList:
-    after = None
-    if query.after is not UNSET:
-        after = (await visible_batch(gateway, query.after, caller)).id
+    after = await find_place(gateway.store.batches, query.after, caller)
     found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
     page = [shown_batch(each) for each in found[: query.limit]]
     return BatchList(
@@ -269,9 +267,7 @@ class OwnedBatchList(msgspec.Struct, frozen=True):
 async def list_all_batches(
     gateway: Gateway, caller: ApiCaller, query: OwnedBatchQuery
 ) -> OwnedBatchList:
-    before = None
-    if query.before is not msgspec.UNSET:
-        before = (await visible_batch(gateway, query.before, caller)).id
+    before = await find_place(gateway.store.batches, query.before, caller)
     owner = None if caller.has_scope(Scope.MONITOR) else caller.name
     found = await gateway.store.batches.listed(owner, before, query.limit + 1)
     page = [

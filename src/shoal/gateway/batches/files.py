@@ -29,7 +29,14 @@ from shoal.gateway.http.responses import (
     well_formed,
     write,
 )
-from shoal.store.batches import FILES_MAX, FileFilter, FilePurpose, StoredFile
+from shoal.store.batches import (
+    FILES_MAX,
+    BatchStore,
+    FileFilter,
+    FilePurpose,
+    FileStore,
+    StoredFile,
+)
 
 api = Operations()
 
@@ -107,9 +114,7 @@ async def list_files(
         if query.purpose not in purposes:
             return FileList([], False, None, None)
         purpose = purposes[query.purpose]
-    after = None
-    if query.after is not UNSET:
-        after = (await owned_file(gateway, query.after, caller)).id
+    after = await find_place(gateway.store.files, query.after, caller)
     wanted = FileFilter(caller.name, purpose, after, query.order == "desc")
     found = await gateway.files.listed(wanted, query.limit + 1)
     now = gateway.clock.wall()
@@ -173,6 +178,25 @@ async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> Store
     if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise _not_found(file_id)
     return found
+
+
+async def find_place(
+    store: FileStore | BatchStore, id_: str | UnsetType, caller: ApiCaller
+) -> int | None:
+    """Return the place of the file or batch that a page is after, if one is given.
+
+    It may be deleted meanwhile: clients delete while they list.  Raises NotFound.
+    """
+    if id_ is UNSET:
+        return None
+    found = await store.place(id_)
+    if found is None or not (
+        found.owner == caller.name or caller.has_scope(Scope.MONITOR)
+    ):
+        raise NotFound(
+            f"there is no {id_}, or it was deleted long ago: list from the beginning"
+        )
+    return found.number
 
 
 def _check_fields(form: ReceivedForm) -> None:

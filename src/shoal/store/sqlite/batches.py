@@ -19,6 +19,7 @@ from shoal.store.batches import (
     FileFilter,
     FilePurpose,
     LineResult,
+    ListPlace,
     StoredBatch,
     StoredFile,
     line_of,
@@ -30,6 +31,10 @@ FILE_COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
              metadata, status, model, lines, completed, failed, errors, output_file,
              error_file, times"""
+
+NEXT_NUMBER = """1 + max(coalesce((SELECT max(number) FROM {}), 0),
+    coalesce((SELECT max(number) FROM deleted_places), 0))"""
+"""SQLite would give the number of the newest row again after its deletion."""
 
 OPEN_BATCHES = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
 
@@ -51,14 +56,17 @@ class SqliteFiles:
         query = f"SELECT {FILE_COLUMNS} FROM files WHERE id = ?"
         return await self._database.read(select_first(_file, query, file_id))
 
+    async def place(self, file_id: str) -> ListPlace | None:
+        return await self._database.read(_find_place("files", file_id))
+
     async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
-        where, values = "owner = ?", [wanted.owner]
+        where, values = "owner = ?", list[str | int]([wanted.owner])
         if wanted.purpose is not None:
             where += " AND purpose = ?"
             values.append(wanted.purpose.value)
         order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
         if wanted.after is not None:
-            where += f" AND number {beyond} (SELECT number FROM files WHERE id = ?)"
+            where += f" AND number {beyond} ?"
             values.append(wanted.after)
         query = (
             f"SELECT {FILE_COLUMNS} FROM files WHERE {where}"
@@ -96,6 +104,14 @@ class SqliteFiles:
         )
 
 
+def _find_place(
+    table: str, id_: str
+) -> Callable[[sqlite3.Connection], ListPlace | None]:
+    query = f"""SELECT owner, number FROM {table} WHERE id = ?1
+                UNION ALL SELECT owner, number FROM deleted_places WHERE id = ?1"""
+    return select_first(ListPlace, query, id_)
+
+
 def _check_room(
     sql: sqlite3.Connection, owner: str, files: int, size: int, total_max: int
 ) -> None:
@@ -120,7 +136,8 @@ def _check_room(
 def _write_file(sql: sqlite3.Connection, new: StoredFile) -> None:
     """Add a file in the caller's transaction."""
     sql.execute(
-        f"INSERT INTO files ({FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO files (number, {FILE_COLUMNS})"
+        f" VALUES ({NEXT_NUMBER.format('files')}{', ?' * 7})",
         (
             *(new.id, new.owner, new.name, new.purpose.value, new.size),
             *(new.created_at, new.expires_at),
@@ -160,8 +177,8 @@ class SqliteBatches:
             if sql.execute(file, (new.input_file,)).fetchone() is None:
                 raise NotFound(f"there is no file {new.input_file}")
             sql.execute(
-                f"INSERT INTO batches ({COLUMNS})"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO batches (number, {COLUMNS})"
+                f" VALUES ({NEXT_NUMBER.format('batches')}{', ?' * 17})",
                 (
                     *(new.id, new.owner, new.endpoint, new.input_file, new.window),
                     *(new.created_at, new.expires_at),
@@ -178,14 +195,17 @@ class SqliteBatches:
     async def find(self, batch_id: str) -> StoredBatch | None:
         return await self._database.read(_find(batch_id))
 
+    async def place(self, batch_id: str) -> ListPlace | None:
+        return await self._database.read(_find_place("batches", batch_id))
+
     async def listed(
-        self, owner: str | None, after: str | None, limit: int
+        self, owner: str | None, after: int | None, limit: int
     ) -> list[StoredBatch]:
-        where, values = "number > 0", list[str]()
+        where, values = "number > 0", list[str | int]()
         if owner is not None:
             where, values = "owner = ?", [owner]
         if after is not None:
-            where += " AND number < (SELECT number FROM batches WHERE id = ?)"
+            where += " AND number < ?"
             values.append(after)
         query = (
             f"SELECT {COLUMNS} FROM batches WHERE {where} ORDER BY number DESC LIMIT ?"

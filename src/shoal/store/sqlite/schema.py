@@ -324,6 +324,28 @@ MIGRATIONS = (
         PRIMARY KEY (fields, day, owner, model, node)
     ) STRICT, WITHOUT ROWID;
     """,
+    # The places in lists of the last files and batches that were deleted: a client may
+    # be at one of them.
+    """
+    CREATE TABLE deleted_places (
+        deletion INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        number INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX deleted_places_by_number ON deleted_places (number);
+    CREATE TRIGGER deleted_places_bound AFTER INSERT ON deleted_places BEGIN
+        DELETE FROM deleted_places WHERE deletion <= new.deletion - 20000;
+    END;
+    CREATE TRIGGER file_deleted AFTER DELETE ON files BEGIN
+        INSERT INTO deleted_places (id, owner, number)
+            VALUES (old.id, old.owner, old.number);
+    END;
+    CREATE TRIGGER batch_deleted AFTER DELETE ON batches BEGIN
+        INSERT INTO deleted_places (id, owner, number)
+            VALUES (old.id, old.owner, old.number);
+    END;
+    """,
 )
 
 
