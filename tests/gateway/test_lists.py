@@ -121,6 +121,31 @@ async def test_pages_of_credentials_are_complete(pool: Pool, kind: str) -> None:
     assert status == 400
 
 
+@pytest.mark.parametrize("kind", ["keys", "tokens"])
+async def test_pages_of_credentials_go_on_where_one_was_deleted(
+    pool: Pool, kind: str
+) -> None:
+    gateway = pool.gateway
+    assert gateway is not None
+    book = gateway.access.keyring.cache if kind == "keys" else gateway.admission.tokens
+    before = len(await pages(pool, f"/admin/{kind}", "after"))
+    for name in ("al", "bo", "cy"):
+        await request(pool, "POST", f"/admin/{kind}", {"name": name})
+    path = f"/admin/{kind}?limit={before + 2}"
+    _, first = await request(pool, "GET", path)
+    await request(pool, "DELETE", f"/admin/{kind}/bo")
+    book.drop_ended(gateway.clock.wall() + 1.0)
+
+    _, second = await request(pool, "GET", f"{path}&after={first['next']}")
+    _, third = await request(
+        pool, "GET", f"/admin/{kind}?after={first['data'][-2]['id']}"
+    )
+
+    assert first["data"][-1]["name"] == "bo"
+    for page in (second, third):
+        assert [each["name"] for each in page["data"]] == ["cy"]
+
+
 async def test_key_with_many_lists_at_once_delays_only_itself(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
@@ -90,7 +91,10 @@ class KeyInfo(msgspec.Struct, frozen=True):
 
 
 class CredentialQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many keys or tokens to list, the oldest first, ``after`` the one of an id."""
+    """How many keys or tokens to list, the oldest first, ``after`` which.
+
+    That is an id, or the ``next`` of the page before.
+    """
 
     limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = LISTED_MAX
     after: str = ""
@@ -328,11 +332,23 @@ def _page(
     listed, first = list(credentials), 0
     if query.after:
         ids = [each.id for each in listed]
-        if query.after not in ids:
-            raise InvalidRequest(f"after: there is no {query.after}", "after")
-        first = ids.index(query.after) + 1
+        id_, place = query.after, _PLACE.fullmatch(query.after)
+        if place is not None:
+            id_, at = place[1], float(place[2])
+        if id_ in ids:
+            first = ids.index(id_) + 1
+        elif place is not None:  # it was deleted meanwhile
+            older = (n for n, each in enumerate(listed, 1) if each.created_at <= at)
+            first = max(older, default=0)
+        else:
+            raise InvalidRequest(f"after: there is no {id_}", "after")
     page = listed[first : first + query.limit]
-    return page, page[-1].id if first + query.limit < len(listed) else None
+    if first + query.limit >= len(listed):
+        return page, None
+    return page, f"{page[-1].id}@{page[-1].created_at:.6f}"
+
+
+_PLACE = re.compile(r"(.+)@([0-9]{1,12}\.[0-9]{6})", re.ASCII)
 
 
 def _expiry(wanted: NewKey | NewToken, now: float) -> float | None:
