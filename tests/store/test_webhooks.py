@@ -1,7 +1,9 @@
 """The contract of stores for webhook deliveries."""
 
-import math
+import itertools
+import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 
 import pytest
 
@@ -12,6 +14,8 @@ from shoal.domain.job import Job, JobTerms, Webhook
 from shoal.domain.work import Chat
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import Store
+from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.webhooks import FIRST_OF_LANES
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 
@@ -31,15 +35,20 @@ async def end_job(
     await store.append(facts, at, entries=LedgerEntries(deliveries=(each,)))
 
 
+async def first(store: Store, without: Collection[JobId] = ()) -> set[str]:
+    """Return the job of the first delivery of each lane."""
+    lanes = await store.webhooks.first_of_lanes(without)
+    return {each.delivery.job_id for each in lanes}
+
+
 async def test_delivery_is_due_when_its_job_has_ended(store: Store) -> None:
-    assert await store.webhooks.next(math.inf) is None
+    assert await store.webhooks.first_of_lanes() == []
 
     await end_job(store, delivery(), 10.0)
 
-    assert await store.webhooks.next(9.9) is None
-    assert await store.webhooks.next(10.0) == DeliveryState(
-        delivery(), "alice", "alice one.example:443", 0, 10.0, None
-    )
+    assert await store.webhooks.first_of_lanes() == [
+        DeliveryState(delivery(), "alice", "alice one.example:443", 0, 10.0, None)
+    ]
 
 
 async def test_delivery_is_stored_with_its_facts_or_not_at_all(store: Store) -> None:
@@ -53,31 +62,48 @@ async def test_delivery_is_stored_with_its_facts_or_not_at_all(store: Store) -> 
     assert await store.webhooks.state_of(JobId("j")) is None
 
 
-async def test_oldest_delivery_comes_first(store: Store) -> None:
+async def test_oldest_delivery_of_a_lane_comes_first(store: Store) -> None:
     for at, name in [(3.0, "c"), (1.0, "a"), (2.0, "b")]:
         await end_job(store, delivery(name), at)
 
-    due = await store.webhooks.next(5.0)
-
-    assert due is not None
-    assert due.delivery.job_id == "a"
+    assert await first(store) == {"a"}
+    assert await first(store, without={JobId("a")}) == {"b"}
 
 
-async def test_jobs_keys_and_lanes_can_be_excluded(store: Store) -> None:
+async def test_each_key_has_a_lane_for_each_host_and_port(store: Store) -> None:
     await end_job(store, delivery("a"), 1.0)
     await end_job(store, delivery("b"), 2.0)
     await end_job(store, delivery("c"), 3.0, "bob")
     await end_job(store, delivery("d", "one.example:8443"), 4.0)
-    lanes = ["bob one.example:443", "alice one.example:443"]
+    await end_job(store, delivery("e", "another.example"), 5.0, "carol")
 
-    async def next_without(**excluded: Collection[str]) -> str:
-        due = await store.webhooks.next(9.0, **excluded)  # type: ignore[arg-type]
-        return "" if due is None else due.delivery.job_id
+    assert await first(store) == {"a", "c", "d", "e"}
+    assert await first(store, without={JobId("a"), JobId("c")}) == {"b", "d", "e"}
 
-    assert await next_without(without=["a"]) == "b"
-    assert await next_without(owners_without=["alice"]) == "c"
-    assert await next_without(lanes_without=lanes) == "d"
-    assert await next_without(lanes_without=lanes, without={"d"}) == ""
+
+def test_a_backlog_makes_the_choice_no_slower() -> None:
+    def steps(backlog: int) -> int:
+        """Count the steps of SQLite's virtual machine."""
+        count = itertools.count()
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as sql:
+            migrate(sql)
+            sql.executemany(
+                "INSERT INTO webhook_deliveries"
+                " (job_id, url, secret, owner, host, due_at)"
+                " VALUES (?, '', '', ?, ?, ?)",
+                [
+                    (f"{owner}{host}{number}", owner, host, number)
+                    for owner in ("alice", "bob")
+                    for host in ("one:443", "two:443")
+                    for number in range(backlog)
+                ],
+            )
+            sql.set_progress_handler(lambda: next(count) < 0, 1)
+            rows = sql.execute(FIRST_OF_LANES, ('["aliceone:4430"]',)).fetchall()
+        assert len(rows) == 4
+        return next(count)
+
+    assert steps(2000) == steps(20)
 
 
 async def test_no_delivery_waits_longer_than_its_delay(store: Store) -> None:
@@ -101,7 +127,6 @@ async def test_attempts_are_counted_with_their_results(store: Store) -> None:
     assert await store.webhooks.state_of(JobId("j")) == DeliveryState(
         delivery(), "alice", "alice one.example:443", 1, 6.0, "HTTP 500"
     )
-    assert await store.webhooks.next(5.0) is None
 
 
 @pytest.mark.parametrize("error", [None, "HTTP 410"])
@@ -119,7 +144,7 @@ async def test_secret_of_an_ended_delivery_is_deleted(
         None,
         error,
     )
-    assert await store.webhooks.next(math.inf) is None
+    assert await first(store) == set()
 
 
 async def test_delivery_is_pruned_with_its_job(store: Store) -> None:
@@ -140,6 +165,5 @@ async def test_invalid_url_has_no_host(store: Store) -> None:
 
     await end_job(store, odd, 1.0)
 
-    due = await store.webhooks.next(1.0)
-    assert due is not None
+    (due,) = await store.webhooks.first_of_lanes()
     assert (due.delivery.host, due.lane) == ("", "alice ")

@@ -164,7 +164,7 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
     pending = DeliveryState(
         WebhookDelivery(done, webhook), "default", "default done.example", due_at=20.0
     )
-    assert await store.webhooks.next(20.0) == pending
+    assert await store.webhooks.first_of_lanes() == [pending]
     delivered = await store.webhooks.state_of(failed)
     assert delivered is not None
     assert (delivered.attempts, delivered.due_at) == (1, None)

@@ -63,18 +63,12 @@ class WebhookStore(Protocol):
     All methods raise StoreError.
     """
 
-    async def next(
-        self,
-        at: float,
-        *,
-        without: Collection[JobId] = (),
-        owners_without: Collection[str] = (),
-        lanes_without: Collection[str] = (),
-    ) -> DeliveryState | None:
-        """Return the delivery that is due first; None if none is due at a Unix time.
+    async def first_of_lanes(
+        self, without: Collection[JobId] = ()
+    ) -> Sequence[DeliveryState]:
+        """Return the pending delivery of each lane that is due first, in any order.
 
-        Excludes those of the jobs in ``without``, of ``owners_without`` and of
-        ``lanes_without``.
+        Excludes those of the jobs in ``without``.
         """
         ...
 

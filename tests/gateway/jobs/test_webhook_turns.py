@@ -1,7 +1,6 @@
 """Whose webhook is delivered next."""
 
-import asyncio
-from collections.abc import Collection
+from dataclasses import replace
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
@@ -26,18 +25,12 @@ def delivery(owner: str, number: int, place: str = "host:443") -> DeliveryState:
 def start(turns: WebhookTurns, due: list[DeliveryState]) -> list[str]:
     """Begin deliveries of those due, in their order, as far as there is room."""
 
-    async def first(owners_without: Collection[str]) -> DeliveryState | None:
-        able = (
-            each
-            for each in due
-            if each.delivery.job_id not in turns.jobs
-            and each.owner not in {*owners_without, *turns.full_keys}
-            and each.lane not in turns.full_lanes
-        )
-        return next(able, None)
+    def choose() -> DeliveryState | None:
+        waiting = [each for each in due if each.delivery.job_id not in turns.jobs]
+        return turns.choose(waiting, 0.0)
 
     begun: list[str] = []
-    while turns.has_room and (chosen := asyncio.run(turns.choose(first))) is not None:
+    while turns.has_room and (chosen := choose()) is not None:
         turns.begin(chosen)
         begun.append(chosen.delivery.job_id)
     return begun
@@ -119,6 +112,20 @@ def test_key_whose_turn_was_longest_ago_is_next() -> None:
     due = sorted(order, key=lambda each: each.owner)
 
     assert start(turns, due) == [each.delivery.job_id for each in order]
+
+
+def test_what_is_due_comes_before_what_is_due_later() -> None:
+    turns = WebhookTurns()
+    served, later, last = (
+        replace(delivery(owner, 0), due_at=due_at)
+        for owner, due_at in [("a", 4.0), ("b", 6.0), ("c", 7.0)]
+    )
+    turns.begin(served)
+    turns.end(served, timed_out=False)
+
+    assert turns.choose([last, later, served], 5.0) == served
+    assert turns.choose([last, later], 5.0) == later
+    assert turns.choose([], 5.0) is None
 
 
 def test_a_limited_number_of_keys_and_lanes_is_remembered() -> None:

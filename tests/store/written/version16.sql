@@ -261,9 +261,9 @@ CREATE TABLE "webhook_deliveries" (
         attempts INTEGER NOT NULL DEFAULT 0,
         due_at REAL,
         error TEXT
-    ) STRICT;
-INSERT INTO "webhook_deliveries" VALUES('done','https://done.example/hook','shh-shh-shh-shh','done.example',0,20.0,NULL);
-INSERT INTO "webhook_deliveries" VALUES('failed','https://failed.example/hook','','failed.example',1,NULL,NULL);
+    , owner TEXT NOT NULL DEFAULT '') STRICT;
+INSERT INTO "webhook_deliveries" VALUES('done','https://done.example/hook','shh-shh-shh-shh','done.example',0,20.0,NULL,'default');
+INSERT INTO "webhook_deliveries" VALUES('failed','https://failed.example/hook','','failed.example',1,NULL,NULL,'default');
 CREATE TABLE work_parts (
         number INTEGER PRIMARY KEY,
         job_id TEXT NOT NULL,
@@ -318,5 +318,7 @@ CREATE TRIGGER batch_deleted AFTER DELETE ON batches BEGIN
         INSERT INTO deleted_places (id, owner, number)
             VALUES (old.id, old.owner, old.number);
     END;
+CREATE INDEX webhook_deliveries_of_lane ON webhook_deliveries (owner, host, due_at)
+        WHERE due_at IS NOT NULL;
 COMMIT;
 PRAGMA user_version = 16;

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -176,24 +175,16 @@ class WebhookSender:
         is none.
         """
         while self._turns.has_room:
-            tried = await self._turns.choose(partial(self._next, self._clock.wall()))
+            first = await self._store.webhooks.first_of_lanes(self._turns.jobs)
+            now = self._clock.wall()
+            tried = self._turns.choose(first, now)
             if tried is None:
-                following = await self._next(math.inf)
-                return None if following is None else following.due_at
+                return None
+            if tried.due_at is not None and tried.due_at > now:
+                return tried.due_at
             self._turns.begin(tried)
             tasks.create_task(self._deliver(session, tried))
         return None
-
-    async def _next(
-        self, at: float, owners_without: Collection[str] = ()
-    ) -> DeliveryState | None:
-        """Return the delivery that is due first, until a time, within the limits."""
-        return await self._store.webhooks.next(
-            at,
-            without=self._turns.jobs,
-            owners_without={*owners_without, *self._turns.full_keys},
-            lanes_without=self._turns.full_lanes,
-        )
 
     async def _wait_until(self, due_at: float | None) -> None:
         """Wait until a delivery may be due."""

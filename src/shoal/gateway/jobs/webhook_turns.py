@@ -1,8 +1,7 @@
 """The order of webhook deliveries: keys take turns, slow receivers share a slot."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
-from typing import TypeAlias
+from collections.abc import Collection, Iterable
 
 from shoal.domain.ids import JobId
 from shoal.store.webhooks import DeliveryState
@@ -11,8 +10,6 @@ CONCURRENT_MAX = 8  # deliveries; each holds a job's result of at most 16 MiB
 CONCURRENT_PER_KEY_MAX = 4  # a key whose receivers do not answer leaves room for others
 CONCURRENT_PER_LANE_MAX = 2  # of one key, to one host and port
 REMEMBERED_MAX = 1000  # keys that had a turn, and slow lanes; the oldest are forgotten
-
-Due: TypeAlias = Callable[[Collection[str]], Awaitable[DeliveryState | None]]
 
 
 class WebhookTurns:
@@ -51,26 +48,27 @@ class WebhookTurns:
         }
         return full if self._slow.keys().isdisjoint(counts) else full | set(self._slow)
 
-    async def choose(self, due: Due) -> DeliveryState | None:
-        """Return a delivery of the key whose last turn was longest ago, if any.
+    def choose(
+        self, first: Iterable[DeliveryState], now: float
+    ) -> DeliveryState | None:
+        """Return which of the first deliveries of lanes is next; it may be due later.
 
-        ``due`` returns the first delivery of a key that is not among the given ones.
+        Of those due, it is of the key whose last turn was longest ago.  Returns None if
+        all wait for deliveries in progress.
         """
-        served = list(self._served)
-        chosen = await due(served)
-        if chosen is not None or not served:
-            return chosen
-        chosen = await due(())
-        # None of the first ``low`` keys has one; some of the first ``high`` keys has.
-        low, high = 0, len(served)
-        while chosen is not None and high - low > 1:
-            middle = (low + high) // 2
-            found = await due(served[middle:])
-            if found is None:
-                low = middle
-            else:
-                chosen, high = found, middle
-        return chosen
+        full_keys, full_lanes = self.full_keys, self.full_lanes
+        turns = {key: turn for turn, key in enumerate(self._served)}
+
+        def order(each: DeliveryState) -> tuple[float, int, float]:
+            due_at = each.due_at or 0.0
+            return max(due_at, now), turns.get(each.owner, -1), due_at
+
+        able = (
+            each
+            for each in first
+            if each.owner not in full_keys and each.lane not in full_lanes
+        )
+        return min(able, key=order, default=None)
 
     def begin(self, tried: DeliveryState) -> None:
         """Note the beginning of an attempt."""

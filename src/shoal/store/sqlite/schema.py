@@ -325,7 +325,8 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     """,
     # The places in lists of the last files and batches that were deleted: a client may
-    # be at one of them.
+    # be at one of them.  And the owner of each delivery, by which the first one of each
+    # owner and host is found.
     """
     CREATE TABLE deleted_places (
         deletion INTEGER PRIMARY KEY,
@@ -345,6 +346,10 @@ MIGRATIONS = (
         INSERT INTO deleted_places (id, owner, number)
             VALUES (old.id, old.owner, old.number);
     END;
+    ALTER TABLE webhook_deliveries ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    UPDATE webhook_deliveries SET owner = jobs.owner FROM jobs WHERE jobs.id = job_id;
+    CREATE INDEX webhook_deliveries_of_lane ON webhook_deliveries (owner, host, due_at)
+        WHERE due_at IS NOT NULL;
     """,
 )
 

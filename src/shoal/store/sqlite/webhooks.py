@@ -7,19 +7,36 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.database import SqlRunner, execute, select_first
+from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 # A place alone names a host only, if an earlier version wrote it.
-LANE = "jobs.owner || ' ' || host"
-DELIVERY = f"""SELECT job_id, url, secret, jobs.owner, {LANE}, attempts, due_at,
-               webhook_deliveries.error
-               FROM webhook_deliveries CROSS JOIN jobs ON jobs.id = job_id"""
-NEXT = f"""{DELIVERY} WHERE due_at <= ?
-           AND job_id NOT IN (SELECT value FROM json_each(?))
-           AND jobs.owner NOT IN (SELECT value FROM json_each(?))
-           AND {LANE} NOT IN (SELECT value FROM json_each(?))
-           ORDER BY due_at LIMIT 1"""
+DELIVERY = """SELECT job_id, url, secret, owner, owner || ' ' || host, attempts, due_at,
+              error FROM webhook_deliveries"""
+# From the first row of each lane in the index to that of the next: the deliveries
+# between them, of which there may be any number, are not read.
+FIRST_OF_LANES = f"""
+    WITH RECURSIVE lanes (first) AS (
+        SELECT (SELECT rowid FROM webhook_deliveries
+                WHERE due_at IS NOT NULL AND owner >= ''
+                ORDER BY owner, host LIMIT 1)
+        UNION ALL
+        SELECT ifnull(
+            (SELECT rowid FROM webhook_deliveries WHERE due_at IS NOT NULL
+             AND owner = lane.owner AND host > lane.host ORDER BY host LIMIT 1),
+            (SELECT rowid FROM webhook_deliveries WHERE due_at IS NOT NULL
+             AND owner > lane.owner ORDER BY owner, host LIMIT 1)
+        )
+        FROM lanes CROSS JOIN webhook_deliveries AS lane ON lane.rowid = first
+    )
+    {DELIVERY} WHERE rowid IN (
+        SELECT (SELECT rowid FROM webhook_deliveries
+                WHERE due_at IS NOT NULL
+                AND owner = lane.owner AND host = lane.host
+                AND job_id NOT IN (SELECT value FROM json_each(?))
+                ORDER BY due_at LIMIT 1)
+        FROM lanes CROSS JOIN webhook_deliveries AS lane ON lane.rowid = first
+    )"""
 
 
 class SqliteWebhooks:
@@ -28,17 +45,11 @@ class SqliteWebhooks:
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
-    async def next(
-        self,
-        at: float,
-        *,
-        without: Collection[JobId] = (),
-        owners_without: Collection[str] = (),
-        lanes_without: Collection[str] = (),
-    ) -> DeliveryState | None:
-        excluded = (without, owners_without, lanes_without)
-        lists = (json.dumps(list(each)) for each in excluded)
-        return await self._database.read(select_first(_state, NEXT, at, *lists))
+    async def first_of_lanes(
+        self, without: Collection[JobId] = ()
+    ) -> Sequence[DeliveryState]:
+        first = select(_state, FIRST_OF_LANES, json.dumps(list(without)))
+        return await self._database.read_list(first)
 
     async def limit_delays(self, at: float, delays: Sequence[float]) -> None:
         def limit(sql: sqlite3.Connection) -> None:
@@ -71,10 +82,10 @@ def write_deliveries(
 ) -> None:
     """Write new deliveries, due at once, in the caller's transaction."""
     sql.executemany(
-        "INSERT INTO webhook_deliveries (job_id, url, secret, host, due_at)"
-        " VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO webhook_deliveries (job_id, url, secret, host, due_at, owner)"
+        " SELECT id, ?, ?, ?, ?, owner FROM jobs WHERE id = ?",
         [
-            (each.job_id, each.webhook.url, each.webhook.secret, each.place, at)
+            (each.webhook.url, each.webhook.secret, each.place, at, each.job_id)
             for each in deliveries
         ],
     )
