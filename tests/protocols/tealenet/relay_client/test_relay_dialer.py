@@ -1,5 +1,8 @@
 """Which nodes of a relay a coordinator dials, and when it dials them again."""
 
+import base64
+import json
+
 import pytest
 
 from protocols.tealenet.network import local_coordinator
@@ -103,6 +106,21 @@ def test_a_dismissed_peer_is_not_dialled_for_a_while() -> None:
     assert len(node.payloads("relayOpen")) == 1
     net.run(2 * DISCOVER_INTERVAL)
     assert len(node.payloads("relayOpen")) == 2
+
+
+def test_a_peer_leaves_before_it_comes_back() -> None:
+    net, host = open_pool()
+    node = rust_node(net)
+    accept_session(net, node, B)
+    ends = addresses(B, SESSION)
+    request = base64.b64encode(RUST_REQUEST.encode()).decode()
+    back = [{"relayOpen": ends}, {"relayData": ends | {"data": request}}]
+
+    host.node.send(ToPeer(B, Dismiss("another connection has taken its place")), 0.0)
+    received = host.node.receive([json.dumps(each) for each in back], net.now)
+
+    reported = [each.message for each in received if isinstance(each, PeerMessage)]
+    assert [type(each) for each in reported[:2]] == [PeerLeft, PeerJoined]
 
 
 def test_a_peer_that_came_back_after_its_dismissal_leaves_again() -> None:

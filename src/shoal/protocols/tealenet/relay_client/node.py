@@ -127,12 +127,12 @@ class RelayNode:
             self._discovered_at = now
             wanted = DiscoverFilter(max_peers=FOUND_MAX)
             outputs.append(_to_relay(Discover(self.id, wanted)))
-        outputs += self._peers.pending
-        self._peers.pending = []
+        outputs += self._peers.take_pending()
         return [*outputs, *self._peers.tick(now)]
 
     def receive(self, batch: Batch, now: float) -> Sequence[NodeOutput]:
-        outputs: list[NodeOutput] = []
+        # A peer that left may come back in this batch.
+        outputs: list[NodeOutput] = [*self._peers.take_pending()]
         messages = (self._decoded(data) for data in batch)
         # The session's data of one read is processed together.
         for session_id, group in groupby(messages, _session_id):

@@ -54,7 +54,7 @@ class RelayPeers:
     delays: ``dial_due_at`` is when the next ones are due.
     ``deadlines`` has the deadlines of sessions, and of peers without sessions, to dial
     again or to forget.
-    ``pending``: messages that sending caused; the node returns them at its next tick.
+    ``pending``: messages that sending caused, until the node takes and returns them.
     """
 
     def __init__(
@@ -205,6 +205,11 @@ class RelayPeers:
         for session in self._sessions.all():
             outputs += self._send(session, message, now)
         return outputs
+
+    def take_pending(self) -> list[PeerMessage]:
+        """Return the messages that sending caused, once."""
+        pending, self.pending = self.pending, []
+        return pending
 
     # Private parts, in the order in which they are called.
 
