@@ -1,17 +1,20 @@
 """``shoal db``: check, back up, restore and compact a coordinator's database."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from shoal.cli.options import data_dir_option, json_option
 from shoal.cli.terminal import show
-from shoal.config.newest_backup import note_backup
-from shoal.config.private_files import make_private_folder
+from shoal.config.private_files import make_private_folder, write_private
 from shoal.store.file_folder import FILES_FOLDER
 from shoal.store.sqlite import maintenance
 from shoal.store.sqlite.database import DATABASE
+
+NEWEST_BACKUP = "newest-backup"
+"""The file of a data folder that names the newest backup, for advice to restore it."""
 
 
 @click.group("db")
@@ -47,7 +50,8 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
     """
     path = _database(data_dir)
     maintenance.back_up(path, file)
-    note_backup(path.parent, file)
+    with suppress(OSError):  # on a read-only folder, the backup was made all the same
+        write_private(path.with_name(NEWEST_BACKUP), f"{file.absolute()}\n")
     files = path.with_name(FILES_FOLDER)
     left_out = str(files) if any(files.glob("*")) else None
     lines = [f"wrote {file}"]
@@ -92,6 +96,16 @@ def compact(data_dir: Path, as_json: bool) -> None:
     sizes = f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now"
     shown = {"bytes_before": before, "bytes_after": after}
     show(shown, as_json, f"{path}: {sizes}")
+
+
+def newest_backup(folder: Path) -> Path | None:
+    """Return the newest backup that is known and still there."""
+    try:
+        text = (folder / NEWEST_BACKUP).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    backup = Path(text.strip())
+    return backup if backup.is_file() else None
 
 
 def _log_problems(path: Path) -> list[str]:

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import gc
 import json
+import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,10 @@ import click
 from click.core import ParameterSource
 
 from shoal.app.fleet_files import with_fleet
-from shoal.app.free_space import wait_for_space
 from shoal.app.network import PortsByWire
 from shoal.app.server import RunningCoordinator, run_coordinator
 from shoal.cli.command_loop import run_loop
+from shoal.cli.local.db import newest_backup
 from shoal.cli.log import LOG_FILE, log_options, log_to_file, log_to_stderr
 from shoal.cli.options import (
     SettingsCommand,
@@ -27,7 +29,6 @@ from shoal.cli.options import (
 )
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
-from shoal.config.newest_backup import newest_backup
 from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
@@ -41,7 +42,11 @@ from shoal.transports.http_server import public_url
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 STDERR = "-"  # in place of a log file
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+SPACE_MIN = 16 << 20  # bytes: SQLite's files, and the leases of jobs that were open
+LOOK_EVERY = 1.0  # seconds between looks at a full disk
 SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
+
+log = logging.getLogger("shoal.cli")
 
 
 @click.command("serve", cls=SettingsCommand)
@@ -114,6 +119,42 @@ def command(
     except StoreBroken as error:
         what_to_do = _what_to_do(config.data_dir)
         raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
+
+
+async def wait_for_space(
+    folder: Path, stop: asyncio.Event, needed: int = SPACE_MIN
+) -> None:
+    """Wait until the disk of a folder has so many bytes free, or until ``stop``.
+
+    A coordinator that was killed on a full disk cannot even read its database: SQLite
+    needs files beside it.  An exit would leave the healing to a supervisor, which gives
+    up after a few starts.
+    """
+    waits = False
+    while (free := _free(folder)) < needed and not stop.is_set():
+        if not waits:
+            log.error(
+                "not started yet: --data-dir %s: %.1f MB are free, and a start needs "
+                "%.1f MB: free some space, and the start goes on by itself, or stop "
+                "and give a folder on another disk",
+                *(folder, free / 1e6, needed / 1e6),
+            )
+            waits = True
+        try:
+            async with asyncio.timeout(LOOK_EVERY):
+                await stop.wait()
+        except TimeoutError:
+            continue
+    if waits and not stop.is_set():
+        log.warning("%.1f MB are free: starting", free / 1e6)
+
+
+def _free(folder: Path) -> int:
+    """Return the bytes that are free where a folder is, or will be."""
+    for each in (folder, *folder.absolute().parents):
+        if each.exists():
+            return shutil.disk_usage(each).free
+    raise AssertionError("the root exists")
 
 
 def _what_to_do(folder: Path) -> str:

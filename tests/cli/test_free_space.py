@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.app.free_space import wait_for_space
+from shoal.cli.pool.serve import wait_for_space
 
 PLENTY = 1 << 62  # bytes that no disk has
 
