@@ -154,7 +154,7 @@ async def test_machines_are_listed_with_what_they_offer(
 ) -> None:
     assert await shoal(pool, "nodes", "ls") == 0
     assert capsys.readouterr().out == (
-        "no nodes: run the `shoal join` line that `shoal serve` printed\n"
+        "no nodes: `shoal join-line` prints the command that adds one\n"
     )
 
     async with pool.node("otter"), pool.node("beaver", "m2", slots="2"):
@@ -218,7 +218,7 @@ async def test_an_unknown_name_is_answered_with_similar_ones(
 
     similar, empty = capsys.readouterr().err.splitlines()
     assert similar.endswith("no node is called oter; did you mean otter?")
-    assert "no node is called otter; no nodes: run the `shoal join`" in empty
+    assert "no node is called otter; no nodes: `shoal join-line`" in empty
 
 
 async def test_a_new_machine_is_approved_by_its_name_alone(

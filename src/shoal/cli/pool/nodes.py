@@ -36,7 +36,7 @@ COLUMNS: Columns = {
     "RUNNING": lambda node: f"{node.running}/{node.slots}",
     "SINCE": lambda node: format_day(node.since),
 }
-NO_NODES = "no nodes: run the `shoal join` line that `shoal serve` printed"
+NO_NODES = "no nodes: `shoal join-line` prints the command that adds one"
 NOT_CONNECTED = "no worker of this name is connected now"
 ABSENT = {
     "approve": f"{NOT_CONNECTED}; the approval holds for the first that connects",

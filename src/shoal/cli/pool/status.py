@@ -31,7 +31,7 @@ WATCH_INTERVAL = 2.0  # seconds
 NAME_MAX = 24  # characters of a machine's name
 STATE_MAX = 12
 INDENT = "  "
-NO_WORKERS = "no workers: run the `shoal join` line that `shoal serve` printed"
+NO_WORKERS = "no workers: `shoal join-line` prints the command that adds one"
 PROTECTIONS = {
     "plain": "plaintext",
     "noise": "Noise",
