@@ -208,10 +208,11 @@ def eventually(
     condition: Callable[[], object], what: str, limit: float = PATIENCE
 ) -> None:
     """Wait until a condition holds; fail at the limit."""
-    deadline = time.monotonic() + limit
+    deadline, pause = time.monotonic() + limit, 0.02
     while not condition():
         assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.25)  # a long wait asks seldom: asking takes a core
 
 
 class GatedModel:
