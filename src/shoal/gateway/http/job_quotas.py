@@ -8,7 +8,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -38,12 +38,14 @@ from shoal.gateway.http.quotas import (
     Reservation,
 )
 from shoal.store.port import KeyStore
-from shoal.transports.clock import Clock
+from shoal.transports.clock import Clock, Timer
 
 ANSWER_GUESS = 256  # tokens of an answer without a limit
 
 Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
 """Collects the payment for a job, and returns the job with its reference."""
+
+NO_EXPIRY = nullcontext()  # most keys have none, and every chat passes here
 
 
 class JobQuotas:
@@ -96,7 +98,11 @@ class JobQuotas:
                 reader = _KeyReader(answer, check)
                 used = 0 if attaches else None
                 try:
-                    with self._until_expiry(key, check):
+                    with (
+                        NO_EXPIRY
+                        if key.expires_at is None
+                        else self._until_expiry(key.expires_at, check)
+                    ):
                         yield reader
                 finally:
                     if reader.ended is not None and not attaches:
@@ -162,18 +168,19 @@ class JobQuotas:
             raise
 
     @contextmanager
-    def _until_expiry(self, key: Key, check: Callable[[], None]) -> Iterator[None]:
+    def _until_expiry(
+        self, expires_at: float, check: Callable[[], None]
+    ) -> Iterator[None]:
         """Check a job when its key expires, if that is within the block."""
-        expires_at, timer = key.expires_at, None
+        timer: Timer | None = None
 
         def watch() -> None:
             nonlocal timer
             with suppress(Unauthorized):  # the reader of the job raises it
                 check()
-                if expires_at is not None:
-                    # Again if the clock is set back meanwhile.
-                    seconds = expires_at - self._clock.wall()
-                    timer = self._clock.call_at(self._clock.now() + seconds, watch)
+                # Again if the clock is set back meanwhile.
+                seconds = expires_at - self._clock.wall()
+                timer = self._clock.call_at(self._clock.now() + seconds, watch)
 
         watch()
         try:
