@@ -106,7 +106,7 @@ class BlobFiles:
         # the lock is never held during disk access.
         self._lock = threading.Lock()
         self._owners: dict[bytes, str] = {}
-        # By owner, least recently used first.  After a restart all are of nobody.
+        # By owner, least recently used first.  After a restart they have no owner.
         self._sizes: defaultdict[str, OrderedDict[bytes, int]] = defaultdict(
             OrderedDict
         )

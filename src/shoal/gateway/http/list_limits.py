@@ -69,7 +69,7 @@ class ListLimits:
     async def turn(self, name: str) -> AsyncIterator[None]:
         """Wait for a key's turn in the share; charge it what the block takes.
 
-        Others read meanwhile: a list that waits for the store delays nobody.
+        Others read meanwhile: a list that waits for the store does not delay them.
         """
         if self._share.is_spent:
             await self._share.wait(name)
