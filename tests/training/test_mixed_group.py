@@ -16,7 +16,12 @@ from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
 from shoal.training.mixed_group import MixedDataParallel, MixedGroup
 from shoal.training.rank_port import GroupEnded
-from shoal.transports.rank_socket import RankListener
+from shoal.transports.rank_socket import (
+    EMPTY,
+    AcceptedSocket,
+    RankListener,
+    RankSocket,
+)
 from shoal.transports.tls import self_signed_tls
 
 LIMIT = scaled(30.0)  # seconds; a test fails by then
@@ -102,6 +107,31 @@ async def test_a_mixed_ring_trains_with_equal_replicas(
             assert result[step].tobytes() == theirs[step].tobytes()
     mean = np.mean([gradient(rank) for rank in range(3)], axis=0)
     assert np.allclose(theirs[1], mean, atol=1e-6)
+
+
+async def test_no_array_overtakes_the_end_of_a_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = group(0, ["alpha-1", "beta-2"])
+    reasons: list[str] = []
+
+    class Watched(RankSocket):
+        def send(self, head: bytes, body: memoryview = EMPTY) -> None:
+            if head:
+                reasons.append(ended(lambda: own.connect({}, 0.0)))
+            super().send(head, body)
+
+    def begin(accepted: AcceptedSocket, timeout: float) -> RankSocket:
+        return Watched(accepted.socket, accepted.address)
+
+    monkeypatch.setattr("shoal.training.links.begin_server", begin)
+    transport = PeerTransport("beta-2")
+    await transport.connect("alpha-1", own.port)
+    own.connect({}, LIMIT)
+    await transport.disconnect()
+    own.close()
+
+    assert reasons == ["ranks [1] did not connect within 0 s"]
 
 
 async def test_two_ranks_exchange_large_arrays_at_once() -> None:

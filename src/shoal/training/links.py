@@ -43,12 +43,21 @@ OPERATIONS = 1 << 32  # after the last, operations are counted from 0 again
 Way: TypeAlias = Callable[[float], RankSocket]
 """Connects to a rank within so many seconds, or raises Disconnected."""
 
+Add: TypeAlias = Callable[[str, RankSocket, bytes], None]
+"""Takes over the connection of a peer, and sends it the end of the handshake.
+
+A connection that carries data both ways is taken over after that message, or data would
+overtake it.  One that only receives is taken over before: once the other end is
+admitted, it may send all that it has, close its port, and be dialled in vain.
+"""
+
 
 class RankAcceptor:
     """Accepts connections at a port, from a thread of its own.
 
     ``secret_of`` takes a client's id and returns what it has to prove; ``add`` takes
-    its connection after that.  Both may raise NotAdmitted, and are called from threads.
+    its connection after that, and sends the last message of the handshake.  Both may
+    raise NotAdmitted, and are called from threads.
     """
 
     def __init__(
@@ -57,7 +66,7 @@ class RankAcceptor:
         listener: RankListener | LocalListener,
         identity: RankIdentity,
         secret_of: Callable[[str], str],
-        add: Callable[[str, RankSocket], None],
+        add: Add,
     ) -> None:
         self._wire = wire
         self._listener = listener
@@ -144,19 +153,15 @@ def connect_to(
         time.sleep(DIAL_INTERVAL)
 
 
-def _ignore(peer: str, connection: RankSocket) -> None:
-    """Take over nothing: the dialling end does so once the handshake is complete."""
+def _send_end(peer: str, connection: RankSocket, end: bytes) -> None:
+    """End the handshake; who called ``agree`` takes over the connection."""
+    connection.send(end)
 
 
 def agree(
-    connection: RankSocket,
-    handshake: RankHandshake,
-    add: Callable[[str, RankSocket], None] = _ignore,
+    connection: RankSocket, handshake: RankHandshake, add: Add = _send_end
 ) -> None:
     """Carry out a handshake.
-
-    ``add`` takes over the connection before the other end learns that it is admitted:
-    that one may send all that it has, close its port, and be dialled in vain.
 
     Raises Disconnected, RankRefused, and NotAdmitted as ``add`` does, after closing the
     connection.
@@ -179,11 +184,7 @@ def agree(
         limit.cancel()
 
 
-def _agree(
-    connection: RankSocket,
-    handshake: RankHandshake,
-    add: Callable[[str, RankSocket], None],
-) -> None:
+def _agree(connection: RankSocket, handshake: RankHandshake, add: Add) -> None:
     connection.set_timeout(HANDSHAKE_TIMEOUT)
     handshake.on_open(connection.certificate)
     connection.send(handshake.start(time.monotonic()))
@@ -195,10 +196,9 @@ def _agree(
         step = handshake.receive(bytes(head), bytes(body), time.monotonic())
         if step.peer is not None:
             connection.set_timeout(None)
-            add(step.peer, connection)
-        connection.send(step.send)
-        if step.peer is not None:
+            add(step.peer, connection, step.send)
             return
+        connection.send(step.send)
 
 
 class OutOfStep(PeerError):

@@ -85,7 +85,7 @@ class MixedGroup:
         self._acceptor = RankAcceptor(
             *(wire, listener, self._identity),
             secret_of=self._secret_of,
-            add=lambda name, connection: self._add(names.index(name), connection),
+            add=self._add_client,
         )
 
     @property
@@ -204,6 +204,10 @@ class MixedGroup:
         if name not in self._names:
             raise NotAdmitted(f"{name!a} is no rank of this group")
         return self._identity.secret
+
+    def _add_client(self, name: str, connection: RankSocket, end: bytes) -> None:
+        connection.send(end)
+        self._add(self._names.index(name), connection)
 
     def _add(self, rank: int, connection: RankSocket) -> None:
         with self._changed:

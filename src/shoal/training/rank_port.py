@@ -226,10 +226,11 @@ class RankPort:
         if connection.address == RELAYED:
             self._relayed.add(port_id)
 
-    def _add(self, client: str, connection: RankSocket) -> None:
-        """Take over the connection of a client.  Raises NotAdmitted."""
+    def _add(self, client: str, connection: RankSocket, end: bytes) -> None:
+        """Take over the connection of a client.  Raises NotAdmitted, Disconnected."""
         links, rank, use = self._find(client)
         links.add(rank, use, connection)
+        connection.send(end)
 
     def _secret_of(self, client: str) -> str:
         """Return the secret that a client has to prove.  Raises NotAdmitted."""
