@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from shoal.domain.errors import InvalidRequest
@@ -178,10 +178,12 @@ class Job:
     session: str = ""
     idempotency_key: str = ""
     terms: JobTerms = DEFAULT_TERMS
+    kind: JobKind = field(init=False, repr=False, compare=False)  # of the work
+    model: str = field(init=False, repr=False, compare=False)  # of the work
 
-    @property
-    def kind(self) -> JobKind:
-        return self.work.kind
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.work.kind)
+        object.__setattr__(self, "model", self.work.model)
 
     @property
     def unattended(self) -> float:
@@ -189,7 +191,3 @@ class Job:
         if self.terms.detached:
             return math.inf
         return self.limits.unattended if self.idempotency_key else 0.0
-
-    @property
-    def model(self) -> str:
-        return self.work.model

@@ -64,6 +64,8 @@ def characters_in(values: Iterable[object], at_most: int | None = None) -> int:
         match left.pop():
             case str() as text:
                 found += len(text)
+            case None | int() | float():  # known sooner than by the classes below
+                found += 1
             case dict() | Mapping() as fields:  # a dict is known sooner
                 found += len(fields)
                 left += fields.values()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from shoal.domain.options import Feature as Feature  # re-exported
 from shoal.domain.options import needed_features
@@ -48,15 +48,13 @@ class Chat:
     names.
     """
 
+    kind: ClassVar[JobKind] = JobKind.CHAT
+
     model: str
     messages: tuple[Mapping[str, JSON], ...]
     max_tokens: int | None = None
     temperature: float | None = None
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.CHAT
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -69,7 +67,7 @@ class Chat:
             if "tool_calls" in message or "tool_call_id" in message:
                 wanted.add(Feature.TOOLS)
             content = message.get("content")
-            if isinstance(content, Sequence) and not isinstance(content, str):
+            if not isinstance(content, str) and isinstance(content, Sequence):
                 wanted.update(
                     _CONTENT_FEATURES[kind] for kind in _content_types(content)
                 )
@@ -88,7 +86,7 @@ class Chat:
     @property
     def text(self) -> str:
         """The text that the model reads."""
-        return "\n".join(message_text(message) for message in self.messages)
+        return "\n".join(map(message_text, self.messages))
 
     @property
     def has_question(self) -> bool:
@@ -103,6 +101,8 @@ class Completion:
     ``prompt`` is a text, or what else OpenAI allows: several texts, or tokens.
     """
 
+    kind: ClassVar[JobKind] = JobKind.COMPLETION
+
     model: str
     prompt: JSON
     max_tokens: int | None = None
@@ -110,14 +110,10 @@ class Completion:
     options: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
-    def kind(self) -> JobKind:
-        return JobKind.COMPLETION
-
-    @property
     def needs(self) -> frozenset[Feature]:
         """What a worker must be able to do for the answer to be right."""
         wanted = needed_features(self.options)
-        if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str):
+        if not isinstance(self.prompt, str) and isinstance(self.prompt, Sequence):
             wanted.add(Feature.CHOICES)  # tokens, or a text for each answer
         return frozenset(wanted)
 
@@ -131,13 +127,11 @@ class Completion:
 class Embedding:
     """Texts to be turned into vectors, one each."""
 
+    kind: ClassVar[JobKind] = JobKind.EMBEDDING
+
     model: str
     inputs: tuple[str, ...]
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.EMBEDDING
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -154,14 +148,12 @@ class Embedding:
 class Rerank:
     """Documents to be scored: how relevant each is to a query."""
 
+    kind: ClassVar[JobKind] = JobKind.RERANK
+
     model: str
     query: str
     documents: tuple[str, ...]
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.RERANK
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -182,14 +174,12 @@ class Transcription:
     With the option ``timestamps``, the answer says when each part was said.
     """
 
+    kind: ClassVar[JobKind] = JobKind.TRANSCRIPTION
+
     model: str
     audio: str
     format: str
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.TRANSCRIPTION
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -226,12 +216,10 @@ class Task:
     JSON text of the output.
     """
 
+    kind: ClassVar[JobKind] = JobKind.TASK
+
     name: str
     payload: JSON = None
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.TASK
 
     @property
     def model(self) -> str:
@@ -269,6 +257,8 @@ class Call:
     is; others get the contents of instances, and give them to be converted.
     """
 
+    kind: ClassVar[JobKind] = JobKind.CALL
+
     name: str
     args: bytes
     kwargs: bytes
@@ -277,10 +267,6 @@ class Call:
     blobs: tuple[bytes, ...] = ()
     python: str = ""
     exact: bool = False
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.CALL
 
     @property
     def model(self) -> str:
@@ -300,15 +286,13 @@ class CallStream:
     pool or the store.  The other fields are those of each call.
     """
 
+    kind: ClassVar[JobKind] = JobKind.CALL_STREAM
+
     name: str
     timeout: float | None = None
     needs: frozenset[Feature] = frozenset()
     python: str = ""
     exact: bool = False
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.CALL_STREAM
 
     @property
     def model(self) -> str:

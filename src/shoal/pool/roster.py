@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
 
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
@@ -21,8 +20,6 @@ COMPARED_MAX = 100  # names compared, which takes time
 
 SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE})
 """Queue names that are not models."""
-
-Key = TypeVar("Key", str, CostLevel)
 
 
 @dataclass(slots=True)
@@ -117,6 +114,7 @@ class Roster:
         if worker.engine is not None:
             worker.engine.used = sum(each.used_slots for each in worker.sharing)
         for each in worker.sharing:
+            each.count_slots()
             self._index(each)
 
     def _index(self, worker: Worker) -> None:
@@ -127,7 +125,9 @@ class Roster:
         for model in worker.queues:
             levels = self.available.setdefault(model, {})
             if before is not None:
-                _remove(levels, before, worker.id)
+                del levels[before][worker.id]
+                if not levels[before]:
+                    del levels[before]
             if worker.indexed_as is not None:
                 levels.setdefault(worker.indexed_as, {})[worker.id] = worker
             if not levels:
@@ -202,8 +202,9 @@ class Roster:
                 del self._engines[_engine_of(worker)]
         removed = []
         for model in worker.queues:
-            _remove(self.with_model, model, worker.id)
-            if model not in self.with_model:
+            del self.with_model[model][worker.id]
+            if not self.with_model[model]:
+                del self.with_model[model]
                 del self.slots[model]
                 if model in SPECIAL_QUEUES:
                     continue
@@ -269,11 +270,3 @@ def _forget(seen: dict[str, float], now: float) -> None:
         if now - at <= MODEL_MEMORY:
             return
         del seen[oldest]
-
-
-def _remove(
-    index: dict[Key, dict[WorkerId, Worker]], key: Key, worker_id: WorkerId
-) -> None:
-    del index[key][worker_id]
-    if not index[key]:
-        del index[key]

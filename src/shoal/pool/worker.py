@@ -86,14 +86,24 @@ class Worker:
     indexed_as: CostLevel | None = None  # its level in ``Roster.available``
     engine: EngineWorkers | None = None  # None: it shares its slots with no other
     queues: frozenset[str] = field(init=False)  # cached from the offer
+    slots: int = field(init=False)
+    """The slots of its offer, and those that its waiting tasks lend.
+
+    After a rest, one job tries whether its engine has recovered.
+    """
+
+    busy_slots: int = field(init=False)
+    """Of its slots, those that its leases take, or all leases at its engine."""
+
+    prefetch: int = field(init=False)
+    """The number of calls it may now have beyond its slots."""
+
+    free_slots: int = field(init=False)
+    """The number of further jobs it may be given."""
 
     def __post_init__(self) -> None:
         self.queues = self.offer.queues
-
-    @property
-    def free_slots(self) -> int:
-        """The number of further jobs it may be given."""
-        return self.slots + self.prefetch - self.busy_slots
+        self.count_slots()
 
     @property
     def used_slots(self) -> int:
@@ -101,30 +111,22 @@ class Worker:
         return len(self.leases) + self.extra_slots
 
     @property
-    def busy_slots(self) -> int:
-        """Of its slots, those that its leases take, or all leases at its engine."""
-        return self.used_slots if self.engine is None else self.engine.used
-
-    @property
     def sharing(self) -> Iterable["Worker"]:
         """The workers with the same slots: itself, and the others of its engine."""
         return (self,) if self.engine is None else self.engine.workers.values()
 
-    @property
-    def slots(self) -> int:
-        """The slots of its offer, and those that its waiting tasks lend.
+    def count_slots(self) -> None:
+        """Update its slots, after a change of what they depend on.
 
-        After a rest, one job tries whether its engine has recovered.
+        They are read for each job, and change less often.
         """
-        slots = self.offer.slots + self.load.lent
-        if self.failures < FAILURES_MAX:
-            return slots
-        return min(slots, self.busy_slots + (not self.used_slots))
-
-    @property
-    def prefetch(self) -> int:
-        """The number of calls it may now have beyond its slots."""
-        return 0 if self.streams or self.members else self.prefetch_max
+        used = len(self.leases) + self.extra_slots
+        self.busy_slots = used if self.engine is None else self.engine.used
+        self.slots = self.offer.slots + self.load.lent
+        if self.failures >= FAILURES_MAX:
+            self.slots = min(self.slots, self.busy_slots + (not used))
+        self.prefetch = 0 if self.streams or self.members else self.prefetch_max
+        self.free_slots = self.slots + self.prefetch - self.busy_slots
 
     def record_call(self, seconds: float) -> None:
         """Adjust the prefetch by the duration of a call, from its lease to its end.
@@ -160,7 +162,7 @@ class Worker:
     @property
     def accepts_jobs(self) -> bool:
         """Whether it takes new jobs, as soon as it has a free slot."""
-        return not (self.draining or self.suspension or self.unfit)
+        return not (self.draining or self.suspension or self.load.unfit or self.resting)
 
     @property
     def unfit(self) -> str:

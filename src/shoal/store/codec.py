@@ -8,7 +8,7 @@ format, and JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypedDict
 
@@ -77,9 +77,16 @@ class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     apart: bool = False
 
 
+_LIMITS = {each.name: each.default for each in fields(TimeLimits)}
+_SHORT_TERMS = {
+    each.name: each.default
+    for each in fields(JobTerms)
+    if each.name not in LongTexts.__annotations__
+}
+_OUTCOME_FIELDS = [each.name for each in fields(Outcome)]
+_USAGE_FIELDS = [each.name for each in fields(Usage)]
 _works = msgspec.json.Decoder(StoredWork)
 _line = msgspec.json.Decoder(tuple[float, str, dict[str, Any]])
-_DEFAULT_LIMITS = TimeLimits()
 _calls = msgspec.msgpack.Decoder(StoredCall)
 _ends = msgspec.json.Decoder(StoredResult)
 
@@ -159,7 +166,7 @@ def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]
 
 @lru_cache(256)  # most jobs have the same limits
 def encode_limits(limits: TimeLimits) -> str:
-    return _encode_differences(limits, _DEFAULT_LIMITS)
+    return _encode_differences(limits, _LIMITS)
 
 
 def decode_limits(text: str) -> TimeLimits:
@@ -199,11 +206,12 @@ def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     """Return the fields of an outcome; of its usage those that are known."""
-    found = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    found = {name: getattr(outcome, name) for name in _OUTCOME_FIELDS}
     if outcome.usage is not None:
-        counts = asdict(outcome.usage)
         found["usage"] = {
-            name: count for name, count in counts.items() if count is not None
+            name: count
+            for name in _USAGE_FIELDS
+            if (count := getattr(outcome.usage, name)) is not None
         }
     return found
 
@@ -215,10 +223,7 @@ def _choice(found: dict[str, Any]) -> Choice:
 
 def encode_terms(terms: JobTerms) -> str:
     """Encode terms without their long texts, which are stored with the work."""
-    if terms == DEFAULT_TERMS:
-        return "{}"
-    default = replace(DEFAULT_TERMS, **_long_texts(terms))
-    return _encode_differences(terms, default)
+    return _encode_differences(terms, _SHORT_TERMS)
 
 
 def decode_terms(text: str) -> JobTerms:
@@ -287,16 +292,15 @@ def _load_large(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
         return b""
 
 
-def _encode_differences(value: TimeLimits | JobTerms, default: object) -> str:
+def _encode_differences(value: object, defaults: Mapping[str, object]) -> str:
     """Encode the fields that differ.
 
     Whoever changes a default has to migrate what is stored without the field.
     """
-    names = [each.name for each in fields(value)]
     differences = {
-        name: getattr(value, name)
-        for name in names
-        if getattr(value, name) != getattr(default, name)
+        name: found
+        for name, default in defaults.items()
+        if (found := getattr(value, name)) != default
     }
     return msgspec.json.encode(differences).decode()
 
