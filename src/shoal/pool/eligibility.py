@@ -1,7 +1,7 @@
 """The reasons why a worker cannot take a job, worded for users."""
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
@@ -18,6 +18,7 @@ from shoal.domain.work import (
 from shoal.domain.worker import Offer
 from shoal.pool.gangs import OpenGang
 from shoal.pool.open_job import OpenJob
+from shoal.pool.roster import SuitableWorkers, remember
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import SUSPENDED
 from shoal.pool.worker import Worker
@@ -217,20 +218,68 @@ def passed_over(
     In a large pool, only the first workers with the model are examined.  ``otherwise``
     is the reason of those that could have got it.
     """
+    found = suitable_for(pool, job)
+    refused = job.refused_by or job.too_long_for or job.last_lease
+    reasons: dict[str, list[WorkerId]] = {}
+    if refused or job.gang or not found.alike or job.tokens_min > found.context:
+        for worker in found.workers:
+            if worker.id not in chosen:
+                reason = _refusal(job, worker) or otherwise
+                reasons.setdefault(reason, []).append(worker.id)
+    else:
+        # Without a call for each: a model may have many workers, and many jobs.
+        prefetches = job.kind is JobKind.CALL
+        taking: list[WorkerId] = []
+        busy: list[WorkerId] = []
+        for worker in found.workers:
+            if worker.id not in chosen:
+                room = worker.free_slots - (0 if prefetches else worker.prefetch)
+                (taking if room > 0 else busy).append(worker.id)
+        reasons = {
+            why: ids for why, ids in ((otherwise, taking), (ALL_BUSY, busy)) if ids
+        }
+    return *map(_group, reasons, reasons.values()), *found.others
+
+
+def suitable_for(pool: PoolState, job: OpenJob) -> SuitableWorkers:
+    """Find, once for all jobs with the model and need of ``job``, who takes them.
+
+    Of a large pool, only the first workers with the model are examined.
+    """
+    known = pool.roster.findings.suitable
+    if (found := known.get(job.requirement)) is not None:
+        return found
     with_model = pool.roster.with_model.get(job.model, {})
-    reasons: dict[str, list[WorkerId]] = defaultdict(list)
+    suitable: list[Worker] = []
+    reasons: dict[str, list[WorkerId]] = {}
     for worker in islice(with_model.values(), WORKERS_EXAMINED_MAX):
-        if worker.id not in chosen:
-            reasons[ineligibility(job, worker) or otherwise].append(worker.id)
-    groups = [
-        PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
-        for reason, ids in reasons.items()
-    ]
+        reason = unsuitability(job, worker)
+        if reason is None:
+            suitable.append(worker)
+        else:
+            reasons.setdefault(reason, []).append(worker.id)
+    others = [*map(_group, reasons, reasons.values())]
     if (unseen := len(with_model) - WORKERS_EXAMINED_MAX) > 0:
-        groups.append(PassedOver("not looked at one by one", unseen))
-    if others := len(pool.workers) - len(with_model):
-        groups.append(PassedOver(_missing_queue(job), others))
-    return tuple(groups)
+        others.append(PassedOver("not looked at one by one", unseen))
+    if without := len(pool.workers) - len(with_model):
+        others.append(PassedOver(_missing_queue(job), without))
+    alike = not any(
+        each.offer.is_restricted
+        or each.contexts is not None
+        or each.unfit
+        or each.offer.slots <= 0
+        for each in suitable
+    )
+    context = min((each.offer.context or math.inf for each in suitable), default=0)
+    return remember(
+        known,
+        job.requirement,
+        SuitableWorkers(tuple(suitable), tuple(others), alike, context),
+    )
+
+
+def _group(reason: str, ids: Sequence[WorkerId]) -> PassedOver:
+    return PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
 
 
 def no_worker_reason(pool: PoolState, job: OpenJob) -> str:

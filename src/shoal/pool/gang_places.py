@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from functools import partial
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from shoal.pool.eligibility import ineligibility, unsuitability
 from shoal.pool.free_workers import PromisedSlots
 from shoal.pool.gangs import OpenGang
 from shoal.pool.open_job import OpenJob
+from shoal.pool.roster import remember
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
@@ -173,9 +173,13 @@ class GangPlaces:
 
 def suitable_machines(pool: PoolState, gang: OpenGang) -> Mapping[str, list[Worker]]:
     """Return the workers that may run a member as soon as they are free, by machine."""
-    job = pool.jobs[next(iter(gang.members.values()))]
-    find = partial(_suitable, pool, job)
-    return pool.gangs.suitable(gang, pool.roster.version, find)
+    machines = pool.roster.findings.machines
+    if (known := machines.get(gang.kind)) is not None:
+        return known
+    found: dict[str, list[Worker]] = {}
+    for worker in _suitable(pool, pool.jobs[next(iter(gang.members.values()))]):
+        found.setdefault(peer_of(worker.id), []).append(worker)
+    return remember(machines, gang.kind, found)
 
 
 def _suitable(pool: PoolState, job: OpenJob) -> Iterator[Worker]:

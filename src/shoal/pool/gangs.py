@@ -1,13 +1,12 @@
 """The gangs of a pool: their members, where these run, and which of them wait."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Gang, Job, Priority
 from shoal.pool.lifecycle import JobState
-from shoal.pool.worker import Worker
 
 
 @dataclass(slots=True, eq=False)
@@ -100,12 +99,6 @@ class Gangs:
     """The machines that run members, with their numbers."""
 
     _arrived: int = 0
-    _suitable: dict[tuple[Hashable, str], dict[str, list[Worker]]] = field(
-        default_factory=dict
-    )
-    """A cache: the workers that may run a member, by machine, by need and owner."""
-
-    _suitable_of: int = 0  # the version of the roster that it was made for
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -124,24 +117,6 @@ class Gangs:
             self.waiting.values(),
             key=lambda each: (not each.formed, -each.priority.value, each.number),
         )
-
-    def suitable(
-        self, gang: OpenGang, version: int, find: Callable[[], Iterable[Worker]]
-    ) -> Mapping[str, list[Worker]]:
-        """Return the workers that ``find`` finds for a gang's members, by machine.
-
-        It is called once for gangs with one need, until the roster's ``version`` is
-        another.
-        """
-        if self._suitable_of != version:
-            self._suitable.clear()
-            self._suitable_of = version
-        found = self._suitable.get(gang.kind)
-        if found is None:
-            found = self._suitable[gang.kind] = {}
-            for worker in find():
-                found.setdefault(peer_of(worker.id), []).append(worker)
-        return found
 
     # For the pool.
 
@@ -216,8 +191,6 @@ class Gangs:
             self.waiting.pop(gang.id, None)
         if not gang.members:
             del self._open[gang.id]
-        if not self._open:
-            self._suitable.clear()
 
     def _stop_waiting(self, gang: OpenGang, rank: int) -> None:
         gang.waiting.pop(rank, None)

@@ -28,7 +28,7 @@ from shoal.pool.open_job import (
     has_question,
     size_of,
 )
-from shoal.pool.roster import SPECIAL_QUEUES, suggest_names
+from shoal.pool.roster import SPECIAL_QUEUES, remember, suggest_names
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
@@ -68,7 +68,11 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     workers = pool.roster.with_model.get(job.model, {})
     if not workers or len(workers) > WORKERS_EXAMINED_MAX:
         return None
-    peer = job.terms.peer
+    peer, needs = job.terms.peer, job.work.needs
+    accepted = pool.roster.findings.accepted
+    alike = (job.model, job.kind, needs, peer, job.terms.near)
+    if _tokens_min(job) <= accepted.get(alike, -1):
+        return None
     found = [each for each in workers.values() if not peer or peer_of(each.id) != peer]
     if not found:
         return UnknownModel(f"only the peer that requests {job.model} has it")
@@ -90,7 +94,6 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         )
     if all(offer.only_for and job.owner not in offer.only_for for offer in capable):
         return Forbidden(f"the workers with {job.model} work for other keys only")
-    needs = job.work.needs
     for feature in sorted(needs, key=lambda each: each.value):
         if not any(feature in offer.features for offer in capable):
             field = _field_of(job, feature)
@@ -112,7 +115,23 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             f"messages: {job.model} needs a message besides the system's here",
             "messages",
         )
-    return _length_rejection(pool, job, found)
+    if (too_long := _length_rejection(pool, job, found)) is None:
+        # Without the loops, up to the longest context of those that take any job.
+        contexts = [
+            each.offer.context or math.inf
+            for each in found
+            if job.kind in each.offer.kinds
+            and needs <= each.offer.features
+            and not (each.offer.only_for or each.offer.needs_question)
+            and each.contexts is None
+        ]
+        remember(accepted, alike, max(contexts, default=-1))
+    return too_long
+
+
+def _tokens_min(job: Job) -> int:
+    """Return the fewest tokens that the prompt of a job can have."""
+    return len(job.work.text) // CHARACTERS_PER_TOKEN_MAX
 
 
 def _field_of(job: Job, feature: Feature) -> str:
@@ -136,7 +155,7 @@ def _length_rejection(
     ]
     if not workers:
         return None
-    tokens = len(job.work.text) // CHARACTERS_PER_TOKEN_MAX
+    tokens = _tokens_min(job)
     contexts = [each.context_of(key) for each in workers]
     if all(0 < context < tokens for context in contexts):
         return ContextExceeded(

@@ -2,10 +2,12 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple, TypeVar
 
+from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
@@ -15,11 +17,58 @@ from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 
 MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
 
+FINDINGS_MAX = 1000  # kept of each kind: clients choose what they ask for
 SUGGESTED_MAX = 5  # names that are suggested if none is similar
 COMPARED_MAX = 100  # names compared, which takes time
 
 SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE})
 """Queue names that are not models."""
+
+Key = TypeVar("Key")
+Found = TypeVar("Found")
+
+
+class SuitableWorkers(NamedTuple):
+    """The workers that take jobs of one model and need, and why others do not.
+
+    ``alike``: a job of at most ``context`` tokens that no worker has refused may go to
+    any of them with a free slot, whoever owns it.
+    """
+
+    workers: tuple[Worker, ...]
+    others: tuple[PassedOver, ...]
+    alike: bool
+    context: float
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found about all workers of a model, to be used for each of its jobs.
+
+    It does not depend on their free slots, and is forgotten when anything else changes.
+    """
+
+    suitable: dict[Hashable, SuitableWorkers] = field(default_factory=dict)
+    """By model and need: see ``eligibility.suitable_for``."""
+
+    accepted: dict[Hashable, float] = field(default_factory=dict)
+    """The tokens up to which a job is accepted: see ``permanent_rejection``."""
+
+    machines: dict[Hashable, dict[str, list[Worker]]] = field(default_factory=dict)
+    """The workers for members of gangs, by need and owner: see ``gang_places``."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for each in (self.suitable, self.accepted, self.machines):
+            each.clear()
+
+
+def remember(found: dict[Key, Found], key: Key, value: Found) -> Found:
+    """Add a finding, and return it."""
+    if len(found) >= FINDINGS_MAX:
+        found.clear()
+    found[key] = value
+    return value
 
 
 @dataclass(slots=True)
@@ -53,8 +102,7 @@ class Roster:
     matched: set[str] = field(default_factory=set)
     """Of these, the models that a worker with a free slot has."""
 
-    version: int = 0
-    """Counts changes of what workers offer, and of whether they take new jobs."""
+    findings: Findings = field(default_factory=Findings)
 
     refused_lengths: Counter[str] = field(default_factory=Counter)
     """The number of workers that refused a request for its length, by model."""
@@ -96,7 +144,7 @@ class Roster:
 
     def add(self, worker: Worker) -> None:
         """Add a worker."""
-        self.version += 1
+        self.findings.clear()
         self.devices[worker.offer.device] += 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] += 1
@@ -152,22 +200,27 @@ class Roster:
         served = worker.accepts_jobs
         worker.draining = reason
         self._count(worker, served)
+        self.findings.clear()
 
     def suspend(self, worker: Worker, suspension: Suspension | None) -> None:
         """Set or end the suspension of a worker by an operator."""
         served = worker.accepts_jobs
         worker.suspension = suspension
         self._count(worker, served)
+        self.findings.clear()
 
     def rest(self, worker: Worker, reason: str) -> None:
         """Give a worker whose engine fails no jobs for a while; end it if empty."""
         served = worker.accepts_jobs
         worker.resting = reason
         self._count(worker, served)
+        self.findings.clear()
 
     def set_load(self, worker: Worker, condition: WorkerLoad) -> None:
         """Set the load that a worker reported."""
         served = worker.accepts_jobs
+        if worker.load.unfit != condition.unfit:
+            self.findings.clear()
         worker.load = condition
         self._count(worker, served)
 
@@ -177,13 +230,13 @@ class Roster:
         """Note that a worker refused a request for its length."""
         known = worker.contexts = worker.contexts or KnownContexts()
         before = known.models
+        self.findings.clear()
         known.learn(key, length, reason)
         self.refused_lengths.update(known.models - before)
 
     def remove(self, worker: Worker, now: float) -> list[str]:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
-        self.version += 1
         self.devices[worker.offer.device] -= 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] -= 1
@@ -222,7 +275,6 @@ class Roster:
 
     def _count(self, worker: Worker, served: bool) -> None:
         """Update the slot counts and the index; ``served``: it accepted jobs before."""
-        self.version += worker.accepts_jobs != served
         self._count_slots(worker, before=served)
         self.index(worker)
 
