@@ -15,11 +15,9 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
-from shoal.gateway.http.errors import ErrorForm
 from shoal.gateway.http.operation import Operation, error_forms
 from shoal.gateway.http.proxies import FORWARDED_FOR
 from shoal.gateway.http.request_record import (
-    RequestRecord,
     begin_record,
     log_request,
     record_of,
@@ -135,11 +133,11 @@ def _application(
         tracer = RequestTracer(gateway.spans, gateway.clock)
 
     @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def answer(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
         address = request.remote or ""
         if gateway.access.recognizes(request.headers, address, secure=request.secure):
-            return await respond(request, handler)
-        return await http_server.answer_stranger(
+            return respond(request, handler)
+        return http_server.answer_stranger(
             request,
             gateway.proxies.address_of(request),
             strangers,
@@ -169,7 +167,18 @@ def _application(
             elif request.method == "OPTIONS" and preflight is not None:
                 status = NO_CONTENT
                 return web.Response(status=status, headers=preflight)
-            response = await _handle(request, record, handler, form)
+            try:
+                response = await handler(request)
+            except ShoalError as error:
+                record.error = errors.error_status(error).code
+                response = errors.error_response(error, form, record.id)
+                release_frames(error)
+            except web.HTTPException as error:
+                record.error = errors.http_error_code(error)
+                response = errors.http_error_response(request, error, form)
+                release_frames(error)
+            if not response.prepared:
+                await _send(request, response)
             status = response.status
         except (asyncio.CancelledError, ConnectionError):
             status = CLIENT_CLOSED
@@ -192,13 +201,14 @@ def _application(
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         if response.status == SWITCHING_PROTOCOLS:
             record_of(request).upgraded = True
-        response.headers.update(record_of(request).headers)
-        response.headers.update(gateway.pages.cors_headers(request.headers))
-        response.headers.update(OWN_HEADERS)
+        headers = response.headers
+        headers.update(record_of(request).headers)
+        headers.update(gateway.pages.cors_headers(request.headers))
+        headers.update(OWN_HEADERS)
         if (caller := request.get(CALLER)) is not None:
-            response.headers.update(caller.headers)
+            headers.update(caller.headers)
             if caller.session is not None:
-                response.headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-store")
 
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics
@@ -207,25 +217,6 @@ def _application(
     for operation in operations:
         app.add_routes([operation.route(gateway)])
     return app
-
-
-async def _handle(
-    request: web.Request, record: RequestRecord, handler: Handler, form: ErrorForm
-) -> web.StreamResponse:
-    """Answer a request; errors become responses."""
-    try:
-        response = await handler(request)
-    except ShoalError as error:
-        record.error = errors.error_status(error).code
-        response = errors.error_response(error, form, record.id)
-        release_frames(error)
-    except web.HTTPException as error:
-        record.error = errors.http_error_code(error)
-        response = errors.http_error_response(request, error, form)
-        release_frames(error)
-    if not response.prepared:
-        await _send(request, response)
-    return response
 
 
 async def _checked_upgrade(

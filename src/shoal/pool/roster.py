@@ -102,6 +102,9 @@ class Roster:
     matched: set[str] = field(default_factory=set)
     """Of these, the models that a worker with a free slot has."""
 
+    version: int = 0
+    """Counts changes of what workers offer, and of whether they take new jobs."""
+
     findings: Findings = field(default_factory=Findings)
 
     refused_lengths: Counter[str] = field(default_factory=Counter)
@@ -142,9 +145,14 @@ class Roster:
         for function in functions:
             self.functions_last_seen.setdefault(function, now)
 
+    def on_change(self) -> None:
+        """Forget what depended on workers that are not what they were."""
+        self.version += 1
+        self.findings.clear()
+
     def add(self, worker: Worker) -> None:
         """Add a worker."""
-        self.findings.clear()
+        self.on_change()
         self.devices[worker.offer.device] += 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] += 1
@@ -200,27 +208,27 @@ class Roster:
         served = worker.accepts_jobs
         worker.draining = reason
         self._count(worker, served)
-        self.findings.clear()
+        self.on_change()
 
     def suspend(self, worker: Worker, suspension: Suspension | None) -> None:
         """Set or end the suspension of a worker by an operator."""
         served = worker.accepts_jobs
         worker.suspension = suspension
         self._count(worker, served)
-        self.findings.clear()
+        self.on_change()
 
     def rest(self, worker: Worker, reason: str) -> None:
         """Give a worker whose engine fails no jobs for a while; end it if empty."""
         served = worker.accepts_jobs
         worker.resting = reason
         self._count(worker, served)
-        self.findings.clear()
+        self.on_change()
 
     def set_load(self, worker: Worker, condition: WorkerLoad) -> None:
         """Set the load that a worker reported."""
         served = worker.accepts_jobs
         if worker.load.unfit != condition.unfit:
-            self.findings.clear()
+            self.on_change()
         worker.load = condition
         self._count(worker, served)
 
@@ -230,7 +238,7 @@ class Roster:
         """Note that a worker refused a request for its length."""
         known = worker.contexts = worker.contexts or KnownContexts()
         before = known.models
-        self.findings.clear()
+        self.on_change()
         known.learn(key, length, reason)
         self.refused_lengths.update(known.models - before)
 

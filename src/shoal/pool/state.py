@@ -223,11 +223,11 @@ class PoolState:
                     self._drop_oldest_penalty()
             case facts.WorkerTrusted(owner, user, public_key):
                 self.trusted_keys.setdefault((owner, user), set()).add(public_key)
-                self.roster.findings.clear()
+                self.roster.on_change()
             case facts.WorkerDistrusted(owner, user, public_key):
                 # Waiting jobs hold the same set.
                 self.trusted_keys.get((owner, user), set()).discard(public_key)
-                self.roster.findings.clear()
+                self.roster.on_change()
             case (
                 facts.ReceiptPresented()
                 | facts.AccountCredited()
@@ -385,7 +385,7 @@ class PoolState:
 
     def _apply_penalty(self, mark: Penalty, points: int) -> None:
         # Rare enough to examine all workers.
-        self.roster.findings.clear()
+        self.roster.on_change()
         for worker in self.workers.values():
             if mark.applies_to(worker):
                 worker.points += points

@@ -4,7 +4,7 @@ Both are moderated; what a stored job has answered is when it is shown.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -30,7 +30,11 @@ from shoal.domain.work import Chat, Completion, Inference, InputWork, Work
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.request_record import record_of, worker_headers
+from shoal.gateway.http.request_record import (
+    RequestRecord,
+    record_of,
+    worker_headers,
+)
 from shoal.gateway.http.responses import (
     SSE_KEEPALIVE,
     SSE_TYPE,
@@ -104,7 +108,7 @@ class GenerationRequest(Generic[W_co]):
 HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
 
 
-async def answer(
+def answer(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
@@ -112,7 +116,7 @@ async def answer(
     form: AnswerForm,
     *,
     field: str,
-) -> web.StreamResponse:
+) -> Awaitable[web.StreamResponse]:
     """Have the work done, and return the answer in ``form``.
 
     ``field`` is the body's field with the texts that the model reads, for the error if
@@ -130,8 +134,8 @@ async def answer(
         end_user=asked.end_user,
     )
     if asked.stream:
-        return await stream_answer(gateway, request, caller, job, form)
-    return await answer_whole(gateway, request, caller, job, form)
+        return stream_answer(gateway, request, caller, job, form)
+    return answer_whole(gateway, request, caller, job, form)
 
 
 async def answer_inputs(
@@ -207,7 +211,7 @@ async def stream_answer(
                 gateway.hub.cancel(reader.job_id, BLOCKED)
                 last = encoder.encode_end(FILTERED)
             else:
-                last = await _encoded_end(request, job, encoder, reader)
+                last = await _encoded_end(record, job, encoder, reader)
         # Only now, so that the worker of an answer that was refused is stopped first.
         await write(request, response, last, last=True)
     except ClientGone:
@@ -276,10 +280,9 @@ def _naming_workers(
 
 
 async def _encoded_end(
-    request: web.Request, job: Job, encoder: StreamEncoder, reader: AnswerStream
+    record: RequestRecord, job: Job, encoder: StreamEncoder, reader: AnswerStream
 ) -> bytes:
     """Return the end of the stream, from which clients see whether it is whole."""
-    record = record_of(request)
     try:
         outcome = await reader.outcome()
     except ShoalError as error:

@@ -15,6 +15,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
 from shoal.domain.credentials import (
+    CALL_PREFIX,
     BrowserSession,
     Key,
     Scope,
@@ -356,7 +357,9 @@ class Access:
 
     def _call_in(self, authorization: str | None) -> LeasedCall | None:
         """Return the call whose credential a header carries, if it is right."""
-        _, _, sent = (authorization or "").partition(" ")
+        if authorization is None or CALL_PREFIX not in authorization:
+            return None  # as most are, and each request passes here
+        _, _, sent = authorization.partition(" ")
         return self._hub.grants.read(without_fingerprint(sent.strip())[0])
 
     def _signed_in(self, request: web.Request) -> ApiCaller | None:

@@ -72,23 +72,30 @@ class Operation:
         if path.endswith("}"):
             path = f"{path.removesuffix('}')}:{self.pattern}}}"
 
-        async def respond(request: web.Request) -> web.StreamResponse:
-            if self.scope is None:
-                return await self._answer(gateway, request, None)
-            # Authorize first: reading the body of a request without a key costs memory.
-            caller = await self._authorize(gateway, request, self.scope)
-            if not self.lists:
-                return await self._answer(gateway, request, caller)
-            async with gateway.access.reading_list(caller):
-                return await self._answer(gateway, request, caller)
-
+        respond = partial(
+            self._respond_to_list if self.lists else self._respond, gateway
+        )
         if self.method == "GET":
             return web.get(path, respond, allow_head=self.allow_head)
         return web.route(self.method, path, respond)
 
-    async def _answer(
-        self, gateway: Gateway, request: web.Request, caller: ApiCaller | None
+    async def _respond_to_list(
+        self, gateway: Gateway, request: web.Request
     ) -> web.StreamResponse:
+        assert self.scope is not None, "lists are read with a key"
+        caller = await self._authorize(gateway, request, self.scope)
+        async with gateway.access.reading_list(caller):
+            return await self._respond(gateway, request, caller)
+
+    async def _respond(
+        self,
+        gateway: Gateway,
+        request: web.Request,
+        caller: ApiCaller | None = None,
+    ) -> web.StreamResponse:
+        # Authorize first: reading the body of a request without a key costs memory.
+        if caller is None and self.scope is not None:
+            caller = await self._authorize(gateway, request, self.scope)
         given = {"gateway": gateway, "request": request, "caller": caller}
         given |= request.match_info
         if "query" in self.takes and self.query is not None:

@@ -192,7 +192,8 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
     """
     body: ChatBody = decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
-        if is_requested(getattr(body, field), harmless):
+        raw = getattr(body, field)
+        if raw is not UNSET and is_requested(raw, harmless):
             raise unsupported(field)
     messages = tuple(
         _message(message, f"messages[{index}]")
@@ -279,7 +280,8 @@ def _check_tool_choice(body: ChatBody, options: dict[str, JSON]) -> None:
 
 
 def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
-    if is_requested(message.function_call, ("", {})):
+    asked = message.function_call
+    if asked is not UNSET and is_requested(asked, ("", {})):
         raise unsupported(f"{path}.function_call")
     if message.role == "function":
         raise unsupported(f"{path}.role", message.role)
