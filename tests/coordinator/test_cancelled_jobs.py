@@ -192,6 +192,18 @@ def test_all_jobs_of_an_owner_can_be_cancelled() -> None:
     run_script(script)
 
 
+def test_a_job_that_is_not_accepted_yet_is_cancelled_with_its_owner() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        hub = coordinator.hub
+        await coordinator.join()
+        async with hub.run_job(coordinator.job(owner="al"), early=True) as reader:
+            assert hub.cancel_all_of("al", "the key was revoked") == 1
+            with pytest.raises(Cancelled, match="the key was revoked"):
+                await reader.outcome()
+
+    run_script(script)
+
+
 def test_disconnect_during_a_burst_leaks_no_slot() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=2, accepts=NO_CANCEL)

@@ -63,6 +63,7 @@ class Answer:
         self.last_output: float | None = None  # of the present lease
         self.left_at: float | None = None  # when it lost its last reader
         self.end: Outcome | ShoalError | None = None  # None: it has not ended
+        self.refused = False  # whether it ended because the job was not accepted
         self._rival: tuple[LeaseNumber, WorkerId] | None = None
         self._read = False  # whether any reader has seen a piece
         self._pieces = PieceBuffer()
@@ -263,6 +264,11 @@ class Answer:
 
     def fail(self, error: ShoalError) -> None:
         """End the answer with an error."""
+        self._end_with(error)
+
+    def refuse(self, error: ShoalError) -> None:
+        """End the answer to a job that is not accepted."""
+        self.refused = True
         self._end_with(error)
 
     def interrupt(self, error: ShoalError) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.domain.errors import ShoalError
+from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 
@@ -87,6 +87,11 @@ class AnswerStream(Protocol):
         """How many workers got the job so far."""
         ...
 
+    @property
+    def was_refused(self) -> bool:
+        """Whether the job was not accepted."""
+        ...
+
     async def read(self) -> list[AnswerPiece]:
         """Wait for pieces and return them; an empty list at the end."""
         ...
@@ -107,6 +112,8 @@ class AnswerSource(Protocol):
     worker_id: WorkerId | None
     lease: LeaseNumber
 
+    refused: bool
+
     @property
     def end(self) -> Outcome | ShoalError | None: ...
 
@@ -116,13 +123,19 @@ class AnswerSource(Protocol):
 
 
 class AnswerCursor:
-    """One reader's position in an answer; without ``asked`` it only observes."""
+    """One reader's position in an answer; without ``asked`` it only observes.
+
+    ``on_cancelled`` is called before Cancelled is raised, and may raise another error.
+    ``ended`` is the outcome, once the reader has it.
+    """
 
     def __init__(
         self, answer: AnswerSource, so_far: list[AnswerPiece], *, asked: bool
     ) -> None:
         self.asked = asked
         self.job_id = answer.job_id
+        self.ended: Outcome | None = None
+        self.on_cancelled: Callable[[], None] | None = None
         self._answer = answer
         self._attentive = True  # whether it reads what comes, piece by piece
         self._unread = PieceBuffer()
@@ -140,6 +153,10 @@ class AnswerCursor:
     @property
     def attempts(self) -> int:
         return self._answer.lease
+
+    @property
+    def was_refused(self) -> bool:
+        return self._answer.refused
 
     async def read(self) -> list[AnswerPiece]:
         pieces = self._unread.drain()
@@ -160,7 +177,10 @@ class AnswerCursor:
         while (end := self._aborted or self._answer.end) is None:
             await self._woken()
         if isinstance(end, Outcome):
+            self.ended = end
             return end
+        if isinstance(end, Cancelled) and self.on_cancelled is not None:
+            self.on_cancelled()
         raise end
 
     def on_requeue(self, call: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shoal.coordinator.answer import Answer
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor, AnswerStream
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.call_grants import CallGrants
@@ -169,7 +169,9 @@ class Hub:
     # For clients.
 
     @asynccontextmanager
-    async def run_job(self, job: Job) -> AsyncIterator[AnswerStream]:
+    async def run_job(
+        self, job: Job, *, early: bool = False
+    ) -> AsyncIterator[AnswerCursor]:
         """Run ``job`` for the length of the block; leaving early cancels it.
 
         However the block ends, no worker is left working for a client that has
@@ -177,17 +179,25 @@ class Hub:
         request with the same idempotency key reads the same answer from its beginning,
         even after it has ended.
 
+        The block begins when the job is accepted, or ``early``: then the reader has
+        nothing before that, and raises why it was refused.
+
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
         answer = await self._answers.find(job) or await self._submit_prepared(job)
         reading = answer.open_reader()
         try:
-            await self._answers.wait_accepted(answer.job_id)
+            if not early:
+                await self._answers.wait_accepted(answer.job_id)
             yield reading
         finally:
             answer.remove_reader(reading)
             self._end_unattended(answer, job)
+
+    async def wait_accepted(self, job_id: JobId) -> None:
+        """Wait until a job is accepted.  Raises the error it was refused with."""
+        await self._answers.wait_accepted(job_id)
 
     def _end_unattended(self, answer: Answer, job: Job) -> None:
         """Cancel a job without a client, now or when it has gone on for long enough."""
@@ -286,6 +296,7 @@ class Hub:
     def cancel_all_of(self, owner: str, reason: str) -> int:
         """Cancel all open jobs of an owner; return their number."""
         jobs = [job.job.id for job in self.pool.jobs.values() if job.job.owner == owner]
+        jobs += self._answers.unaccepted_of(owner)
         for job_id in jobs:
             self.post(Cancellation(job_id, reason))
         return len(jobs) + self.carried.cancel_all_of(owner, reason)
@@ -583,7 +594,7 @@ class Hub:
 
     def _refuse(self, job: Job, error: ShoalError) -> None:
         answer = self._answers[job.id]
-        answer.fail(error)
+        answer.refuse(error)
         self._answers.resolve(job.id, error)
         self._effects.forget(job.id)
         self._store.discard(job.id)
@@ -618,7 +629,7 @@ class Hub:
                 if not _is_stored_job(mail):
                     continue
                 self._answers.resolve(mail.job.id, error)
-                self._answers[mail.job.id].fail(error)
+                self._answers[mail.job.id].refuse(error)
                 self.post(Cancellation(mail.job.id, NOT_ACCEPTED))
 
     def on_store_retried(self, error: StoreError) -> None:

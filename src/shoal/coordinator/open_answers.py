@@ -30,8 +30,8 @@ class OpenAnswers(Mapping[JobId, Answer]):
         self._answers: dict[JobId, Answer] = {}
         self._jobs_by_key: dict[tuple[str, str], Job] = {}  # owner, idempotency key
         self._keys: dict[JobId, tuple[str, str]] = {}
-        # Jobs that are not accepted yet; None where a listener takes the result.
-        self._accepting: dict[JobId, asyncio.Future[None] | None] = {}
+        # Jobs that are not accepted yet, with their owners and who waits for that.
+        self._accepting: dict[JobId, tuple[str, list[asyncio.Future[None]]]] = {}
 
     def __getitem__(self, job_id: JobId) -> Answer:
         return self._answers[job_id]
@@ -47,15 +47,13 @@ class OpenAnswers(Mapping[JobId, Answer]):
         """The jobs that were submitted and are neither stored nor refused yet."""
         return self._accepting.keys()
 
-    def submit(self, job: Job, listener: JobListener | None = None) -> Answer:
-        """Open the answer of a new job, which is not accepted yet.
+    def unaccepted_of(self, owner: str) -> list[JobId]:
+        """Return those of one owner."""
+        return [job for job, (its, _) in self._accepting.items() if its == owner]
 
-        Without a ``listener``, ``wait_accepted`` returns whether it was.
-        """
-        accepting = None
-        if listener is None:
-            accepting = asyncio.get_running_loop().create_future()
-        self._accepting[job.id] = accepting
+    def submit(self, job: Job, listener: JobListener | None = None) -> Answer:
+        """Open the answer of a new job, which is not accepted yet."""
+        self._accepting[job.id] = job.owner, []
         return self._open(job, listener)
 
     def restore(self, job: Job) -> None:
@@ -95,11 +93,10 @@ class OpenAnswers(Mapping[JobId, Answer]):
 
         Raises the error it was refused with.
         """
-        accepted = self._accepting.get(job_id)
-        if accepted is not None:
-            # `wait`, so that a cancelled caller leaves the future to other callers.
-            await asyncio.wait([accepted])
-            accepted.result()
+        if job_id in self._accepting:
+            accepted = asyncio.get_running_loop().create_future()
+            self._accepting[job_id][1].append(accepted)
+            await accepted
         answer = self._answers.get(job_id)
         if answer is not None and isinstance(answer.end, StoreError):
             raise answer.end  # refused after others of its batch were decided
@@ -111,16 +108,16 @@ class OpenAnswers(Mapping[JobId, Answer]):
         """
         if job_id not in self._accepting:
             return
-        accepted = self._accepting.pop(job_id)
-        if accepted is None:
-            listener = self._answers[job_id].listener if error is None else None
-            if listener is not None:
-                listener.on_accepted(job_id)
-        elif error is None:
-            accepted.set_result(None)
-        else:
-            accepted.set_exception(error)
-            accepted.exception()  # retrieved: the client may have left
+        _, waiting = self._accepting.pop(job_id)
+        for accepted in waiting:
+            if accepted.done():
+                continue  # its caller has left
+            if error is None:
+                accepted.set_result(None)
+            else:
+                accepted.set_exception(error)
+        if error is None and (listener := self._answers[job_id].listener) is not None:
+            listener.on_accepted(job_id)
 
     def _open(self, job: Job, listener: JobListener | None) -> Answer:
         answer = self._answers[job.id] = Answer(job.id, listener, text_max(job.work))

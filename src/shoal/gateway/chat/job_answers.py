@@ -183,12 +183,14 @@ async def stream_answer(
     response = web.StreamResponse(headers=stream_headers(form.media))
     record = record_of(request)
     try:
-        async with gateway.access.submit(job, caller) as reader:
+        async with gateway.access.submit(job, caller, early=True) as reader:
             record.set_reader(reader)
             first = await _first_pieces(reader)
             if first == []:
                 await reader.outcome()  # an error is still this request's status
-            if first is not None:
+            if first is None:
+                await gateway.hub.wait_accepted(reader.job_id)
+            else:
                 record.first_output = gateway.clock.now()
             encoder = form.stream(reader.job_id, int(gateway.clock.wall()))
             encode: Callable[[Sequence[AnswerPiece]], bytes] = encoder.encode
@@ -227,7 +229,7 @@ async def _run(
     With an idempotency key, the job that is returned may be an earlier one.
     """
     record = record_of(request)
-    async with gateway.access.submit(job, caller) as reader:
+    async with gateway.access.submit(job, caller, early=True) as reader:
         record.set_reader(reader)
         outcome = await reader.outcome()
     usage = record.usage = usage_of(job.work, outcome)

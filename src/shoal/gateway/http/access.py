@@ -237,7 +237,12 @@ class Access:
         return True
 
     def submit(
-        self, job: Job, caller: ApiCaller, pay: Pay | None = None
+        self,
+        job: Job,
+        caller: ApiCaller,
+        pay: Pay | None = None,
+        *,
+        early: bool = False,
     ) -> AbstractAsyncContextManager[AnswerStream]:
         """Run ``job`` for the length of the block, see ``JobQuotas.run_job``.
 
@@ -245,7 +250,7 @@ class Access:
         """
         self.ensure_active(caller)
         caller.on_submitted(job.id)
-        return self._quotas.run_job(job, caller.key, caller.headers, pay)
+        return self._quotas.run_job(job, caller.key, caller.headers, pay, early=early)
 
     def count_call(self, caller: ApiCaller) -> None:
         """Count a function call as a request without tokens.

@@ -4,21 +4,19 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
 )
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key, day_of, tokens_to_read, usage_of
-from shoal.domain.errors import Cancelled, KeyRevoked, Unauthorized
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.errors import KeyRevoked, Unauthorized
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job
-from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import (
     Call,
     CallStream,
@@ -71,6 +69,8 @@ class JobQuotas:
         key: Key,
         headers: dict[str, str],
         pay: Pay | None = None,
+        *,
+        early: bool = False,
     ) -> AsyncIterator[AnswerStream]:
         """Run ``job`` for the length of the block, see ``Hub.run_job``.
 
@@ -92,10 +92,9 @@ class JobQuotas:
         try:
             if pay is not None:
                 job = await pay(job)
-            async with self._hub.run_job(job) as answer:
-                check = partial(self._check, key, answer.job_id)
+            async with self._hub.run_job(job, early=early) as reader:
+                check = reader.on_cancelled = partial(self._check, key, reader.job_id)
                 check()
-                reader = _KeyReader(answer, check)
                 used = 0 if attaches else None
                 try:
                     with (
@@ -105,7 +104,9 @@ class JobQuotas:
                     ):
                         yield reader
                 finally:
-                    if reader.ended is not None and not attaches:
+                    if reader.was_refused:
+                        used = 0
+                    elif reader.ended is not None and not attaches:
                         used = usage_of(job.work, reader.ended).tokens
         finally:
             if limiter is not None and reservation is not None:
@@ -188,35 +189,6 @@ class JobQuotas:
         finally:
             if timer is not None:
                 timer.cancel()
-
-
-class _KeyReader:
-    """An answer stream that reports the end of its key, by ``check``."""
-
-    def __init__(self, reader: AnswerStream, check: Callable[[], None]) -> None:
-        self.job_id = reader.job_id
-        # Not wrapped: every token passes here.
-        self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
-        self.on_requeue = reader.on_requeue
-        self.ended: Outcome | None = None
-        self._reader = reader
-        self._check = check
-
-    @property
-    def worker_id(self) -> WorkerId | None:
-        return self._reader.worker_id
-
-    @property
-    def attempts(self) -> int:
-        return self._reader.attempts
-
-    async def outcome(self) -> Outcome:
-        try:
-            self.ended = await self._reader.outcome()
-        except Cancelled:
-            self._check()  # a clearer error
-            raise
-        return self.ended
 
 
 def _estimated_tokens(work: Work) -> int:

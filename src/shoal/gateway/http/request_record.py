@@ -61,12 +61,13 @@ class RequestRecord:
     def headers(self) -> dict[str, str]:
         """The headers that describe the request in its response."""
         headers = {REQUEST_ID: self.id}
-        if self.job_id is not None:
+        reader = self.reader
+        if self.job_id is not None and not (reader and reader.was_refused):
             headers["x-shoal-job"] = self.job_id
         if self.left_out:  # which may name a model, as workers do
             headers["x-shoal-left-out"] = ascii("; ".join(self.left_out))[1:-1]
-        if self.reader is not None:
-            headers.update(worker_headers(self.reader))
+        if reader is not None:
+            headers.update(worker_headers(reader))
         return headers
 
 

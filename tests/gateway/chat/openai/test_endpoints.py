@@ -208,6 +208,7 @@ async def test_a_full_queue_is_a_rate_limit_error(tmp_path: Path, stream: bool) 
 
     assert raised.value.code == "queue_full"
     assert int(raised.value.response.headers["retry-after"]) > 0
+    assert "x-shoal-job" not in raised.value.response.headers
 
 
 @pytest.mark.parametrize("stream", [True, False])
