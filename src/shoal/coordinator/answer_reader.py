@@ -104,6 +104,13 @@ class AnswerStream(Protocol):
         """Call ``call`` whenever the job waits for another worker."""
         ...
 
+    def on_pieces(self, write: Callable[[Sequence[AnswerPiece]], bool]) -> None:
+        """Call ``write`` with pieces that come, while none are unread.
+
+        It returns whether it took them; others are there to be read.
+        """
+        ...
+
 
 class AnswerSource(Protocol):
     """What a cursor needs of its answer."""
@@ -145,6 +152,7 @@ class AnswerCursor:
         self._wake: asyncio.Future[None] | None = None
         self._aborted: ShoalError | None = None
         self._on_requeue: Callable[[], None] | None = None
+        self._write: Callable[[Sequence[AnswerPiece]], bool] | None = None
 
     @property
     def worker_id(self) -> WorkerId | None:
@@ -186,6 +194,9 @@ class AnswerCursor:
     def on_requeue(self, call: Callable[[], None]) -> None:
         self._on_requeue = call
 
+    def on_pieces(self, write: Callable[[Sequence[AnswerPiece]], bool]) -> None:
+        self._write = write
+
     # For the answer.
 
     def requeue(self) -> None:
@@ -196,6 +207,9 @@ class AnswerCursor:
     def push(self, pieces: Sequence[AnswerPiece], cost: int, now: float) -> bool:
         """Add pieces of ``cost`` characters; return whether the reader keeps up."""
         if not self._attentive:
+            return True
+        if self._write is not None and not self._unread_size and self._write(pieces):
+            self._answer.mark_read()
             return True
         self._unread.extend(pieces)
         self._unread_size += cost

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from aiohttp import web, web_response
+from aiohttp import HttpVersion11, web, web_response
+from aiohttp.hdrs import CONNECTION
 from aiohttp.http import HttpProcessingError
 
 from shoal.domain.addresses import network_key
@@ -214,7 +215,13 @@ def admit(request: web.Request) -> None:
 
 
 async def on_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Begin to count anew what a stranger sends: its request is being answered."""
+    """Begin to count anew what a stranger sends: its request is being answered.
+
+    The end of an answer without a length is that of the connection in HTTP/1.0, which
+    aiohttp keeps open if the client asks for that.
+    """
+    if request.version < HttpVersion11 and CONNECTION not in response.headers:
+        response.force_close()
     if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
         unadmitted.progressed()
 

@@ -153,6 +153,27 @@ async def forward_pieces(
     loop = asyncio.get_running_loop()
     pieces = first
     reading = early = False
+    written_at = loop.time()
+
+    def write_now(pieces: Sequence[AnswerPiece]) -> bool:
+        """Write pieces where they arrive: waking a task costs more than a piece.
+
+        Not if anything waits to be sent: the client may read slowly.
+        """
+        nonlocal written_at
+        transport = request.transport
+        if not reading or transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size():
+            return False
+        try:
+            data = encode(pieces)
+        except Exception:  # a fault of this answer, and no worker's
+            return False  # it is raised again where the pieces are read
+        if data:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            written_at = loop.time()
+        return True
 
     def end_silence() -> None:
         nonlocal early
@@ -161,9 +182,11 @@ async def forward_pieces(
             limit.reschedule(loop.time())
 
     reader.on_requeue(end_silence)
+    if watch is None and response.headers.get("Transfer-Encoding") == "chunked":
+        reader.on_pieces(write_now)
     while True:
         try:
-            async with asyncio.timeout(KEEPALIVE_EVERY) as limit:
+            async with asyncio.timeout_at(written_at + KEEPALIVE_EVERY) as limit:
                 while True:
                     reading = True
                     if pieces is None:
@@ -187,9 +210,12 @@ async def forward_pieces(
         except TimeoutError:
             if not reading:
                 raise _abort(request) from None
+            if not early and loop.time() < written_at + KEEPALIVE_EVERY:
+                continue
             said, early = keepalive(early=early), False
             if said:
                 await write(request, response, said)
+            written_at = loop.time()
         except ConnectionError as error:
             raise ClientGone from error
 

@@ -1,12 +1,19 @@
 """The OpenAI API through OpenAI's client."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import (
+    ClientResponse,
+    ClientSession,
+    HttpVersion,
+    HttpVersion10,
+    HttpVersion11,
+)
 
 from gateway.keys import client
 from gateway.serving import Node, Pool, eventually, serving
@@ -300,6 +307,35 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
     assert '"code":"output_stalled"' in last
     assert rest == ""
     assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("version", [HttpVersion10, HttpVersion11])
+async def test_pieces_that_outrun_their_client_arrive_in_order(
+    pool: Pool, version: HttpVersion
+) -> None:
+    body = {"model": "m1", "messages": HI, "stream": True}
+    texts = [f"{number}:{'x' * 65536};" for number in range(48)]
+    url = f"{pool.url}/v1/chat/completions"
+    async with (
+        pool.node() as node,
+        ClientSession(version=version) as session,
+        asyncio.TaskGroup() as tasks,
+    ):
+        asking = tasks.create_task(session.post(url, json=body, headers=pool.headers()))
+        task = await node.task()
+        await node.write(task["id"], "begun;")
+        response = await asking
+        for text in texts:  # each alone, which nobody reads
+            await node.write(task["id"], text)
+        await node.end(task["id"])
+        events = (await response.text()).split("\n\n")
+
+    chunks = [json.loads(each.removeprefix("data: ")) for each in events[:-2]]
+    deltas = [each["choices"][0]["delta"] for each in chunks]
+    assert "".join(each.get("content", "") for each in deltas) == "begun;" + "".join(
+        texts
+    )
+    assert events[-2:] == ["data: [DONE]", ""]
 
 
 async def test_long_wait_has_keepalive_comments(
