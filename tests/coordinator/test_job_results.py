@@ -13,6 +13,7 @@ from coordinator.hubs import (
     run_pending,
     run_script,
 )
+from shoal.coordinator.worker_events import STARTED_AFTER
 from shoal.domain.errors import (
     CannotDo,
     ContextExceeded,
@@ -23,7 +24,14 @@ from shoal.domain.errors import (
     UnknownModel,
     Unprocessable,
 )
-from shoal.domain.facts import JobCompleted, JobLeased, JobStarted, JobSubmitted
+from shoal.domain.facts import (
+    Fact,
+    JobCompleted,
+    JobFailed,
+    JobLeased,
+    JobStarted,
+    JobSubmitted,
+)
 from shoal.domain.job import TimeLimits
 from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.outcome import Fault, Outcome
@@ -51,6 +59,34 @@ def test_job_runs_and_its_text_is_returned() -> None:
             JobCompleted,
         ]
         assert coordinator.hub.pool.jobs == {}
+
+    run_script(script)
+
+
+def test_the_hub_learns_of_a_first_output_before_what_depends_on_it() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        facts: list[Fact] = []
+        coordinator.hub.subscribe(facts.append)
+        worker = await coordinator.join(slots=3)
+        short, long, failed = [await coordinator.request() for _ in range(3)]
+        for run in range(3):
+            worker.write("a", run=run)
+        await run_pending()
+        worker.complete(run=0)
+        last = worker.runs[2]
+        worker.emit(Failed(last.job_id, last.lease, "out of range", Fault.REQUEST))
+        await asyncio.sleep(2 * STARTED_AFTER)
+
+        course = [JobSubmitted, JobLeased, JobStarted]
+        told = [
+            kinds([fact for fact in facts if getattr(fact, "job_id", "") == job_id])
+            for job_id in (short.job_id, long.job_id, failed.job_id)
+        ]
+        assert told[0] == [JobSubmitted, JobLeased, JobCompleted]
+        assert told[1] == course
+        assert told[2] == [*course, JobFailed]
+        stored = await coordinator.history(short.job_id)
+        assert kinds(stored) == [*course, JobCompleted]
 
     run_script(script)
 

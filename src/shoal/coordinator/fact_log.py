@@ -16,6 +16,7 @@ UNLOGGED = (
     "offer",
     "output_hash",
     "worker_receipt",
+    "first_output",
 )  # long, or free text
 UNQUOTED = frozenset(
     {"fact", "job", "limit", "fault", "verdict", "how"}

@@ -148,6 +148,7 @@ class Hub:
             clock,
             self.post,
             self._mailbox.has_room,
+            hedges=hedge_after is not None,
         )
         self._deadlines = Deadlines(self.pool, self._answers, clock, self.post)
         self._effects = Effects(

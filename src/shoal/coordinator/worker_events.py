@@ -8,7 +8,7 @@ from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
 from shoal.coordinator.connections import WorkerConnections, WorkerRegistration
 from shoal.coordinator.receipt_verifier import HubMail, PresentedReceipt
 from shoal.domain import vocabulary as words
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Outcome
 from shoal.domain.worker import THROTTLE_MAX, MachineHealth, WorkerLoad
@@ -30,6 +30,7 @@ from shoal.transports.clock import Clock, Timer
 NO_ROOM = "the coordinator's store is failing: try again later"
 
 
+STARTED_AFTER = 0.25  # seconds until the hub learns that an answer has begun
 REPORT_INTERVAL = 0.25  # seconds between reports of one worker
 SPEED_MIN = 0.01  # of full speed
 QUEUED_MAX = 10_000  # jobs of other pools that a worker may report
@@ -100,7 +101,12 @@ def _bounded(load: WorkerLoad) -> WorkerLoad:
 
 
 class WorkerEvents:
-    """Receives events of all workers, and posts inputs to the hub."""
+    """Receives events of all workers, and posts inputs to the hub.
+
+    The hub learns of a first output a moment later, or with the end that comes before
+    that: most answers are short, and a fact for each of them costs as much as a lease.
+    ``hedges``: it learns it at once, since that decides between two workers.
+    """
 
     def __init__(
         self,
@@ -110,6 +116,8 @@ class WorkerEvents:
         clock: Clock,
         post: Callable[[HubMail], None],
         has_room: Callable[[WorkerId | None], bool],
+        *,
+        hedges: bool = False,
     ) -> None:
         self.health: dict[WorkerId, MachineHealth] = {}
         """The health of workers' machines, if they report it."""
@@ -121,6 +129,10 @@ class WorkerEvents:
         self._post = post
         self._has_room = has_room  # for what a worker sends; None: for another worker
         self._load_reports = LoadReports(clock, post)
+        self._hedges = hedges
+        self._timer: Timer | None = None  # for those that have begun
+        self._begun: dict[JobId, tuple[LeaseNumber, float]] = {}
+        """The first outputs that the hub does not know, and their monotonic times."""
 
     def on_event(self, connection: WorkerRegistration, event: words.Event) -> None:
         """Process an event from a connection."""
@@ -150,6 +162,7 @@ class WorkerEvents:
             case words.Completed():
                 self._on_completed(sender, event)
             case words.Rejected() | words.Failed():
+                self._tell_begun()
                 self._post(LeaseResult(sender, event))
             case words.Draining():
                 self._post(DrainAnnounced(sender, event))
@@ -172,7 +185,26 @@ class WorkerEvents:
         if (worker_id := self._workers.unregister(connection)) is not None:
             self.health.pop(worker_id, None)
             self._load_reports.forget(worker_id)
+            self._tell_begun()
             self._post(WorkerDisconnected(worker_id, reason))
+
+    def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
+        """Note a first output; tell the hub in a moment."""
+        self._begun[job_id] = lease, now
+        if self._hedges:
+            self._tell_begun()
+        elif self._timer is None:
+            self._timer = self._clock.call_at(now + STARTED_AFTER, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._tell_begun()
+
+    def _tell_begun(self) -> None:
+        """Tell the hub of the first outputs that it does not know."""
+        for job_id, (lease, _) in self._begun.items():
+            self._post(FirstOutput(job_id, lease))
+        self._begun.clear()
 
     def _on_chunk(self, event: words.AnswerChunk) -> None:
         # The hot path, once per token: no task, no lock, and a fact only for the first.
@@ -182,12 +214,14 @@ class WorkerEvents:
         if not answer.accepts_lease(event.lease):
             return
         try:
-            if answer.append(event.pieces, self._clock.now()):
-                self._post(FirstOutput(event.job_id, event.lease))
+            now = self._clock.now()
+            if answer.append(event.pieces, now):
+                self._begin(event.job_id, event.lease, now)
         except ReaderTooSlow:
             if not self._continues_unattended(event.job_id):
                 self._post(Cancellation(event.job_id, "the client reads too slowly"))
         except UnusableOutput as spoilt:
+            self._tell_begun()
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
 
     def _on_results(self, event: words.CallsReturned) -> None:
@@ -224,12 +258,16 @@ class WorkerEvents:
             if not self._continues_unattended(event.job_id):
                 self._post(Cancellation(event.job_id, "the client reads too slowly"))
         except UnusableOutput as spoilt:
+            self._tell_begun()
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
         # Posted even so: on a wire that cannot cancel, only the result frees the slot.
         outcome = answer.assemble(event.finish_reason, event.usage)
         if event.output:
             outcome = replace(outcome, output=event.output)
-        self._post(LeaseResult(worker_id, event, outcome))
+        first_output = 0.0
+        if (begun := self._begun.pop(event.job_id, None)) is not None:
+            first_output = self._clock.wall() - (self._clock.now() - begun[1])
+        self._post(LeaseResult(worker_id, event, outcome, first_output=first_output))
 
     def _continues_unattended(self, job_id: JobId) -> bool:
         job = self._pool.jobs.get(job_id)

@@ -224,7 +224,9 @@ class JobCompleted:
 
     ``output_hash`` is the SHA-256 of the output in hexadecimal; empty if the job gets
     no receipt.  ``verdict`` is about ``worker_receipt``, which came with the answer.
-    The receipt is stored in the ledger, not with the fact.
+    The receipt is stored in the ledger, not with the fact.  ``first_output`` is the
+    Unix time of the first output, if the end came so soon after it that no JobStarted
+    says it; 0: it is unknown.
     """
 
     job_id: JobId
@@ -233,6 +235,7 @@ class JobCompleted:
     verdict: Verdict = Verdict.UNSIGNED
     output_hash: str = ""
     worker_receipt: SignedReceipt | None = field(default=None, compare=False)
+    first_output: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

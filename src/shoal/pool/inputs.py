@@ -78,7 +78,7 @@ class LeaseResult:
 
     ``outcome`` is the whole answer, if it is complete.  ``verdict`` is about the
     receipt in the event, and ``output_hash`` the SHA-256 of the output in hexadecimal;
-    empty if the job gets no receipt.
+    empty if the job gets no receipt.  ``first_output`` is as in ``JobCompleted``.
     """
 
     worker_id: WorkerId
@@ -86,6 +86,7 @@ class LeaseResult:
     outcome: Outcome = NO_OUTCOME
     verdict: Verdict = Verdict.UNSIGNED
     output_hash: str = ""
+    first_output: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,8 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[facts.Fact]:
             return [
                 *_first_output(job, lease),
                 facts.JobCompleted(
-                    job_id, lease, outcome, verdict, output_hash, receipt
+                    *(job_id, lease, outcome, verdict, output_hash, receipt),
+                    first_output=answered.first_output,
                 ),
                 *marks,
             ]

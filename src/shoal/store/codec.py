@@ -247,11 +247,17 @@ def encode_history(recorded: Sequence[RecordedFact]) -> bytes:
 def decode_history(
     lines: bytes, job: Job, outcome: Outcome | None
 ) -> list[RecordedFact]:
-    """Decode facts about a job, and add the job and its outcome."""
-    return [
-        RecordedFact(at, _decode_fields(name, fields_, job, outcome))
-        for at, name, fields_ in map(_line.decode, lines.splitlines())
-    ]
+    """Decode facts about a job, and add the job and its outcome.
+
+    An end that says when the first output came stands for two facts.
+    """
+    found: list[RecordedFact] = []
+    for at, name, fields_ in map(_line.decode, lines.splitlines()):
+        if (first := fields_.pop("first_output", 0.0)) and "lease" in fields_:
+            began = facts.JobStarted(job.id, fields_["lease"])
+            found.append(RecordedFact(first, began))
+        found.append(RecordedFact(at, _decode_fields(name, fields_, job, outcome)))
+    return found
 
 
 def decode_marked(text: str) -> facts.WorkerMarked:
@@ -314,7 +320,9 @@ def _fields_of(fact: Fact) -> object:
         case facts.JobSubmitted(job):
             return {"job_id": job.id}
         case facts.JobCompleted(job_id, lease, _, verdict):
-            return {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+            end = {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+            first = fact.first_output
+            return end | {"first_output": first} if first else end
         case facts.ReceiptPresented(job_id, worker_id, verdict):
             return {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
         case _:

@@ -71,7 +71,6 @@ async def test_page_follows_a_worker_and_its_job(pool: Pool) -> None:
             ("WorkerJoined", None, WORKER),
             ("JobSubmitted", "job1", None),
             ("JobLeased", "job1", WORKER),
-            ("JobStarted", "job1", WORKER),
             ("JobCompleted", "job1", WORKER),
             ("WorkerLost", None, WORKER),
         ]

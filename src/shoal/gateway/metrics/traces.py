@@ -146,6 +146,8 @@ class JobTraces:
                 self._end_attempts(job, now, cause)
                 job.queued_at = now
             case facts.JobCompleted(_, lease, outcome):
+                if fact.first_output and lease in job.attempts:
+                    job.attempts[lease].first_output = fact.first_output
                 self._end_attempt(job, lease, now, outcome=outcome)
                 self._end(job, now, "cancelled")
             case facts.JobFailed():
