@@ -35,7 +35,7 @@ class Deadlines:
             return
         answer = self._answers[job_id]
         # While a new lease is being stored, the answer has the previous one.
-        current = any(lease == answer.lease for _, lease in job.holders)
+        current = answer.lease in [lease for _, lease in job.holders]
         last_output = answer.last_output if current else None
         due = next_limit(self._pool, job, self._clock.now(), last_output)
         if isinstance(due, TimeLimit):

@@ -537,7 +537,8 @@ class Hub:
         decided: list[Decision] = []
 
         def apply(fact: Fact) -> None:
-            fact = self._with_written(fact)
+            if isinstance(fact, JobCancelled | JobExpired):
+                fact = self._with_written(fact)
             kept = is_stored(fact, self.pool)
             decided.append(Decision(fact, revocations(self.pool, fact), kept))
             self._bookkeeper.record(fact, at)
@@ -575,13 +576,11 @@ class Hub:
         self._set_alarm([when for when in alarms if when is not None])
         return decided
 
-    def _with_written(self, fact: Fact) -> Fact:
+    def _with_written(self, fact: JobCancelled | JobExpired) -> Fact:
         """Record the size of an answer that was cut short.
 
         Otherwise a client that disconnects just before the end would use up no quota.
         """
-        if not isinstance(fact, JobCancelled | JobExpired):
-            return fact
         answer = self._answers.get(fact.job_id)
         return fact if answer is None else replace(fact, written=answer.size)
 

@@ -112,7 +112,8 @@ class ReceiptVerifier:
         output_hash, offer = output_hash_of(output), worker.offer
         public_key = offer.public_key if offer.receipts else ""
         receipt = event.receipt if public_key else None
-        event = replace(event, receipt=receipt)
+        if receipt is not event.receipt:
+            event = replace(event, receipt=receipt)
         answered = replace(answered, event=event, output_hash=output_hash)
         if not public_key:
             return answered, None

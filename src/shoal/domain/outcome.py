@@ -31,10 +31,15 @@ class Usage:
 
         Workers may report anything.
         """
-        read, written = (
-            max(0, min(count, most))
-            for count in (self.prompt_tokens, self.completion_tokens)
-        )
+        read, written = self.prompt_tokens, self.completion_tokens
+        if (
+            0 <= read <= most
+            and 0 <= written <= most
+            and 0 <= (self.cached_tokens or 0) <= read
+            and 0 <= (self.reasoning_tokens or 0) <= written
+        ):
+            return self
+        read, written = max(0, min(read, most)), max(0, min(written, most))
         return Usage(
             read,
             written,

@@ -75,7 +75,11 @@ def _plain(value: Any) -> Any:
         for name, each in value.items():
             if not (type(name) is str and name.isascii()):
                 raise _NotPlain
-            if type(each) not in _PLAIN and (plain := _plain(each)) is not each:
+            if type(each) in _PLAIN or (
+                type(each) is int and -EXACT_MAX <= each <= EXACT_MAX
+            ):
+                continue  # without a call: most are
+            if (plain := _plain(each)) is not each:
                 changed[name] = plain
         return {**value, **changed} if changed else value
     if kind is list or kind is tuple:

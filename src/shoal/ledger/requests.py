@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import fields
 
 from shoal.domain.ids import JobId
+from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.work import JSON, Call, CallStream, Work
 from shoal.ledger.canonical import encode_any
 from shoal.ledger.keys import Signer
@@ -31,11 +32,17 @@ def request_of(work: Work) -> bytes:
         case CallStream():
             found |= _call_fields(work)
         case _:
-            found |= {each.name: getattr(work, each.name) for each in fields(work)}
+            found |= {name: getattr(work, name) for name in _NAMES[type(work)]}
             found["options"] = found.get("options") or None
     return encode_any(
         {name: value for name, value in found.items() if value is not None}
     )
+
+
+_NAMES = {
+    work: tuple(each.name for each in fields(work)) for work in WORK_TYPES.values()
+}
+"""The fields of each kind of work."""
 
 
 def _call_fields(work: Call | CallStream) -> dict[str, JSON]:

@@ -14,6 +14,7 @@ from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
 from shoal.ledger import canonical, keys
 
 HASH = "sha256:"
+_decoder = json.JSONDecoder(parse_int=float)
 
 
 def output_hash_of(output_json: bytes) -> str:
@@ -67,7 +68,7 @@ def _signed_forms(body: bytes) -> Iterator[bytes]:
     """
     yield body
     try:
-        in_order = canonical.encode(json.loads(body, parse_int=float))
+        in_order = canonical.encode(_decoder.decode(body.decode("utf-8")))
     except ValueError:
         return  # without a canonical form
     if in_order != body:
@@ -86,7 +87,7 @@ def _claims(body: bytes) -> tuple[str, str, str] | None:
         if may_be_too_deep(text):
             return None
         # The last of repeated names counts, as in JavaScript.
-        claims = json.loads(text, parse_int=float)
+        claims = _decoder.decode(text)
         named = claims["job_id"], claims["provider_pubkey"], claims["output_hash"]
     except (ValueError, KeyError, TypeError):
         return None

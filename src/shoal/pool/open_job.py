@@ -1,6 +1,6 @@
 """A job that has not ended, and its leases."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -179,12 +179,14 @@ class OpenJob:
         return inference and fault in ENGINE_FAULTS
 
     @property
-    def holders(self) -> Iterator[tuple[WorkerId, LeaseNumber]]:
-        """Yield the workers that have it, each with its lease: none, one or two."""
-        if self.worker_id is not None:
-            yield self.worker_id, self.lease
-        if self.hedge is not None:
-            yield self.hedge.worker_id, self.hedge.lease
+    def holders(self) -> Sequence[tuple[WorkerId, LeaseNumber]]:
+        """The workers that have it, each with its lease: none, one or two."""
+        if self.worker_id is None:
+            return ()
+        if self.hedge is None:
+            return ((self.worker_id, self.lease),)
+        hedge = self.hedge
+        return (self.worker_id, self.lease), (hedge.worker_id, hedge.lease)
 
 
 def _need_of(job: OpenJob) -> Need:

@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LARGE, LoopShare
 
 T = TypeVar("T")
+
+ARRIVED = nullcontext()  # for a body that came with its head, as most do
 
 BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
 BODY_TIMEOUT = 120.0  # seconds to send one
@@ -120,8 +123,9 @@ class BodyReader:
         encoding = request.headers.get("Content-Encoding")
         inflater = None if encoding is None else Inflater.of(encoding)
         body = bytearray()
+        arrived = request.content.is_eof()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT):
+            async with ARRIVED if arrived else asyncio.timeout(BODY_TIMEOUT):
                 # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
                     if inflater is None:

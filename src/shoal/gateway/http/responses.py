@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import msgspec
@@ -53,7 +54,7 @@ def encode_event_text(text: str) -> bytes:
     """Encode a JSON string for a line of a server-sent event."""
     if text.isascii():
         return _encode(text)
-    return _one_line(encode_text(text), ascii=False)
+    return _one_line(encode_text(text))
 
 
 def encode_json(value: object) -> bytes:
@@ -64,14 +65,13 @@ def encode_json(value: object) -> bytes:
         # Rare and slow: some text in it has a lone surrogate.
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
         encoded = well_formed(text).encode()
-    return _one_line(encoded, encoded.isascii())
+    return encoded if encoded.isascii() else _one_line(encoded)
 
 
-def _one_line(encoded: bytes, ascii: bool) -> bytes:
-    if not ascii:
-        # Python clients that use str.splitlines split at these, too.
-        for char, escape in _LINE_ENDS:
-            encoded = encoded.replace(char, escape)
+def _one_line(encoded: bytes) -> bytes:
+    # Python clients that use str.splitlines split at these, too.
+    for char, escape in _LINE_ENDS:
+        encoded = encoded.replace(char, escape)
     return encoded
 
 
@@ -114,6 +114,8 @@ def stream_headers(media: str = SSE_TYPE) -> dict[str, str]:
 
 SSE_KEEPALIVE = b": keep-alive\n\n"
 
+AT_ONCE = nullcontext()
+AT_ONCE_MAX = 16 << 10  # bytes that a connection takes without waiting for its client
 WRITE_TIMEOUT = 10.0  # seconds that a client may read nothing
 KEEPALIVE_EVERY = 15.0  # seconds of silence that proxies and clients tolerate
 
@@ -232,8 +234,11 @@ async def write(
 
     Raises ClientGone, also if the client does not read it within ``timeout`` seconds.
     """
+    transport = request.transport
+    has_room = transport is not None and not transport.get_write_buffer_size()
+    at_once = has_room and len(data) <= AT_ONCE_MAX
     try:
-        async with asyncio.timeout(timeout):
+        async with AT_ONCE if at_once else asyncio.timeout(timeout):
             await (response.write_eof(data) if last else response.write(data))
     except TimeoutError:
         raise _abort(request) from None

@@ -63,16 +63,14 @@ def build_job(
     key may not give its jobs that priority.
     """
     headers, owner, record = request.headers, caller.name, record_of(request)
-    agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
     work, tools = fitting_work(gateway, work, owner)
     agreed = replace(
-        agreed,
+        terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
         left_out=(*left_out, *tools),
         whole=whole,
         end_user=_digest(end_user) if end_user else "",
+        trace=record.traceparent,
     )
-    if record.traceparent:
-        agreed = replace(agreed, trace=record.traceparent)
     job = Job(
         gateway.hub.new_id(),
         work,
