@@ -10,12 +10,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from threading import Thread
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shoal.config.private_files import (
     create_private,
@@ -80,12 +80,10 @@ UNNAMED = frozenset(
 MALFORMED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
-class FileState(NamedTuple):
-    """A file, whatever its name, and its size in bytes."""
-
-    device: int
-    number: int
-    size: int
+TRANSLATED = (sqlite3.Error, UnicodeDecodeError, StoreBroken)
+_QueuedCall: TypeAlias = tuple[
+    Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]
+]
 
 
 def is_temporary(error: sqlite3.Error) -> bool:
@@ -188,7 +186,9 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
+        self._in_memory = path == MEMORY
+        # What needs no disk needs no thread.
+        self._thread = _Threads(0 if self._in_memory else 1, "shoal-store")
         self._writer: sqlite3.Connection | None = None
         self._last_write: asyncio.Future[Any] | None = None
         self._readers = _Readers(1, "shoal-read")
@@ -196,7 +196,7 @@ class Database:
         self._closing = ExitStack()
         self._paths = [f"{path}{suffix}" for suffix in SUFFIXES]
         self._wal_max = WAL_MAX
-        self._files: dict[str, FileState] = {}  # as the last transaction left them
+        self._files: dict[str, os.stat_result] = {}  # as the last transaction left them
         self._damage: asyncio.Future[StoreBroken] | None = None
 
     async def open(self, *, create: bool = True) -> None:
@@ -224,11 +224,8 @@ class Database:
         return await asyncio.shield(self._damage)
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        loop = asyncio.get_running_loop()
-        write = loop.run_in_executor(self._thread, self._transact, work)
-        self._last_write = write
-        with self._translated():
-            return await write
+        self._last_write = write = self._thread.run(lambda: self._transact(work))
+        return await self._result(write)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._read(self._readers, work)
@@ -238,16 +235,24 @@ class Database:
 
     async def close(self) -> None:
         await self._run(self._thread, self._closing.close)
-        self._thread.shutdown()
+        self._thread.close()
 
-    async def _run(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-        with self._translated():
-            return await asyncio.get_running_loop().run_in_executor(threads, call)
+    async def _run(self, threads: "_Threads", call: Callable[[], T]) -> T:
+        return await self._result(threads.run(call))
+
+    async def _result(self, future: asyncio.Future[T]) -> T:
+        try:
+            return await future
+        except TRANSLATED as error:
+            translated = self._translated(error)
+            if translated is error:
+                raise
+            raise translated from error
 
     async def _read(
         self, readers: "_Readers", work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        if self._path == MEMORY:
+        if self._in_memory:
             return await self._run(
                 self._thread, lambda: _read_snapshot(self._opened, work)
             )
@@ -257,31 +262,24 @@ class Database:
             await asyncio.wait([self._last_write])
         return await self._run(readers.threads, lambda: readers.read(work))
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(
+        self, error: "sqlite3.Error | UnicodeDecodeError | StoreBroken"
+    ) -> StoreError:
         """Turn SQLite's errors into StoreError, and note damage."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            reason, path = reason_of(error, self._path), str(self._path)
-            if is_damage(error):
-                broken = StoreBroken(reason, path)
-                self._note(broken)
-                raise broken from error
-            temporary = is_temporary(error)
-            raise StoreError(reason, path, temporary=temporary) from error
-        except UnicodeDecodeError as error:  # of the module itself
-            broken = StoreBroken("a text of the database is damaged", str(self._path))
-            self._note(broken)
-            raise broken from error
-        except StoreBroken as error:
-            error.path = error.path or str(self._path)
-            self._note(error)
-            raise
-
-    def _note(self, error: StoreBroken) -> None:
+        path = str(self._path)
+        if isinstance(error, sqlite3.Error):
+            reason = reason_of(error, self._path)
+            if not is_damage(error):
+                return StoreError(reason, path, temporary=is_temporary(error))
+            broken = StoreBroken(reason, path)
+        elif isinstance(error, UnicodeDecodeError):  # of the module itself
+            broken = StoreBroken("a text of the database is damaged", path)
+        else:
+            broken = error
+            broken.path = broken.path or path
         if self._damage is not None and not self._damage.done():
-            self._damage.set_result(error)
+            self._damage.set_result(broken)
+        return broken
 
     # The methods below run in the writer's thread.
 
@@ -352,19 +350,20 @@ class Database:
                 writer.execute("ROLLBACK")
             raise
         self._note_sizes()
-        if self._path != MEMORY:
+        if not self._in_memory:
             self._limit_wal(writer)
         return result
 
-    def _current_files(self) -> dict[str, FileState]:
+    def _current_files(self) -> dict[str, os.stat_result]:
         """Return the files that there are, by their paths."""
-        found: dict[str, FileState] = {}
-        if self._path == MEMORY:
+        found: dict[str, os.stat_result] = {}
+        if self._in_memory:
             return found
-        for path in self._paths:
-            with suppress(OSError):  # some file systems have no log
-                about = os.stat(path)
-                found[path] = FileState(about.st_dev, about.st_ino, about.st_size)
+        for path in self._paths:  # twice for each commit, so without any detour
+            try:
+                found[path] = os.stat(path)
+            except OSError:  # some file systems have no log
+                continue
         return found
 
     def _note_sizes(self) -> None:
@@ -373,7 +372,7 @@ class Database:
         self._files |= {
             path: present[path]
             for path, known in self._files.items()
-            if path in present and present[path][:2] == known[:2]
+            if path in present and _is_same(present[path], known)
         }
 
     def _check_files(self) -> None:
@@ -386,15 +385,15 @@ class Database:
         shrunk = False
         for path, known in self._files.items():
             now = present.get(path)
-            if now is None or now[:2] != known[:2]:
+            if now is None or not _is_same(now, known):
                 self._save_log(present)
                 raise StoreBroken("was deleted or replaced while in use", path)
-            shrunk |= now.size < known.size
+            shrunk |= now.st_size < known.st_size
         if shrunk:
             self._check_sizes(present)
             self._note_sizes()
 
-    def _check_sizes(self, present: dict[str, FileState]) -> None:
+    def _check_sizes(self, present: dict[str, os.stat_result]) -> None:
         """Raise StoreBroken if a file is shorter than its contents.
 
         It is not where another program has moved the log into the database or compacted
@@ -407,7 +406,7 @@ class Database:
         ((_, frames, _),) = writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
         log = LOG_HEADER + frames * (FRAME_HEADER + page_size) if frames > 0 else 0
         for path, size in zip(self._paths, (pages * page_size, log), strict=False):
-            if path in present and present[path].size < size:
+            if path in present and present[path].st_size < size:
                 raise StoreBroken("was truncated while in use", path)
 
     def _check_opening(self) -> None:
@@ -415,7 +414,7 @@ class Database:
         with closing(read_only(self._path)) as sql:
             sql.execute(HEAD).fetchone()  # it has no page in memory yet
 
-    def _save_log(self, present: dict[str, FileState]) -> None:
+    def _save_log(self, present: dict[str, os.stat_result]) -> None:
         """Move the log, whose file is open still, into the database.
 
         Then nothing is lost if only the log's files were deleted.
@@ -423,7 +422,7 @@ class Database:
         known, now = self._files.get(self._paths[0]), present.get(self._paths[0])
         if self._writer is None or known is None or now is None:
             return
-        if now[:2] == known[:2]:
+        if _is_same(now, known):
             with suppress(sqlite3.Error):
                 self._writer.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
 
@@ -435,7 +434,7 @@ class Database:
         log = self._files.get(self._paths[1])
         if log is None:
             return  # some file systems have none
-        size = log.size
+        size = log.st_size
         if size < WAL_MAX:
             self._wal_max = WAL_MAX  # the log has begun anew
         if size < self._wal_max:
@@ -514,11 +513,83 @@ def read_only(path: Path) -> sqlite3.Connection:
     )
 
 
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Say whether two are one file."""
+    return one.st_ino == other.st_ino and one.st_dev == other.st_dev
+
+
+class _Threads:
+    """Threads that run calls, each one at a time; without threads they run at once.
+
+    Each commit passes here, twice for a chat: the way to an executor of the standard
+    library and back takes several locks, and ten times the calls.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: SimpleQueue[_QueuedCall | None] = SimpleQueue()
+        self._threads = [
+            Thread(target=self._run, name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        self._started = False
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a call; one that is cancelled before its turn is left out."""
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if self._threads:
+            self._calls.put((call, loop, future))
+        else:
+            _finish(future, *_outcome_of(call))
+        return future
+
+    def close(self) -> None:
+        """Wait for the calls under way, and end the threads."""
+        if self._started:
+            for _ in self._threads:
+                self._calls.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while (queued := self._calls.get()) is not None:
+            call, loop, future = queued
+            if future.cancelled():
+                continue
+            result, error = _outcome_of(call)
+            with suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(_finish, future, result, error)
+            del queued, call, future, result, error  # not until the next call
+
+
+def _outcome_of(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call; return the result, and what was raised."""
+    try:
+        return call(), None
+    except BaseException as error:  # for who waits
+        return None, error
+
+
+def _finish(
+    future: asyncio.Future[Any], result: object, error: BaseException | None
+) -> None:
+    if future.done():
+        return  # its caller has left
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
 class _Readers:
     """Connections that only read, and a thread for each."""
 
     def __init__(self, count: int, name: str) -> None:
-        self.threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self.threads = _Threads(count, name)
         self._count = count
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
 
@@ -536,7 +607,7 @@ class _Readers:
 
     def close(self) -> None:
         """Wait for the reads under way, and close the connections."""
-        self.threads.shutdown()
+        self.threads.close()
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
