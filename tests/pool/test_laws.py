@@ -399,7 +399,7 @@ class PoolLaws(RuleBasedStateMachine):
 
         assert self.pool.shares.running == running
         assert self.pool.size == sum(job.size for job in jobs)
-        assert self.pool.size == self.pool.sizes_by_owner.total()
+        assert self.pool.size == sum(self.pool.sizes_by_owner.values())
         assert self.pool.queued_by_owner == waiting
         assert self.pool.hedged == sum(job.hedge is not None for job in jobs)
         for silent in self.pool.without_output.values():

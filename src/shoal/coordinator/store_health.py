@@ -168,7 +168,7 @@ class StoreHealth:
                 if self.is_broken and self.failure is not None:
                     # Found damaged meanwhile: its clients have been told.
                     raise self.failure
-                if heals and self.failure is not None:
+                if heals and self._failure is not None:
                     self._heal()
                 return result
 

@@ -40,7 +40,8 @@ def approval_facts(pool: PoolState, request: WorkerApproval) -> list[facts.Fact]
 
 def overdue_drains(pool: PoolState, now: float) -> list[facts.Fact]:
     """Return the facts of drains that have reached their limits: they are removals."""
-    expired = pool.suspensions.expired(now)
+    if not (expired := pool.suspensions.expired(now)):
+        return []
     removals = [
         facts.WorkerSuspended(order.name, Suspension.REMOVED, order.by)
         for order in expired

@@ -208,7 +208,7 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
     if pool.queued >= queue_max:
         waiting = f"{_jobs(pool.queued, 'waiting')} already"
         return QueueFull(waiting, retry_after(pool, job))
-    mine = pool.queued_by_owner[job.owner]
+    mine = pool.queued_by_owner.get(job.owner, 0)
     if mine >= _owner_share(queue_max):
         return QueueFull(
             f"{_jobs(mine, 'waiting', ' of this key')} already; the rest of the queue "
@@ -240,7 +240,7 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
 
 def queue_room(pool: PoolState, owner: str, queue_max: int) -> int:
     """Return how many more jobs of an owner the queue takes; 0 or less: none."""
-    mine = _owner_share(queue_max) - pool.queued_by_owner[owner]
+    mine = _owner_share(queue_max) - pool.queued_by_owner.get(owner, 0)
     return min(queue_max - pool.queued, mine)
 
 
@@ -259,7 +259,7 @@ def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     """Describe how the job's content exceeds the memory limit; None if not."""
     size, mine, in_all = (
         size_of(job),
-        pool.sizes_by_owner[job.owner],
+        pool.sizes_by_owner.get(job.owner, 0),
         pool.size,
     )
     if in_all + size > SIZE_MAX:

@@ -2,7 +2,6 @@
 
 import asyncio
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -98,7 +97,7 @@ class BodyReader:
 
     share: LoopShare = field(default_factory=lambda: LoopShare(LoopClock()))
     held_bytes: int = 0
-    _held_by: Counter[str] = field(default_factory=Counter)
+    _held_by: dict[str, int] = field(default_factory=dict)
 
     async def read(self, request: web.Request, size_max: int = BODY_MAX) -> bytes:
         """Return a whole body; see ``decode``."""
@@ -179,9 +178,9 @@ class BodyReader:
         """Stop counting the body of a request."""
         record = record_of(request)
         self.held_bytes -= record.held_bytes
-        self._held_by[record.held_for] -= record.held_bytes
-        if not self._held_by[record.held_for]:
-            del self._held_by[record.held_for]
+        left = self._held_by.pop(record.held_for, 0) - record.held_bytes
+        if left:
+            self._held_by[record.held_for] = left
         record.held_bytes = 0
 
     async def _inflate(
@@ -207,7 +206,8 @@ class BodyReader:
                 f"the requests that are open have more than {BODIES_MAX} bytes: try "
                 "again shortly"
             )
-        if self._held_by[owner] + size > BODIES_OF_KEY_MAX:
+        held = self._held_by.get(owner, 0)
+        if held + size > BODIES_OF_KEY_MAX:
             raise QueueFull(
                 f"the open requests of this key have more than {BODIES_OF_KEY_MAX} "
                 "bytes: wait for some of them"
@@ -215,7 +215,7 @@ class BodyReader:
         record = record_of(request)
         record.held_for = owner
         record.held_bytes += size
-        self._held_by[owner] += size
+        self._held_by[owner] = held + size
         self.held_bytes += size
 
 
