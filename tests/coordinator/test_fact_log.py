@@ -142,6 +142,23 @@ def test_facts_of_calls_are_logged_at_debug_level(
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
 
+def test_only_what_is_unusual_of_a_job_has_a_line_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    facts = FactLog()
+
+    with caplog.at_level(logging.INFO, "shoal.coordinator"):
+        facts.on_fact(JobSubmitted(Job(J, CHAT)))
+        facts.on_fact(JobLeased(J, W, LeaseNumber(1), ""))
+        facts.on_fact(JobStarted(J, LeaseNumber(1)))
+        facts.on_fact(JobRequeued(J, LeaseNumber(1), "lost"))
+        facts.on_fact(JobCompleted(J, LeaseNumber(2), Outcome("")))
+        facts.on_fact(JobFailed(J, "refused"))
+
+    logged = [record.getMessage().split()[0] for record in caplog.records]
+    assert logged == ["fact=JobRequeued", "fact=JobFailed"]
+
+
 @pytest.mark.parametrize(
     "fact",
     [

@@ -57,8 +57,12 @@ class FrequentFacts:
                 return False
 
 
+USUAL = (facts.JobSubmitted, facts.JobLeased, facts.JobStarted, facts.JobCompleted)
+"""What happens to each job: the line of its request says it at INFO."""
+
+
 class FactLog:
-    """Logs facts at INFO, and frequent ones at DEBUG."""
+    """Logs facts at INFO, and frequent and usual ones at DEBUG."""
 
     def __init__(self) -> None:
         self._frequent = FrequentFacts()
@@ -66,7 +70,8 @@ class FactLog:
     def on_fact(self, fact: facts.Fact) -> None:
         """Log a fact."""
         frequent = self._frequent.is_frequent(fact)
-        level = logging.DEBUG if frequent else logging.INFO
+        usual = frequent or isinstance(fact, USUAL)
+        level = logging.DEBUG if usual else logging.INFO
         if log.isEnabledFor(level):
             named = fields_of(fact)
             log.log(level, "%s", describe(named), extra={"fields": named})
