@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.steps import calls
 from shoal.domain.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -92,6 +94,23 @@ def test_one_read_is_joined_into_few_pieces_in_order(
     choices: list[dict[str, Any]], pieces: list[AnswerPiece]
 ) -> None:
     assert AnswerReader().feed(b"".join(map(event, choices))) == pieces
+
+
+def test_a_read_takes_as_many_calls_however_many_events_it_has() -> None:
+    def reads(tokens: int) -> list[bytes]:
+        """Two reads, which are cut in an event."""
+        role, end = event(delta(role="assistant", content="")), event() + DONE
+        data = role + event(text("a")) * tokens + end
+        return [data[: len(data) // 2], data[len(data) // 2 :]]
+
+    def feed(tokens: int, line_end: bytes = b"\n") -> None:
+        answer = AnswerReader()
+        for data in reads(tokens):
+            answer.feed(data.replace(b"\n", line_end))
+        assert answer.done
+
+    for line_end in (b"\n", b"\r\n"):
+        assert calls(partial(feed, 10, line_end)) == calls(partial(feed, 99, line_end))
 
 
 def test_fields_of_one_chunk_keep_their_order() -> None:

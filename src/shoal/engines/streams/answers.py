@@ -47,8 +47,14 @@ ID_LENGTH = 9  # characters; Mistral's templates refuse ids of any other length
 TOKEN_FIELDS = ("content", *REASONING[:2])
 """The fields of a delta with a token, in the forms of most servers."""
 
+THOUGHTS = (0, REASONING[0])
+"""What the thoughts of the only choice are texts of."""
+
+DONE_EVENT = b"[DONE]"
+
 # llama-server sends null while it reads one of several prompts.
 _decode = msgspec.json.Decoder(StreamChunk | None).decode
+_decode_all = msgspec.json.Decoder(list[StreamChunk | None]).decode
 
 
 def new_call_id() -> str:
@@ -74,6 +80,7 @@ class AnswerReader:
         self._secret = secret
         self._body: bytearray | None = bytearray()  # None: it is a stream
         self._events = EventReader()
+        self._batch = PieceBatch()
         self._stops: StopStrings | None = None
         self._halves = HalfCharacters()
         self._messages: dict[int, MessageReader] = {}  # of the choices that began
@@ -110,24 +117,22 @@ class AnswerReader:
             if not data:
                 return []
             self._body = None
-        batch = PieceBatch()
         try:
-            self._read(self._events.feed(data), batch)
+            self._read(self._events.feed(data))
         except LimitExceeded as error:
             raise JobError(f"the server sent too much: {error}") from error
-        pieces = batch.pieces()
+        pieces = self._batch.take()
         return pieces if self._stops is None else self._stopped(self._stops, pieces)
 
     def end(self) -> list[AnswerPiece]:
         """Return the last pieces, when no more data comes."""
-        batch = PieceBatch()
         if self._body:
-            self._read([bytes(self._body)], batch)
+            self._read([bytes(self._body)])
             self.done = True
         else:
             with suppress(JobError):  # the stream was cut in an event
-                self._read(self._events.flush(), batch)
-        pieces = [*batch.pieces(), *self._halves.drain()]
+                self._read(self._events.flush())
+        pieces = [*self._batch.take(), *self._halves.drain()]
         if self._stops is None:
             return pieces
         return [*self._stopped(self._stops, pieces), *self._stops.rest()]
@@ -168,49 +173,72 @@ class AnswerReader:
             self._reasons[0] = "stop"
         return passed
 
-    def _read(self, events: list[bytes], batch: "PieceBatch") -> None:
+    def _read(self, events: list[bytes]) -> None:
+        """Add the pieces of some events, which are decoded together if they can be."""
+        if self.done or not events:
+            return
+        ends = events[-1] == DONE_EVENT
+        events = events[:-1] if ends else events
         try:
-            for event in events:
-                if not self.done:
-                    self._receive(event, batch)
+            chunks = _decode_all(b"[%b]" % b",".join(events))
+        except DECODE_ERRORS:
+            chunks = []
+        try:
+            if len(chunks) == len(events):
+                self._read_chunks(chunks, events)
+            else:
+                for event in events:
+                    if not self.done:
+                        self._receive(event)
         except RecursionError as error:
             raise JobError("the server sent a chunk nested too deeply") from error
-        if not self._begun and batch:
-            self._begun = True
+        self.done = self.done or ends
+        self._begun = self._begun or bool(self._batch)
 
-    def _receive(self, event: bytes, batch: "PieceBatch") -> None:
+    def _read_chunks(
+        self, chunks: Sequence[StreamChunk | None], events: Sequence[bytes]
+    ) -> None:
+        batch = self._batch
+        for chunk, event in zip(chunks, events, strict=True):
+            if chunk is None:
+                continue
+            choices = chunk.choices
+            if self._plain and choices and len(choices) == 1 and not chunk.error:
+                # The hot path, once per token: a text or a thought, and nothing else.
+                choice = choices[0]
+                delta, name, text = choice.delta, "content", choice.text
+                if delta is not None:
+                    size = len(delta)
+                    text = None
+                    if size == 1 or (size == 2 and "role" in delta):
+                        for name in TOKEN_FIELDS:
+                            if (text := delta.get(name)) is not None:
+                                break
+                if (
+                    text
+                    and type(text) is str
+                    and choice.index == 0
+                    and choice.finish_reason is None
+                    and choice.logprobs is None
+                    and chunk.usage is None
+                ):
+                    texts_of = None if name == "content" else THOUGHTS
+                    if texts_of != batch.texts_of:
+                        batch.begin(texts_of)
+                    batch.texts.append(text)
+                    continue
+            self._read_chunk(chunk, event)
+
+    def _receive(self, event: bytes) -> None:
+        """Read an event that was not decoded with those of its read."""
         try:
             chunk = _decode(event)
         except DECODE_ERRORS:
-            self._receive_odd(event, batch)
-            return
-        if chunk is None:
-            return
-        choices = chunk.choices
-        if self._plain and choices and len(choices) == 1 and not chunk.error:
-            # The hot path, once per token: a text or a thought, and nothing else.
-            choice = choices[0]
-            delta, name, text = choice.delta, "content", choice.text
-            if delta is not None:
-                size = len(delta)
-                text = None
-                if size == 1 or (size == 2 and "role" in delta):
-                    for name in TOKEN_FIELDS:
-                        if (text := delta.get(name)) is not None:
-                            break
-            if (
-                text
-                and type(text) is str
-                and choice.index == 0
-                and choice.finish_reason is None
-                and choice.logprobs is None
-                and chunk.usage is None
-            ):
-                batch.add(text if name == "content" else Delta(0, {REASONING[0]: text}))
-                return
-        self._read_chunk(chunk, event, batch)
+            self._receive_odd(event)
+        else:
+            self._read_chunks((chunk,), (event,))
 
-    def _receive_odd(self, event: bytes, batch: "PieceBatch") -> None:
+    def _receive_odd(self, event: bytes) -> None:
         if event.strip().upper() in DONE:
             self.done = True
             return
@@ -222,15 +250,13 @@ class AnswerReader:
             if len(lines := event.splitlines()) > 1:
                 # There was no empty line between the events.
                 for line in lines:
-                    self._receive(line, batch)
+                    self._receive(line)
                 return
             raise JobError(f"the server sent no chunk of an answer: {error}") from error
         for chunk in chunks:
-            self._read_chunk(chunk, event, batch, odd=True)
+            self._read_chunk(chunk, event, odd=True)
 
-    def _read_chunk(
-        self, chunk: StreamChunk, event: bytes, batch: "PieceBatch", odd: bool = False
-    ) -> None:
+    def _read_chunk(self, chunk: StreamChunk, event: bytes, odd: bool = False) -> None:
         """Read a chunk; an ``odd`` one has halves of characters."""
         if (
             chunk.error
@@ -247,14 +273,13 @@ class AnswerReader:
             if choice.logprobs is not None and _is_too_deep(event, choice.logprobs):
                 choice = msgspec.structs.replace(choice, logprobs=None)
             if 0 <= index < self._choices:  # others were not asked for
-                self._read_choice(index, choice, batch, odd)
+                self._read_choice(index, choice, odd)
         self._plain = self._only == 0 and not self._halves.pending
         if chunk.usage is not None:
             self._tally.add(chunk.usage)
 
-    def _read_choice(
-        self, index: int, choice: StreamChoice, batch: "PieceBatch", odd: bool
-    ) -> None:
+    def _read_choice(self, index: int, choice: StreamChoice, odd: bool) -> None:
+        batch = self._batch
         message = self._messages.get(index)
         if message is None:
             message = self._messages[index] = MessageReader(new_call_id)
@@ -311,45 +336,47 @@ class PieceBatch:
     """Pieces in order; adjacent pieces of the same text are joined.
 
     The cost of forwarding depends on the number of pieces far more than on their size.
+    ``texts`` are those that will be joined next, and ``texts_of`` the choice and the
+    field that they are of; None: the text of the only choice.
     """
 
     def __init__(self) -> None:
         self._pieces: list[AnswerPiece] = []
-        self._texts: list[str] = []
-        self._texts_of: tuple[int, str] | None = None  # None: the only choice
+        self.texts: list[str] = []
+        self.texts_of: tuple[int, str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._pieces or self._texts)
+        return bool(self._pieces or self.texts)
 
     def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, str):
-            if self._texts_of is not None:
-                self._flush()
-            self._texts.append(piece)
-            return
-        text = None
-        if len(piece.fields) == 1 and piece.logprobs is None:
-            ((name, text),) = piece.fields.items()
-        if not isinstance(text, str) or piece.finish_reason is not None:
-            self._flush()
+            texts_of, text = None, piece
+        elif (
+            len(piece.fields) == 1
+            and piece.logprobs is None
+            and piece.finish_reason is None
+            and isinstance(one := next(iter(piece.fields.values())), str)
+        ):
+            texts_of, text = (piece.choice, next(iter(piece.fields))), one
+        else:
+            self.begin(None)
             self._pieces.append(piece)
             return
-        if self._texts_of != (piece.choice, name):
-            self._flush()
-            self._texts_of = piece.choice, name
-        self._texts.append(text)
+        if self.texts_of != texts_of:
+            self.begin(texts_of)
+        self.texts.append(text)
 
-    def pieces(self) -> list[AnswerPiece]:
-        self._flush()
-        return self._pieces
+    def begin(self, texts_of: tuple[int, str] | None) -> None:
+        """Join the texts so far; others follow."""
+        if self.texts:
+            text = "".join(self.texts)
+            self.texts.clear()
+            of = self.texts_of
+            self._pieces.append(text if of is None else Delta(of[0], {of[1]: text}))
+        self.texts_of = texts_of
 
-    def _flush(self) -> None:
-        if self._texts:
-            text = "".join(self._texts)
-            self._texts.clear()
-            if self._texts_of is None:
-                self._pieces.append(text)
-            else:
-                choice, name = self._texts_of
-                self._pieces.append(Delta(choice, {name: text}))
-        self._texts_of = None
+    def take(self) -> list[AnswerPiece]:
+        """Return the pieces, and begin anew."""
+        self.begin(None)
+        pieces, self._pieces = self._pieces, []
+        return pieces

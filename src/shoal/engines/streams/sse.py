@@ -14,6 +14,8 @@ from shoal.domain.errors import LimitExceeded
 
 EVENT_MAX = 1024 * 1024  # bytes of one event; a chunk of an answer has a few hundred
 
+BOM = b"\xef\xbb\xbf"
+PLAIN = b"data: "  # what a one-line event begins with
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -26,7 +28,8 @@ class ErrorEvent(bytes):
 class EventReader:
     """Incremental parser that returns the data of each complete event.
 
-    The fast path handles reads of complete one-line events, which most are.
+    The fast path handles the complete one-line events of a read, which most are: its
+    cost does not depend on their number.
     """
 
     def __init__(self, event_max: int = EVENT_MAX) -> None:
@@ -39,21 +42,20 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Feed received bytes.  Raises LimitExceeded if an event is too large."""
-        at_boundary = not (
-            self._buffered or self._unfinished or self._at_start or self._is_error
-        )
-        if at_boundary and (plain := _plain_events(data, self._event_max)) is not None:
-            return plain
-        if self._is_within_line(data):
-            self._unfinished += data
-            lines = []
-        else:
-            *lines, rest = self._lines(bytes(self._unfinished) + data)
-            self._unfinished = bytearray(rest)
-        events = [
-            event for line in lines if (event := self._parse_line(line)) is not None
-        ]
-        if (buffered := self._buffered + len(self._unfinished)) > self._event_max:
+        held = self._unfinished
+        events: list[bytes] = []
+        if not held or b"\n" in data or b"\r" in data or held.endswith(b"\r"):
+            data = bytes(held) + data
+            held.clear()
+            if not (self._data or self._is_error):  # at the beginning of an event
+                events, data = _plain_events(data, self._event_max)
+                self._at_start = self._at_start and not events
+            if data:
+                *lines, data = self._lines(data)
+                found = map(self._parse_line, lines)
+                events += [event for event in found if event is not None]
+        held += data
+        if (buffered := self._buffered + len(held)) > self._event_max:
             raise LimitExceeded("event", buffered, self._event_max)
         return events
 
@@ -61,13 +63,8 @@ class EventReader:
         """Return the events that lack their end, after the last data."""
         unfinished = bytes(self._unfinished).rstrip(b"\r")
         self._unfinished.clear()
-        found = (self._parse_line(line) for line in (unfinished, b""))
+        found = map(self._parse_line, (unfinished, b""))
         return [event for event in found if event is not None]
-
-    def _is_within_line(self, data: bytes) -> bool:
-        if b"\n" in data or b"\r" in data:
-            return False
-        return bool(self._unfinished) and not self._unfinished.endswith(b"\r")
 
     def _lines(self, data: bytes) -> list[bytes]:
         # A final carriage return may be half of a line ending: wait for more.
@@ -79,7 +76,7 @@ class EventReader:
     def _parse_line(self, line: bytes) -> bytes | None:
         if self._at_start:
             self._at_start = False
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(BOM)
         if not line:
             event = b"\n".join(self._data) if self._data else None
             if self._is_error:
@@ -104,12 +101,16 @@ class EventReader:
         return None
 
 
-def _plain_events(data: bytes, size_max: int) -> list[bytes] | None:
-    """Return the data of complete one-line events; None if any is different."""
-    if not data.endswith(b"\n\n") or b"\r" in data or len(data) > size_max:
-        return None
-    blocks = data[:-2].split(b"\n\n")
-    for block in blocks:
-        if not block.startswith(b"data: ") or b"\n" in block:
-            return None
-    return [block[6:] for block in blocks]
+def _plain_events(data: bytes, size_max: int) -> tuple[list[bytes], bytes]:
+    """Return the data of the complete one-line events that ``data`` is, and its rest.
+
+    If any is different, all of it is the rest.
+    """
+    lines = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+    end = lines.rfind(b"\n\n")
+    if not lines.startswith(PLAIN) or b"\r" in lines or not 0 < end < size_max:
+        return [], data
+    events = lines[len(PLAIN) : end].split(b"\n\n" + PLAIN)
+    if lines.count(b"\n", 0, end) != 2 * len(events) - 2:
+        return [], data
+    return events, lines[end + 2 :]
