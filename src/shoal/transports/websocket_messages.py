@@ -1,7 +1,7 @@
 """The messages of an aiohttp WebSocket, with those that came together at once."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -34,7 +34,7 @@ class WebSocketMessages:
     """
 
     def __init__(self, socket: web.WebSocketResponse | ClientWebSocketResponse) -> None:
-        self._socket = socket
+        self._receive = cast(Callable[[], Receive], socket.receive)
         self._waiting: _WaitingReceive | None = None
         self._held: WSMessage | Exception | None = None  # came early, and is no data
 
@@ -72,9 +72,6 @@ class WebSocketMessages:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
-
-    def _receive(self) -> Receive:
-        return self._socket.receive()
 
 
 class _WaitingReceive(Awaitable[WSMessage]):

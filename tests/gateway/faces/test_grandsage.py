@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from gateway.replay import BODY, KEYS, Chat, Replay, normalized
 from gateway.serving import Pool, eventually, serving
+from harness.steps import calls
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.faces.grandsage import decode_chat
+from shoal.gateway.http.responses import encode_lines
 from shoal.store.codec import encode_work
 
 pytestmark = pytest.mark.shared_pool
@@ -71,6 +73,16 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "frames-split-3byte": ("a split character is kept whole", ["a", "日b"]),
     "frames-split-4byte": ("a split character is kept whole", ["😀"]),
 }
+
+
+def test_lines_of_one_read_take_as_many_calls_however_many() -> None:
+    few, many = ([{"o": "é"}] * count for count in (10, 99))
+
+    assert calls(lambda: encode_lines(few)) == calls(lambda: encode_lines(many))
+    assert (
+        encode_lines([{"o": "é"}, {"o": "\ud83d"}])
+        == '{"o":"é"}\n{"o":"\ufffd"}\n'.encode()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.steps import calls
 from protocols.contexts import protocol_context
 from protocols.grandsage.recorded import NODE, NOW, accept, joined, run
 from protocols.pairs import CHAT, as_worker
@@ -181,6 +182,16 @@ def test_options_are_not_sent() -> None:
     chat = replace(CHAT, options={"top_p": 0.5})
 
     assert task(joined(), run(chat)).keys() == task(joined(), run(CHAT)).keys()
+
+
+def test_frames_that_come_together_take_as_many_calls_however_many() -> None:
+    def receive(frames: int) -> int:
+        session = joined()
+        task(session, run(CHAT, "silent"))  # so that characters are counted
+        data = frame(task(session, run(CHAT))["id"], "é")
+        return calls(lambda: session.receive([data] * frames, NOW))
+
+    assert receive(10) == receive(99)
 
 
 def test_text_of_a_node_is_ignored() -> None:

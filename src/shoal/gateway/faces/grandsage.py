@@ -35,6 +35,7 @@ from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     NDJSON_TYPE,
     ClientGone,
+    encode_lines,
     encode_text,
     forward_pieces,
     well_formed,
@@ -256,8 +257,7 @@ def _moderated_texts(chat: Chat) -> list[str]:
 
 
 def _encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
-    texts = [piece for piece in pieces if isinstance(piece, str)]
-    return b"".join([b'{"o":' + encode_text(text) + b"}\n" for text in texts])
+    return encode_lines([{"o": piece} for piece in pieces if isinstance(piece, str)])
 
 
 def _error_line(error: errors.ShoalError) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -29,7 +29,8 @@ KEY_SHOWN = 8  # digits of a public key that are shown in place of all
 _KEY = re.compile("[0-9a-f]{64}", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
 
 
 def well_formed(text: str) -> str:
@@ -48,6 +49,15 @@ def encode_text(text: str) -> bytes:
         return _encode(text)
     except UnicodeEncodeError:
         return _encode(well_formed(text))
+
+
+def encode_lines(values: Sequence[Mapping[str, str]]) -> bytes:
+    """Encode objects of texts, each for a line, as ``encode_text`` does."""
+    try:
+        return _encoder.encode_lines(values)
+    except UnicodeEncodeError:
+        found = [{k: well_formed(text) for k, text in each.items()} for each in values]
+        return _encoder.encode_lines(found)
 
 
 def encode_event_text(text: str) -> bytes:
