@@ -602,7 +602,7 @@ def test_job_is_rejected_while_other_models_hold_all_slots() -> None:
 def test_job_waits_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 1
-        async with its.slots.take():
+        async with its.slots:
             its.network.receive(run_job("j", "fine"))
             await asyncio.sleep(30.0)
             assert its.network.sent == []

@@ -71,7 +71,7 @@ def test_slots_follow_the_throttle_while_jobs_run() -> None:
         end = {name: asyncio.Event() for name in "abcdef"}
 
         async def run(name: str) -> None:
-            async with slots.take():
+            async with slots:
                 began.append(name)
                 await end[name].wait()
 
@@ -97,7 +97,7 @@ def test_slots_follow_the_throttle_while_jobs_run() -> None:
             end["e"].set()
             end["f"].set()
 
-        async with slots.take():
+        async with slots:
             pass  # no slot was lost
 
     virtual.run(scenario())
@@ -120,10 +120,10 @@ def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
         slots = EngineSlots(1)
 
         async def take() -> None:
-            async with slots.take():
+            async with slots:
                 pass
 
-        async with slots.take():
+        async with slots:
             waiting = asyncio.create_task(take())
             await asyncio.sleep(1.0)
         waiting.cancel()  # after the grant, before the task runs
@@ -140,10 +140,10 @@ def test_cancelled_jobs_do_not_pile_up_behind_a_long_one() -> None:
         slots = EngineSlots(1)
 
         async def take() -> None:
-            async with slots.take():
+            async with slots:
                 pass
 
-        async with slots.take():
+        async with slots:
             for _ in range(10):
                 waiting = asyncio.create_task(take())
                 await asyncio.sleep(1.0)

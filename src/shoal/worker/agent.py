@@ -339,13 +339,9 @@ class Agent:
 
     def _send_load(self, load: WorkerLoad) -> None:
         """Report a load of the machine and that of the slots, if it changed."""
-        driver, slots = self._driver, self._slots
-        load = replace(
-            load,
-            lent=self._lent,
-            waiting=sum(each.waiting for each in slots),
-            full=bool(slots) and all(each.is_full for each in slots),
-        )
+        lent, waiting, full = self._occupancy()
+        load = replace(load, lent=lent, waiting=waiting, full=full)
+        driver = self._driver
         if (
             driver is not None
             and words.LoadChanged in driver.accepts
@@ -354,9 +350,19 @@ class Agent:
             self._load = load
             driver.send(words.LoadChanged(load))
 
+    def _occupancy(self) -> tuple[int, int, bool]:
+        """Return the lent slots, the jobs that wait for one, and if none is free."""
+        waiting, full = 0, bool(self._slots)
+        for each in self._slots:
+            free = each.size - each.jobs
+            waiting += max(0, -free)
+            full = full and free <= 0
+        return self._lent, waiting, full
+
     def _send_occupancy(self) -> None:
-        if self._slots:
-            self._send_load(self._load)
+        load = self._load
+        if self._occupancy() != (load.lent, load.waiting, load.full):
+            self._send_load(load)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Schedule the connection's only timer."""
@@ -431,10 +437,7 @@ class Agent:
 
     async def _send(self, event: words.Event) -> None:
         """Send an event as soon as a connection has room for it."""
-        while True:
+        while (driver := self._driver) is None or not self._try_send(event):
+            self._online.clear()  # there is no connection, or it is ending
             await self._online.wait()
-            driver = self._driver
-            if driver is not None and self._try_send(event):
-                await driver.wait_for_room()
-                return
-            self._online.clear()  # the connection is ending
+        await driver.wait_for_room()

@@ -284,7 +284,7 @@ class RunningCalls:
         if self._slots is None:
             end = await self._answer(running)
         else:
-            async with self._slots.take():
+            async with self._slots:
                 end = await self._answer(running)
         await running.attached.wait()
         command = running.command

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from shoal.domain import errors
@@ -69,8 +70,10 @@ def _is_system(message: Mapping[str, JSON]) -> bool:
 class EngineSlots:
     """The slots of an engine, shared by its agents, each of which offers all of them.
 
-    ``total`` counts all slots, and ``size`` those that the owner lends.  ``jobs``
-    counts the jobs of all agents, including those that wait for a slot.  ``chosen`` is
+    A block ``async with`` the slots holds one of them; those that wait longest come
+    first.  ``total`` counts all slots, and ``size`` the concurrent jobs for which the
+    owner lends some.  ``jobs`` counts the jobs of all agents, including those that wait
+    for a slot.  ``chosen`` is
     how many the owner wants, whatever the engine has; 0: as many as that.  ``engine``
     tells coordinators which offers share them, as in ``Offer``.
     """
@@ -87,32 +90,32 @@ class EngineSlots:
         self.total = chosen or total
         self.jobs = 0
         self._throttle = throttle or OwnerThrottle()
-        self._throttle.listen(self._grant)
+        self._throttle.listen(self._update)
         self._extra = 0
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def size(self) -> int:
-        """The number of concurrent jobs."""
-        return self._throttle.lent(self.total) + self._extra
+        self._update()
 
     def resize(self, total: int) -> None:
         """Set how many slots there are; jobs beyond them run to their ends."""
         self.total = self._chosen or total
-        self._grant()
+        self._update()
 
     def set_extra(self, extra: int) -> None:
         """Set how many more jobs may run, beside those that only wait for others."""
         self._extra = extra
+        self._update()
+
+    def _update(self) -> None:
+        self.size = self._throttle.lent(self.total) + self._extra
         self._grant()
 
-    @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
-        """Hold a slot within the block; those that wait longest come first."""
+    async def __aenter__(self) -> None:
+        if self._taken < self.size:  # nobody waits then
+            self._taken += 1
+            return
         granted = asyncio.get_running_loop().create_future()
         self._waiting.append(granted)
-        self._grant()
         try:
             await granted
         except asyncio.CancelledError:
@@ -121,14 +124,14 @@ class EngineSlots:
             elif granted in self._waiting:
                 self._waiting.remove(granted)
             raise
-        try:
-            yield
-        finally:
-            self._release()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._release()
 
     def _release(self) -> None:
         self._taken -= 1
-        self._grant()
+        if self._waiting:
+            self._grant()
 
     def _grant(self) -> None:
         """Give the free slots to those that wait for one."""
@@ -137,16 +140,6 @@ class EngineSlots:
             if not granted.cancelled():
                 self._taken += 1
                 granted.set_result(None)
-
-    @property
-    def waiting(self) -> int:
-        """The number of jobs that wait for a slot."""
-        return max(0, self.jobs - self.size)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no slot is free."""
-        return self.jobs >= self.size
 
     def busy_with_others(self, own: int) -> bool:
         """Return whether all slots are busy, and not only with an agent's ``own`` jobs.
@@ -277,7 +270,7 @@ class RunningJobs:
             self._returnable[job_id] = command.lease
         backend.jobs += 1
         slots.jobs += 1
-        task.add_done_callback(lambda task: self._on_task_done(job_id, backend, task))
+        task.add_done_callback(partial(self._on_task_done, job_id, backend))
         return None
 
     def cancel(self, job_id: JobId) -> None:
@@ -313,19 +306,19 @@ class RunningJobs:
         if command.trace:
             await self._run_traced(command, backend)
             return
-        async with backend.slots.take():
+        async with backend.slots:
             await self._send(await self._answer(command, backend))
 
     async def _run_traced(self, command: words.RunJob, backend: ModelBackend) -> None:
         if self._traces is None:
             if read_traceparent(command.trace) is not None:
                 TRACEPARENT.set(command.trace)
-            async with backend.slots.take():
+            async with backend.slots:
                 await self._send(await self._answer(command, backend))
             return
         with self._traces.job(command) as span:
             TRACEPARENT.set(span.traceparent)
-            async with backend.slots.take():
+            async with backend.slots:
                 self._traces.on_slot(span)
                 span.end = await self._answer(command, backend)
                 await self._send(span.end)
