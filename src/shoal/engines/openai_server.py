@@ -355,7 +355,7 @@ class OpenAIEngine:
                             yield item
                         return
                     answer.stop_at(requests.unsent_stops(work, self._refused_by(name)))
-                    async for data in response.content.iter_any():
+                    while data := await response.content.readany():
                         for piece in answer.feed(data):
                             yield piece
                         if answer.done:

@@ -363,15 +363,22 @@ class FieldIgnored(CannotDo):
         self.feature = feature
 
 
-async def check_heeded(
+def check_heeded(
     work: Inference, items: AsyncGenerator[Item, None]
 ) -> AsyncGenerator[Item, None]:
-    """Yield the ``items`` of an answer.
+    """Return the ``items`` of an answer.
 
-    Raises FieldIgnored at the first that shows that the server ignored a field.
+    They raise FieldIgnored at the first that shows that the server ignored a field.
     """
-    begun = called = False
     must_call = work.options.get("tool_choice") not in (None, "auto", "none")
+    needs = work.needs & {Feature.LOGPROBS, Feature.SCHEMA}
+    return _checked(items, needs, must_call) if must_call or needs else items
+
+
+async def _checked(
+    items: AsyncGenerator[Item, None], needs: Set[Feature], must_call: bool
+) -> AsyncGenerator[Item, None]:
+    begun = called = False
     async with aclosing(items) as answer:
         async for item in answer:
             if isinstance(item, Finished):
@@ -382,14 +389,9 @@ async def check_heeded(
                 called = "tool_calls" in delta.fields
                 text = str(delta.fields.get("content") or "").lstrip()
                 checked = text and not begun
-                if (
-                    checked
-                    and Feature.LOGPROBS in work.needs
-                    and delta.logprobs is None
-                ):
+                if checked and Feature.LOGPROBS in needs and delta.logprobs is None:
                     raise FieldIgnored("logprobs", Feature.LOGPROBS)
-                in_json = Feature.SCHEMA in work.needs
-                if checked and in_json and text[0] not in JSON_BEGINS:
+                if checked and Feature.SCHEMA in needs and text[0] not in JSON_BEGINS:
                     raise FieldIgnored("response_format", Feature.SCHEMA)
                 begun = begun or bool(text)
             yield item
