@@ -95,6 +95,8 @@ class Driver(Generic[In, Out]):
         self._clock = clock
         self._on_message = on_message
         self._outbox = Outbox(link)
+        # Not a method of its own: a worker calls it for each piece of an answer.
+        self.wait_for_room = self._outbox.wait_for_room
         self._ended: asyncio.Future[ConnectionEnd | Exception] | None = None
         self._timer = DeadlineTimer(
             clock, self._deadline, lambda: self._step(session.tick)
@@ -151,19 +153,15 @@ class Driver(Generic[In, Out]):
 
         Never waits: a peer that does not read is disconnected.
         """
-        if self._over:
+        if self._ended is None or self._ended.done():
             return False
-        self._step(lambda now: self._session.send(message, now), ISSUED_MAX)
+        self._step(partial(self._session.send, message), ISSUED_MAX)
         return True
 
     def admit(self) -> None:
         """Lift the limits of a stranger from the connection."""
         if isinstance(self._link, LimitingLink):
             self._link.admit()
-
-    async def wait_for_room(self) -> None:
-        """Wait until the peer has read most of what was sent, or is disconnected."""
-        await self._outbox.wait_for_room()
 
     def disconnect(
         self, reason: str, code: int = CloseCode.NORMAL, text: str = ""

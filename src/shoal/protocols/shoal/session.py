@@ -115,6 +115,7 @@ NO_CODE = (
 
 CALLS = (Call, CallStream)
 ENDS = (CancelJob, Completed, Rejected, Failed)
+WITH_VALUES = (RunJob, PushCalls, CallsReturned, Completed)
 OF_JOBS = (
     *(RunJob, PushCalls, CancelCalls, AnswerChunk, CallProgress, CallsReturned),
     *ENDS,
@@ -287,7 +288,7 @@ class ShoalSession:
 
     def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
         if isinstance(content, RunJob):
-            if Feature.CODE in content.work.needs and not self._trusted:
+            if not self._trusted and Feature.CODE in content.work.needs:
                 refused = Rejected(content.job_id, content.lease, NO_CODE)
                 return self._answer_itself(refused, now)
             # Another pool has credentials of its own for what it runs.
@@ -305,10 +306,13 @@ class ShoalSession:
         if isinstance(content, AnswerChunk | Completed | Rejected | Failed):
             content = self._with_receipt(content, now)
         try:
-            parts = _parts(content)
+            parts = _parts(content) if type(content) is SendBlob else (encode(content),)
         except errors.InvalidRequest as error:
             return self._fail(content, str(error), now)
-        in_order = in_order or _refers_to_blobs(content, parts[0])
+        # What may refer to large values must not overtake them.
+        in_order = in_order or (
+            isinstance(content, WITH_VALUES) and BLOB_REFERENCE in bytes(parts[0])
+        )
         output = write(parts, in_order=in_order)
         if job in self._jobs:
             self._jobs[job] = in_order or isinstance(output, Bulk)
@@ -551,7 +555,7 @@ class ShoalSession:
             return ()
         match message:
             case RunJob(job_id, lease, work) if (
-                Feature.CODE in work.needs and not self._trusted
+                not self._trusted and Feature.CODE in work.needs
             ):
                 return self._encode(Rejected(job_id, lease, NO_CODE), now)
             case RunJob(job_id, lease, work) if not isinstance(work, CALLS):
@@ -595,19 +599,10 @@ class ShoalSession:
         return Close(reason, text=reason[:CLOSE_TEXT_MAX])
 
 
-def _parts(content: Event | Command) -> Sequence[bytes | memoryview]:
-    """Return a message in parts; a large value is one of them.
-
-    Raises InvalidRequest if it cannot be encoded.
-    """
-    if not isinstance(content, SendBlob) or len(content.data) <= PIECE_MAX:
+def _parts(content: SendBlob) -> Sequence[bytes | memoryview]:
+    """Return a message in parts; a large value is one of them."""
+    if len(content.data) <= PIECE_MAX:
         return (encode(content),)
     # In place of an empty value, the head of one that follows.
     head = encode(SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
     return (head, b"\xc6" + len(content.data).to_bytes(4), content.data)
-
-
-def _refers_to_blobs(content: Event | Command, data: bytes | memoryview) -> bool:
-    """Say whether a message may refer to large values, which it must not overtake."""
-    values = RunJob | PushCalls | CallsReturned | Completed
-    return isinstance(content, values) and BLOB_REFERENCE in bytes(data)
