@@ -335,12 +335,13 @@ class OpenAIEngine:
                 work = requests.with_chosen_tools(work)
             requests.reject_ignored_options(work, server)
         listed = self._find(work.model)
-        way = self._proven_way(work.model)
-        takes_flags = way in (Way.FLAGS, Way.TOKENS)
-        if way is None and self.server_kind is not None:
-            takes_flags = self.server_kind.continues
-        if flags is None and requests.is_begun(work) and takes_flags:
-            flags = requests.CONTINUE_FLAGS  # else it would begin a new answer
+        if flags is None and requests.is_begun(work):
+            way = self._proven_way(work.model)
+            takes_flags = way in (Way.FLAGS, Way.TOKENS)
+            if way is None and server is not None:
+                takes_flags = server.continues
+            # Else it would begin a new answer.
+            flags = requests.CONTINUE_FLAGS if takes_flags else None
         name = listed.id if listed is not None else work.model
         answer = AnswerReader(
             requests.choice_count(work.options),
@@ -348,25 +349,25 @@ class OpenAIEngine:
             self._secret,
         )
         try:
-            async with await self._open_clamped(work, name, flags) as response:
-                try:
-                    if isinstance(work, InputWork):
-                        for item in await self._read_whole(response, work):
-                            yield item
-                        return
-                    answer.stop_at(requests.unsent_stops(work, self._refused_by(name)))
-                    while data := await response.content.readany():
-                        for piece in answer.feed(data):
-                            yield piece
-                        if answer.done:
-                            break
-                    for piece in answer.end():
+            response = await self._open(work, name, flags)
+            try:
+                if isinstance(work, InputWork):
+                    for item in await self._read_whole(response, work):
+                        yield item
+                    return
+                answer.stop_at(requests.unsent_stops(work, self._refused_by(name)))
+                while data := await response.content.readany():
+                    for piece in answer.feed(data):
                         yield piece
-                finally:
-                    # A disconnect stops the server, and some servers never end the
-                    # response after the last event.
-                    if not response.content.at_eof():
-                        response.close()
+                    if answer.done:
+                        break
+                for piece in answer.end():
+                    yield piece
+            finally:
+                # A disconnect stops the server, and some servers never end the
+                # response after the last event.
+                if not response.content.at_eof():
+                    response.close()
         except aiohttp.ClientError as error:
             reason = describe_client_error(error)
             raise ServerLost(f"the model's server: {reason}") from error
@@ -448,28 +449,6 @@ class OpenAIEngine:
         """Return the parts of requests to a model that the server refuses."""
         return self._refused_parts.get(name, frozenset())
 
-    async def _open_clamped(
-        self, work: Inference, name: str, flags: Mapping[str, JSON] | None
-    ) -> aiohttp.ClientResponse:
-        """Send a job as ``_open`` does; if the prompt fits, but not all of the answer
-        that it allows, its limit is what the context leaves.
-
-        Many servers end such an answer at the end of the context, and others refuse it.
-        """
-        try:
-            return await self._open(work, name, flags)
-        except errors.ContextExceeded as error:
-            limit = None if isinstance(work, InputWork) else work.max_tokens
-            listed = self._find(work.model)
-            context = stated_context(str(error)) or (listed and listed.model.context)
-            if isinstance(work, InputWork) or not (limit and limit > 1 and context):
-                raise
-            read = await prompt_tokens(self, work, flags)
-            if read is None or not 0 < context - read < limit:
-                raise
-            work = replace(work, max_tokens=context - read)
-            return await self._open(work, name, flags)
-
     async def _open(
         self, work: Inference, name: str, flags: Mapping[str, JSON] | None
     ) -> aiohttp.ClientResponse:
@@ -482,7 +461,7 @@ class OpenAIEngine:
         expected = "application/json"
         if not isinstance(work, InputWork):
             expected = "text/event-stream"
-        refused = self._refused_by(name)
+        refused, clamped = self._refused_by(name), False
         while True:
             request = requests.openai_request(work, name, flags, refused)
             response = await self._request(
@@ -490,9 +469,15 @@ class OpenAIEngine:
             )
             try:
                 await self._check(response, expected)
+            except errors.ContextExceeded as error:
+                response.close()
+                if clamped or isinstance(work, InputWork):
+                    raise
+                work, clamped = await self._clamped(work, flags, error), True
             except errors.ShoalError as error:
                 response.close()
-                if (part := requests.refused_part(error, request.parts)) is None:
+                parts = request.parts - refused
+                if (part := requests.refused_part(error, parts)) is None:
                     raise
                 refused |= {part}
             except BaseException:
@@ -502,6 +487,26 @@ class OpenAIEngine:
                 if refused:
                     self._refused_parts[name] = refused
                 return response
+
+    async def _clamped(
+        self,
+        work: Chat | Completion,
+        flags: Mapping[str, JSON] | None,
+        error: errors.ContextExceeded,
+    ) -> Chat | Completion:
+        """Return a job with what the context leaves as the limit of its answer.
+
+        Raises ``error`` if that is not what exceeds the context.  Many servers end such
+        an answer at the end of the context, and others refuse it.
+        """
+        limit, listed = work.max_tokens, self._find(work.model)
+        context = stated_context(str(error)) or (listed and listed.model.context)
+        if not (limit and limit > 1 and context):
+            raise error
+        read = await prompt_tokens(self, work, flags)
+        if read is None or not 0 < context - read < limit:
+            raise error
+        return replace(work, max_tokens=context - read)
 
     async def _read_whole(
         self, response: aiohttp.ClientResponse, work: InputWork

@@ -18,7 +18,7 @@ import binascii
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence, Set
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard
 
 import msgspec
@@ -62,15 +62,20 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A POST request: the path below the base URL, and JSON or a form.
-
-    The server may refuse ``parts`` of it; see ``refused_parts``.
-    """
+    """A POST request: its path below the base URL, and JSON of ``fields`` or a form."""
 
     path: str
     body: bytes = b""
     form: AudioForm | None = None
-    parts: frozenset[str] = frozenset()
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> set[str]:
+        """What the server may refuse of it; see ``refused_part``."""
+        parts = removable_fields(self.fields)
+        if isinstance(messages := self.fields.get("messages"), list):
+            parts |= refusable_parts(messages)
+        return parts
 
 
 # Fields that the engine sets; an option must not override them.
@@ -170,12 +175,7 @@ def _json_request(
     path: str, body: Mapping[str, object], refused: Set[str]
 ) -> EngineRequest:
     fields = without_refused(body, refused)
-    parts = removable_fields(fields)
-    if isinstance(messages := fields.get("messages"), list):
-        parts |= refusable_parts(messages)
-    return EngineRequest(
-        path, msgspec.json.encode(fields), parts=frozenset(parts - refused)
-    )
+    return EngineRequest(path, msgspec.json.encode(fields), fields=fields)
 
 
 TRANSCRIPTION_FIELDS = ("language", "prompt", "temperature")
@@ -208,8 +208,9 @@ def is_begun(work: Inference) -> TypeGuard[Chat]:
     if not isinstance(work, Chat) or not work.messages:
         return False
     last = work.messages[-1]
-    is_text = bool(message_text(last)) and not last.get("tool_calls")
-    return is_text and last.get("role") == "assistant"
+    if last.get("role") != "assistant" or last.get("tool_calls"):
+        return False
+    return bool(message_text(last))
 
 
 def choice_count(options: Mapping[str, JSON]) -> int:

@@ -129,7 +129,7 @@ class AnswerReader:
         if self._body:
             self._read([bytes(self._body)])
             self.done = True
-        else:
+        elif not self.done:
             with suppress(JobError):  # the stream was cut in an event
                 self._read(self._events.flush())
         pieces = [*self._batch.take(), *self._halves.drain()]
