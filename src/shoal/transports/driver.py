@@ -177,7 +177,9 @@ class Driver(Generic[In, Out]):
         return self._ended is None or self._ended.done()
 
     def _deadline(self) -> float | None:
-        return None if self._over else self._session.deadline
+        if self._ended is None or self._ended.done():
+            return None
+        return self._session.deadline
 
     def _start_reading(self) -> Coroutine[None, None, None]:
         """Tell the session how the link is protected; return the reader.

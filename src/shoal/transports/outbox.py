@@ -52,7 +52,7 @@ class Outbox:
 
         ``patience`` is how many times ``OUTBOX_MAX`` may be unread.
         """
-        if self._idle and self._framing is not None and self._framing.try_send(data):
+        if self._framing is not None and self._idle and self._framing.try_send(data):
             return True  # written at once: the writer need not wake
         # Never wait here: two peers that both stop reading in order to write would
         # wait for each other for ever.
@@ -156,9 +156,9 @@ class Outbox:
                 each.set_result(None)
 
     def _wake(self) -> None:
-        if self._idle:
-            assert self._writer is not None
-            self._writer.set_result(None)
+        writer = self._writer
+        if writer is not None and not writer.done():
+            writer.set_result(None)
 
 
 def joined(messages: Sequence[Data], size_max: int) -> list[Data]:

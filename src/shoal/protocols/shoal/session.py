@@ -309,7 +309,6 @@ class ShoalSession:
             parts = _parts(content) if type(content) is SendBlob else (encode(content),)
         except errors.InvalidRequest as error:
             return self._fail(content, str(error), now)
-        # What may refer to large values must not overtake them.
         in_order = in_order or (
             isinstance(content, WITH_VALUES) and BLOB_REFERENCE in bytes(parts[0])
         )
