@@ -245,7 +245,7 @@ def unsent_stops(work: Inference, refused: Set[str]) -> Sequence[str]:
 def prompt_count(work: Inference) -> int:
     """Return the number of prompts; a list of numbers is one, in tokens."""
     prompt = work.prompt if isinstance(work, Completion) else ""
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+    if not isinstance(prompt, str) and isinstance(prompt, Sequence):
         texts = [part for part in prompt if not isinstance(part, int)]
         return max(1, len(texts))
     return 1
@@ -371,6 +371,8 @@ def check_heeded(
 
     They raise FieldIgnored at the first that shows that the server ignored a field.
     """
+    if not work.options:
+        return items
     must_call = work.options.get("tool_choice") not in (None, "auto", "none")
     needs = work.needs & {Feature.LOGPROBS, Feature.SCHEMA}
     return _checked(items, needs, must_call) if must_call or needs else items

@@ -385,7 +385,7 @@ class Agent:
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                     self._on_admitted()
             case words.RunJob(job_id, lease) if (
-                self._throttle.paused and words.Rejected in driver.accepts
+                self._throttle.why_paused and words.Rejected in driver.accepts
             ):
                 self._try_send(words.Rejected(job_id, lease, self._throttle.why_paused))
             case words.RunJob() if self._calls is not None and self._calls.accepts(

@@ -343,6 +343,8 @@ class JointOffers:
         else:
             offered = self._offered.get(work.model)
             backends = [] if offered is None else list(offered.backends)
+        if len(backends) == 1:
+            return backends[0]
         return max(backends, key=lambda backend: backend.free_slots, default=None)
 
 

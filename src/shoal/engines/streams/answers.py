@@ -132,7 +132,9 @@ class AnswerReader:
         elif not self.done:
             with suppress(JobError):  # the stream was cut in an event
                 self._read(self._events.flush())
-        pieces = [*self._batch.take(), *self._halves.drain()]
+        pieces = self._batch.take()
+        if self._halves.pending:
+            pieces += self._halves.drain()
         if self._stops is None:
             return pieces
         return [*self._stopped(self._stops, pieces), *self._stops.rest()]

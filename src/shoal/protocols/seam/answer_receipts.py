@@ -37,7 +37,8 @@ class ReceiptSigner:
         self._job = job
         self._pieces: list[AnswerPiece] = []
         self._size = 0
-        self.add(beginning)
+        if beginning:
+            self.add(beginning)
 
     def add(self, pieces: Sequence[AnswerPiece]) -> None:
         """Add pieces that were sent."""

@@ -59,8 +59,8 @@ Convert: TypeAlias = Callable[[Any], Any]
 class _Form(NamedTuple):
     """How a class is written.
 
-    ``get`` returns the sent fields of an instance.  ``to_wire`` and ``from_wire`` have
-    the places of fields that are not written as they are.
+    ``get`` returns the sent fields of an instance, or of a struct.  ``to_wire`` and
+    ``from_wire`` have the places of fields that are not written as they are.
     """
 
     cls: type
@@ -163,7 +163,7 @@ def _field_form(hint: Any) -> _FieldForm:
 
 
 def _list_to_wire(values: Any) -> list[Any]:
-    return [_to_wire(each) for each in values]
+    return [*map(_to_wire, values)]
 
 
 def _from_wire_as(made: type) -> Convert:
@@ -197,7 +197,7 @@ def _from_wire(value: Any) -> Any:
     """Return the dataclass of a struct; anything else as it is."""
     if (form := _forms.get(type(value))) is None:
         return value
-    given = {name: getattr(value, name) for name in form.names}
+    given = dict(zip(form.names, form.get(value), strict=True))
     for place, convert in form.from_wire:
         name = form.names[place]
         if given[name] is not None:

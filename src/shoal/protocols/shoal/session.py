@@ -340,7 +340,8 @@ class ShoalSession:
         answer = self._answers.pop(job, None)
         if answer is None or not isinstance(event, Completed):
             return event
-        answer.signer.add(event.rest)
+        if event.rest:
+            answer.signer.add(event.rest)
         at = now + self._local.epoch
         return replace(event, receipt=answer.signer.sign(answer.work, event, at))
 
