@@ -93,7 +93,8 @@ class _WaitingReceive(Awaitable[WSMessage]):
             try:
                 future = step()
             except StopIteration as returned:
-                return cast(WSMessage, returned.value)
+                message: WSMessage = returned.value
+                return message
 
     def cancel(self) -> None:
         """End it, as a cancelled task would."""

@@ -49,7 +49,7 @@ from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.shoal import PROTOCOL
 from shoal.protocols.shoal.codec import EVENT_DECODER, encode
 from shoal.protocols.shoal.pieces import HEAD, MORE
-from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN
+from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, SILENCE_MAX
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
 CODE = replace(CALL, needs=frozenset({Feature.CODE}))
@@ -143,6 +143,22 @@ def test_who_says_no_hello_in_time_is_lost_whatever_it_sends() -> None:
 
     (close,) = pair.coordinator.tick(10.0)
     assert isinstance(close, Close)
+
+
+def test_idle_ends_hear_of_each_other_twice_in_the_longest_silence() -> None:
+    pair = connect(PROTOCOL)
+    at = pair.worker.deadline
+    assert at is not None
+    assert 2 * at < SILENCE_MAX < 3 * at
+
+    for now in (at, 2 * at, 3 * at):
+        pair.worker_sent.clear()
+        pair.coordinator_sent.clear()
+        pair.tick(now)
+
+        assert len(pair.worker_sent) == len(pair.coordinator_sent) == 1
+        assert pair.worker.deadline == now + at
+        assert pair.coordinator.deadline == now + SILENCE_MAX
 
 
 def test_a_proof_is_of_one_channel_only() -> None:

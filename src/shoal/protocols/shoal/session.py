@@ -88,7 +88,7 @@ from shoal.protocols.shoal.codec import (
 from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, write
 
 HELLO_TIMEOUT = 10.0  # seconds
-PING_INTERVAL = 5.0  # seconds
+PING_INTERVAL = 7.0  # seconds: two fit into a silence
 SILENCE_MAX = 15.0  # seconds without a message until the other end counts as lost
 HELLO_MAX = 64 << 10  # bytes of a message of who is not admitted
 CLOSE_TEXT_MAX = 100  # characters
@@ -113,6 +113,8 @@ NO_CODE = (
     "coordinators that proved it: this pool has none, give --join-token"
 )
 
+PING_DATA = encode(Ping())  # most of what idle workers send
+PING = write((PING_DATA,))
 CALLS = (Call, CallStream)
 ENDS = (CancelJob, Completed, Rejected, Failed)
 WITH_VALUES = (RunJob, PushCalls, CallsReturned, Completed)
@@ -248,7 +250,7 @@ class ShoalSession:
             outputs.append(self._close(what))
         elif self._dialled and self._peer is not None and now >= self._ping_at:
             self._ping_at = now + PING_INTERVAL
-            outputs.append(write((encode(Ping()),)))
+            outputs.append(PING)
         return outputs
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
@@ -257,7 +259,9 @@ class ShoalSession:
             for pieces in batch:
                 for data in self._joiner.receive(pieces):
                     if not self._closed:
-                        outputs += self._receive_message(self._decode(data), now)
+                        is_ping = data == PING_DATA
+                        message = Ping() if is_ping else self._decode(data)
+                        outputs += self._receive_message(message, now)
             if self._peer is not None:
                 self._lost_at = now + SILENCE_MAX
         except errors.PeerError as error:
@@ -570,7 +574,7 @@ class ShoalSession:
                     return ()
                 self._last[type(message)] = message
             case Ping():  # who dialled pings, the other answers
-                return () if self._dialled else (write((encode(Ping()),)),)
+                return () if self._dialled else (PING,)
             case Hardware():
                 return (self._described(message),)
             case Dismiss(reason):
