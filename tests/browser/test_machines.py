@@ -5,7 +5,7 @@ import re
 from playwright.sync_api import Browser, Route, expect
 
 from browser.chromium import Visitor, visitor
-from live.programs import Pool, Programs, eventually
+from live.programs import Pool, Programs
 
 
 def test_join_panel_has_the_command_and_its_code(admin: Visitor, pool: Pool) -> None:
@@ -126,11 +126,11 @@ def test_token_ends_in_the_future(admin: Visitor) -> None:
     )
 
 
-def test_drained_machine_leaves_and_is_resumed(
+def test_drained_machine_is_resumed_and_a_removed_one_leaves(
     engine: Browser, programs: Programs
 ) -> None:
     pool = programs.serve()
-    leaving = pool.joined("beagle")
+    worker = pool.joined("beagle")
 
     with visitor(engine, pool.url) as admin:
         admin.follow(pool.ready["dashboard"])
@@ -142,12 +142,17 @@ def test_drained_machine_leaves_and_is_resumed(
         asked.get_by_role("button", name="Drain", exact=True).click()
 
         expect(page.locator("td").get_by_text("drained", exact=True)).to_be_visible()
-        eventually(lambda: pool.workers() == [], "the worker leaves")
         admin.save("drained")
-        assert leaving.wait() == 1  # not 0: a service starts it again
         page.get_by_role("button", name="Resume beagle").click()
-        resumed = page.locator(".toast").filter(has_text="beagle: resumed")
-        expect(resumed).to_contain_text("has to be started again")
+        expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()
+
+        page.get_by_role("button", name="Remove beagle").click()
+        asked = page.get_by_role("dialog", name="Remove beagle?")
+        asked.get_by_role("button", name="Remove", exact=True).click()
+        expect(page.get_by_role("button", name="Remove beagle")).to_have_count(0)
+        assert worker.wait() == 1  # not 0: a service starts it again
+        page.get_by_role("button", name="Resume beagle").click()
+        expect(page.get_by_text("has to be started again")).to_be_visible()
 
         pool.joined("beagle")
         expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()

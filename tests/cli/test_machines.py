@@ -105,7 +105,7 @@ def test_orders_are_shown_also_of_machines_that_are_away() -> None:
         {**ORDER, "name": "mesh:a", "state": "paused"},
         {**ORDER, "name": "mesh:b/m1", "state": "draining"},
         {**ORDER, "name": "mesh:c", "state": "removed"},
-        {**ORDER, "name": "mesh:d", "state": "draining"},
+        {**ORDER, "name": "mesh:d", "state": "drained"},
     ]
     workers = [worker("mesh:a/m1", suspension="paused"), worker("mesh:b/m2")]
 

@@ -78,7 +78,11 @@ async def run(url: str, *words: str) -> int:
             "approved wire:w/m: it is removed; to resume: shoal nodes resume wire:w/m",
         ),
         (["drain"], {}, "draining wire:w/m: it still runs 2 jobs"),
-        (["drain", "--within", "5m"], {"running": 0}, "drained wire:w/m"),
+        (
+            ["drain", "--within", "5m"],
+            {"state": "drained", "running": 0},
+            "drained wire:w/m",
+        ),
         (["remove"], {"running": 0}, "removed wire:w/m"),
     ],
 )
@@ -112,12 +116,15 @@ async def test_a_drain_waits_for_the_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nodes, "POLL_INTERVAL", 0.0)
-    ended = {"workers": [], "running": 0}
+    ended = {"state": "drained", "workers": [], "running": 0}
     url = await sites({f"{PATH}/drain": ORDER, PATH: ORDER | ended})
 
     await run(url, "drain", "wire:w/m", "--wait")
 
-    drained = "drained wire:w/m: no worker of this name is connected now\n"
+    drained = (
+        "drained wire:w/m: no worker of this name is connected now; it gets no jobs "
+        "when it connects\n"
+    )
     assert capsys.readouterr().out == drained
 
 

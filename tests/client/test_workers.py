@@ -24,15 +24,15 @@ async def test_worker_is_paused_drained_and_resumed(tmp_path: Path) -> None:
             resumed = await workers.resume(NAME)
             shown = await workers.show(NAME)
             drained = await workers.drain(NAME, within=60.0)
-            await running.wait_joined(0)
             removed = await workers.remove(NAME)
+            await running.wait_joined(0)
         assert node.closed is not None
 
     assert (before.id, before.models, before.slots) == (NAME, ("m1",), 2)
     assert (before.suspension, after.suspension) == (None, "paused")
     assert (paused.state, paused.by, paused.workers) == ("paused", "default", (NAME,))
     assert resumed == shown
-    assert (drained.state, removed.state) == ("draining", "removed")
+    assert (drained.state, removed.state) == ("drained", "removed")
 
 
 async def test_blocking_pool_has_the_same_methods(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_blocking_pool_has_the_same_methods(tmp_path: Path) -> None:
         await running.wait_joined()
         states = await asyncio.to_thread(operate, running.url)
 
-    assert states == ["paused", "active", "active", "draining", "removed"]
+    assert states == ["paused", "active", "active", "drained", "removed"]
 
 
 async def test_worker_is_approved(tmp_path: Path) -> None:

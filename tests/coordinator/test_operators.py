@@ -75,30 +75,46 @@ def test_job_that_waits_for_a_paused_worker_is_told_why() -> None:
     run_script(script)
 
 
+def test_drained_worker_stays_and_gets_jobs_after_a_resume() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first = await coordinator.request()
+
+        await order(coordinator, DRAINING)
+        worker.complete(run=0)
+        second = await coordinator.request()
+
+        assert first.outcome is not None
+        assert worker.commands == worker.runs
+        assert len(worker.runs) == 1
+        assert not worker.disconnections
+        await process(coordinator, WorkerResumption("wire:w", "al"))
+        worker.complete()
+        await run_pending()
+        assert second.outcome is not None
+
+    run_script(script)
+
+
 @pytest.mark.parametrize("accepts", [None, DEAF])
-def test_drained_worker_is_dismissed_after_its_last_job(
+def test_removed_worker_is_told_why_where_its_wire_can_say_so(
     accepts: frozenset[type] | None,
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await (
             coordinator.join() if accepts is None else coordinator.join(accepts=accepts)
         )
-        client = await coordinator.request()
 
-        await order(coordinator, DRAINING)
-        assert worker.commands == worker.runs
-        worker.complete()
-        await run_pending()
+        await order(coordinator, REMOVED)
 
-        assert client.outcome is not None
         if accepts is None:
-            (dismissal,) = worker.commands[1:]
+            (dismissal,) = worker.commands
             assert isinstance(dismissal, Dismiss)
-            assert dismissal.reason.startswith("drained by an operator")
+            assert dismissal.reason.startswith("removed by an operator")
             assert not dismissal.replaced
         else:
             ((reason, _),) = worker.disconnections
-            assert reason.startswith("drained by an operator")
+            assert reason.startswith("removed by an operator")
         worker.port.on_disconnect("left")
         await run_pending()
         assert not coordinator.hub.pool.workers
@@ -142,7 +158,7 @@ def test_drain_hands_jobs_over_at_its_limit() -> None:
             await run_pending()
 
         assert worker.cancelled == [client.job_id]
-        assert isinstance(worker.commands[-1], Dismiss)
+        assert not any(isinstance(each, Dismiss) for each in worker.commands)
         other.complete()
         await run_pending()
         assert client.outcome is not None

@@ -252,22 +252,22 @@ def test_removed_peer_leaves_with_all_its_models_and_may_not_rejoin() -> None:
     play(script)
 
 
-def test_drained_peer_leaves_when_none_of_its_models_has_a_job() -> None:
+def test_drained_peer_stays_and_may_come_back() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        models = OffersChanged((offer("m"), offer("n")))
+        models = OffersChanged((offer("m"),))
         await send(line, "a", PeerJoined("mac"), models)
-        clients = [await peers.coordinator.request(name) for name in "mn"]
+        client = await peers.coordinator.request("m")
 
         await suspend(peers, "wire:mac", Suspension.DRAINING)
         line.complete("a", 0)
         await run_pending()
-        assert line.received("a", Dismiss) == []
-        line.complete("a", 1)
-        await run_pending()
+        assert client.outcome is not None
+        await send(line, "a", PeerLeft("reset"))
+        await send(line, "a", PeerJoined("mac"), models)
 
-        assert len(line.received("a", Dismiss)) == 1
-        assert all(client.outcome for client in clients)
-        assert peers.workers == []
+        assert line.received("a", Dismiss) == []
+        assert peers.workers == ["wire:mac/m"]
+        assert peers.coordinator.hub.pool.is_drained(WorkerId("wire:mac/m"))
 
     play(script)
 

@@ -374,7 +374,7 @@ class PoolLaws(RuleBasedStateMachine):
             assert known or self.pool.jobs[job_id].last_lease > 1
 
     @invariant()
-    def suspended_workers_leave_when_they_are_idle(self) -> None:
+    def removed_workers_leave_without_jobs(self) -> None:
         suspensions = self.pool.suspensions
         for worker in self.pool.workers.values():
             expected = suspensions.of(worker.id)
@@ -382,11 +382,12 @@ class PoolLaws(RuleBasedStateMachine):
                 expected = PENDING
             assert worker.suspension is expected
             goes = any(
-                order.may_disconnect(worker.id, shared=worker.shared)
-                and not any(any(self.pool.leases_of(each)) for each in order.workers)
+                order.disconnects(worker.id, shared=worker.shared)
                 for order in suspensions.about(worker.id)
             )
             assert goes == (worker.id in self.pool.leaving)
+            if worker.suspension is Suspension.REMOVED:
+                assert not any(self.pool.leases_of(worker.id))
         assert self.pool.leaving.keys() <= self.pool.workers.keys()
         for order in suspensions:
             assert order.workers == {*self.pool.workers_named(order.name)}

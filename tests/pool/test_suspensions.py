@@ -104,49 +104,37 @@ def test_suspension_survives_a_reconnect() -> None:
     assert next(iter(pool.suspensions)).workers == {W}
 
 
-def test_idle_worker_that_is_drained_is_dismissed_at_once() -> None:
-    pool = pool_after(joined())
-
-    facts = suspend(pool, DRAINING)
-
-    assert facts == [WorkerSuspended("w", DRAINING, "al")]
-    ((fact),) = departures(pool)
-    assert fact.worker_id == W
-    assert fact.reason == (
-        "drained by an operator; `shoal nodes resume w` at the coordinator admits "
-        "it again"
-    )
-    assert pool.suspensions.refusal("w") == fact.reason
-
-
-def test_drained_worker_is_dismissed_once_after_its_last_job() -> None:
+def test_worker_is_drained_after_its_last_job_and_stays_connected() -> None:
     pool = pool_after(
         joined(slots=2), JobSubmitted(job()), JobSubmitted(job("k")), leased()
     )
     pool.apply(leased("k"), 0.0)
 
-    suspend(pool, DRAINING)
-    assert dismissed(pool) == []
+    facts = suspend(pool, DRAINING)
+    assert facts == [WorkerSuspended("w", DRAINING, "al")]
     pool.apply(done(), 1.0)
-    assert dismissed(pool) == []
+    assert not pool.is_drained(W)
     pool.apply(done("k"), 2.0)
 
+    assert pool.is_drained(W)
+    assert dismissed(pool) == []
+    assert pool.suspensions.refusal("w") is None
+
+
+def test_removed_worker_is_dismissed_once() -> None:
+    pool = busy_pool()
+
+    suspend(pool, REMOVED)
+
+    ((fact),) = departures(pool)
+    assert fact.reason == (
+        "removed by an operator; `shoal nodes resume w` at the coordinator admits "
+        "it again"
+    )
+    assert pool.suspensions.refusal("w") == fact.reason
     assert dismissed(pool) == ["w"]
     pool.apply(LateResult(J, ONE, W, "completed"), 3.0)
     assert dismissed(pool) == []
-
-
-def test_machine_is_drained_when_all_its_workers_are_idle() -> None:
-    pool = pool_after(joined("pc/m"), joined("pc/n", "n"), joined("pcs/m"))
-    pool.apply(JobSubmitted(job(model="n")), 0.0)
-    pool.apply(leased(worker="pc/n"), 0.0)
-
-    suspend(pool, DRAINING, "pc")
-    assert dismissed(pool) == []
-    pool.apply(done(), 1.0)
-
-    assert sorted(dismissed(pool)) == ["pc/m", "pc/n"]
-    assert pool.workers[WorkerId("pcs/m")].suspension is None
 
 
 def test_model_on_a_shared_connection_is_not_dismissed_alone() -> None:
@@ -162,11 +150,11 @@ def test_model_on_a_shared_connection_is_not_dismissed_alone() -> None:
     assert sorted(dismissed(pool)) == ["pc/m", "pc/n"]
 
 
-def test_pause_of_a_machine_keeps_the_connection_that_its_drain_would_end() -> None:
+def test_pause_of_a_machine_keeps_the_connection_that_its_removal_would_end() -> None:
     pool, fact = PoolState(), joined("m/x")
     handle(pool, WorkerConnected(fact.worker_id, fact.offer, True, shared=True))
-    suspend(pool, DRAINING, "m/x")
-    suspend(pool, DRAINING, "m")
+    suspend(pool, REMOVED, "m/x")
+    suspend(pool, REMOVED, "m")
 
     suspend(pool, PAUSED, "m")
 
@@ -253,7 +241,7 @@ def test_job_with_both_leases_at_a_removed_machine_waits_again() -> None:
     assert sorted(dismissed(pool)) == ["pc/m", "pc/n"]
 
 
-def test_drain_becomes_a_removal_at_its_limit() -> None:
+def test_drain_hands_its_jobs_over_at_its_limit() -> None:
     pool = busy_pool()
 
     suspend(pool, DRAINING, within=60.0, now=100.0)
@@ -262,13 +250,20 @@ def test_drain_becomes_a_removal_at_its_limit() -> None:
     assert overdue_drains(pool, 159.9) == []
     facts = overdue_drains(pool, 160.0)
     assert facts == [
-        WorkerSuspended("w", REMOVED, "al"),
-        JobRequeued(J, ONE, HANDED_OVER, handed_over=True),
+        WorkerSuspended("w", DRAINING, "al"),
+        JobRequeued(
+            J,
+            ONE,
+            "handed over: the worker was drained by an operator",
+            handed_over=True,
+        ),
     ]
     for fact in facts:
         pool.apply(fact, 160.0)
-    assert dismissed(pool) == ["w"]
+    assert pool.is_drained(W)
+    assert dismissed(pool) == []
     assert pool.suspensions.next_due is None
+    assert overdue_drains(pool, 1e9) == []
 
 
 def test_drains_of_a_machine_and_its_worker_end_together() -> None:
@@ -280,7 +275,7 @@ def test_drains_of_a_machine_and_its_worker_end_together() -> None:
         pool.apply(fact, 60.0)
 
     assert pool.jobs[J].worker_id is None
-    assert dismissed(pool) == ["pc/m"]
+    assert pool.is_drained(WorkerId("pc/m"))
 
 
 def test_drains_of_both_workers_of_a_job_end_together() -> None:
@@ -293,7 +288,7 @@ def test_drains_of_both_workers_of_a_job_end_together() -> None:
 
     assert pool.jobs[J].worker_id is None
     assert pool.hedged == 0
-    assert sorted(dismissed(pool)) == ["pc/m", "v"]
+    assert all(map(pool.is_drained, pool.workers))
 
 
 @pytest.mark.parametrize("end", [PAUSED, None])
@@ -312,7 +307,7 @@ def test_limit_ends_with_its_drain(end: Suspension | None) -> None:
 
 def test_worker_resumed_before_it_is_dismissed_stays() -> None:
     pool = pool_after(joined())
-    suspend(pool, DRAINING)
+    suspend(pool, REMOVED)
 
     handle(pool, WorkerResumption("w", "al"))
 
@@ -347,7 +342,7 @@ def test_paused_worker_may_join_again() -> None:
 
 
 @pytest.mark.parametrize(("how", "within"), [(DRAINING, None), (PAUSED, 60.0)])
-def test_only_a_drain_with_a_limit_becomes_a_removal(
+def test_only_a_drain_with_a_limit_hands_jobs_over(
     how: Suspension, within: float | None
 ) -> None:
     pool = busy_pool()
@@ -374,7 +369,7 @@ def test_each_drain_ends_at_its_own_limit() -> None:
     suspend(pool, DRAINING, "v", within=60.0)
 
     assert pool.suspensions.next_due == 60.0
-    assert overdue_drains(pool, 60.0) == [WorkerSuspended("v", REMOVED, "al")]
+    assert overdue_drains(pool, 60.0) == [WorkerSuspended("v", DRAINING, "al")]
     handle(pool, WorkerResumption("v", "al"))
 
     assert pool.suspensions.next_due == 120.0
@@ -382,10 +377,10 @@ def test_each_drain_ends_at_its_own_limit() -> None:
 
 def test_worker_is_dismissed_once_whatever_is_ordered_next() -> None:
     pool = pool_after(joined())
-    suspend(pool, DRAINING)
+    suspend(pool, REMOVED)
     assert dismissed(pool) == ["w"]
 
-    suspend(pool, REMOVED)
+    suspend(pool, REMOVED, within=1.0)
 
     assert dismissed(pool) == []
 

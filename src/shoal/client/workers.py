@@ -16,8 +16,8 @@ class ConnectedWorker(msgspec.Struct, frozen=True):
     """A connected worker.
 
     ``busy`` is the number of its jobs, and ``suspension`` why operators give it none:
-    ``pending`` (no operator has approved it), ``paused``, ``draining``, ``removed``; or
-    None.
+    ``pending`` (no operator has approved it), ``paused``, ``draining``, ``drained`` (it
+    has ended its jobs), ``removed``; or None.
     """
 
     id: str
@@ -36,7 +36,7 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     """
 
     name: str
-    state: Literal["active", "pending", "paused", "draining", "removed"]
+    state: Literal["active", "pending", "paused", "draining", "drained", "removed"]
     by: str
     since: float | None
     workers: tuple[str, ...]
@@ -89,7 +89,7 @@ class Workers:
         return self._send(_request(name, "approve"))
 
     def pause(self, name: str) -> WorkerOrder:
-        """Give a worker no new jobs.  It finishes those that it runs, and stays.
+        """Give a worker no new jobs.  It finishes those that it runs.
 
         Like ``drain`` and ``remove``, it outlives reconnects and restarts.
 
@@ -108,7 +108,9 @@ class Workers:
         return self._send(_request(name, "resume"))
 
     def drain(self, name: str, within: float | None = None) -> WorkerOrder:
-        """Disconnect a worker when its jobs have ended; refuse it until ``resume``.
+        """Let a worker end its jobs, and give it no more until ``resume``.
+
+        It stays connected.
 
         Args:
             name: the worker or machine.
@@ -116,7 +118,8 @@ class Workers:
                 workers.  None: no limit.
 
         Returns:
-            The order at once; the jobs have ended when ``show(name).running`` is 0.
+            The order at once; the jobs have ended when ``show(name).state`` is
+            ``drained``.
 
         Raises:
             ShoalError: the coordinator refuses it, or is unreachable.
@@ -159,7 +162,7 @@ class AsyncWorkers:
         return await self._send(_request(name, "resume"))
 
     async def drain(self, name: str, within: float | None = None) -> WorkerOrder:
-        """Disconnect a worker when its jobs have ended; refuse it until ``resume``."""
+        """Let a worker end its jobs, and give it no more until ``resume``."""
         return await self._send(_request(name, "drain", _limit(within)))
 
     async def remove(self, name: str) -> WorkerOrder:

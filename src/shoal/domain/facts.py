@@ -83,7 +83,7 @@ class WorkerDisapproved:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDismissed:
-    """The coordinator disconnects a worker that was drained or removed."""
+    """The coordinator disconnects a worker that was removed."""
 
     worker_id: WorkerId
     reason: str

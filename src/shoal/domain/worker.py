@@ -41,7 +41,7 @@ class Suspension(Enum):
 
     PENDING = "pending"  # no operator has approved it yet; gets no jobs
     PAUSED = "paused"  # gets no new jobs
-    DRAINING = "draining"  # and is disconnected when its jobs have ended
+    DRAINING = "draining"  # and its jobs may have a limit, after which others have them
     REMOVED = "removed"  # its jobs are handed over, and it is disconnected
 
     __hash__ = object.__hash__  # members are singletons, hashed very often

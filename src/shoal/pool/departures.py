@@ -27,7 +27,8 @@ def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[facts.F
     suspended = facts.WorkerSuspended(name, how, request.by, request.within)
     if how is not Suspension.REMOVED:
         return [suspended]
-    return [*withdrawn, suspended, *_hand_over(pool, pool.workers_named(name))]
+    workers = pool.workers_named(name)
+    return [*withdrawn, suspended, *_hand_over(pool, workers, "removed")]
 
 
 def approval_facts(pool: PoolState, request: WorkerApproval) -> list[facts.Fact]:
@@ -39,20 +40,19 @@ def approval_facts(pool: PoolState, request: WorkerApproval) -> list[facts.Fact]
 
 
 def overdue_drains(pool: PoolState, now: float) -> list[facts.Fact]:
-    """Return the facts of drains that have reached their limits: they are removals."""
+    """Return the facts of drains that have reached their limits: none has one then."""
     if not (expired := pool.suspensions.expired(now)):
         return []
-    removals = [
-        facts.WorkerSuspended(order.name, Suspension.REMOVED, order.by)
-        for order in expired
+    limitless = [
+        facts.WorkerSuspended(order.name, order.how, order.by) for order in expired
     ]
     # Together: two orders may be about one worker, or about both workers of a job.
     workers = {worker_id for order in expired for worker_id in order.workers}
-    return [*removals, *_hand_over(pool, workers)]
+    return [*limitless, *_hand_over(pool, workers, "drained")]
 
 
 def departures(pool: PoolState) -> list[facts.WorkerDismissed]:
-    """Return the dismissals of drained and removed workers without jobs."""
+    """Return the dismissals of removed workers."""
     return [
         facts.WorkerDismissed(worker_id, reason)
         for worker_id, reason in pool.leaving.items()
@@ -64,7 +64,9 @@ def _proven_keys(pool: PoolState, name: str) -> set[str]:
     return {worker.offer.proven_key for worker in workers}
 
 
-def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[facts.Fact]:
+def _hand_over(
+    pool: PoolState, workers: Collection[WorkerId], done: str
+) -> list[facts.Fact]:
     """Requeue the jobs of workers, which cancel them where the wire can say so.
 
     It does not count as a lost worker: a job is not to fail for an operator's orders.
@@ -74,7 +76,7 @@ def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[facts.Fac
         for job, lease in pool.leases_of(worker_id):
             leases[job.job.id].append(lease)
     found: list[facts.Fact] = []
-    reason = "handed over: the worker was removed by an operator"
+    reason = f"handed over: the worker was {done} by an operator"
     for job_id, held in leases.items():
         opened = pool.jobs[job_id]
         last = None if len(held) < len(list(opened.holders)) else held.pop()

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
@@ -21,13 +21,7 @@ from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
 from shoal.pool.speed import SpeedEstimates
-from shoal.pool.suspensions import (
-    LEAVING,
-    Approvals,
-    SuspensionOrder,
-    Suspensions,
-    refusal_of,
-)
+from shoal.pool.suspensions import Approvals, Suspensions, refusal_of
 from shoal.pool.worker import (
     FAILURES_MAX,
     REST_MAX,
@@ -94,7 +88,7 @@ class PoolState:
     suspensions: Suspensions = field(default_factory=Suspensions)
     approvals: Approvals = field(default_factory=Approvals)
     leaving: dict[WorkerId, str] = field(default_factory=dict)
-    """The drained and removed workers to disconnect, with the reasons."""
+    """The removed workers to disconnect, with the reasons."""
 
     def cost(self, level: CostLevel) -> float:
         """Return the relative time that one more job would take at this level.
@@ -166,6 +160,11 @@ class PoolState:
             if job is not None and (worker_id, lease) in job.holders:
                 yield job, lease
 
+    def is_drained(self, worker_id: WorkerId) -> bool:
+        """Return whether a worker that an operator drains has ended all its jobs."""
+        draining = self.workers[worker_id].suspension is Suspension.DRAINING
+        return draining and next(self.leases_of(worker_id), None) is None
+
     def workers_named(self, name: str) -> list[WorkerId]:
         """Return the connected workers of a name: a worker's, or a machine's."""
         return [each for each in self.workers if name in (each, peer_of(each))]
@@ -214,7 +213,7 @@ class PoolState:
                 self.roster.add(worker)
                 if worker.suspension is not None:
                     self.suspensions.join(worker_id)
-                    self._find_leaving(self.suspensions.about(worker_id))
+                    self._find_leaving([worker_id])
             case facts.WorkerMarked(worker_id, points, public_key=public_key):
                 mark = Penalty(now + PENALTY_SECONDS, worker_id, public_key, points)
                 self.penalties.append(mark)
@@ -241,7 +240,6 @@ class PoolState:
             case facts.WorkerSuspended():
                 order = self.suspensions.suspend(fact, self.workers, now)
                 self._update_suspensions(order.workers)
-                self._find_leaving([order])
             case facts.WorkerResumed():
                 self._update_suspensions(self.suspensions.resume(fact))
             case facts.WorkerApproved():
@@ -255,7 +253,7 @@ class PoolState:
                 del self.leaving[worker_id]
             case facts.WorkerLeft(worker_id):
                 self.leaving.pop(worker_id, None)
-                self._find_leaving(self.suspensions.leave(worker_id))
+                self.suspensions.leave(worker_id)
                 for model in self.roster.remove(self.workers.pop(worker_id), now):
                     self.speeds.forget(model)
 
@@ -343,7 +341,6 @@ class PoolState:
         if fact.failed:
             self._record_failure(job, leaving, fact.reason, now)
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
-        self._on_released(leaving)
 
     def _end(self, fact: facts.JobEnd, now: float) -> None:
         job = self.jobs.pop(fact.job_id)
@@ -518,15 +515,12 @@ class PoolState:
         """End all leases on a job."""
         self.shares.add(job.job.owner, -1)
         self.without_output.pop(job.job.id, None)
-        holders = [worker_id for worker_id, _ in job.holders]
-        for worker_id in holders:
+        for worker_id, _ in job.holders:
             self._end_lease(worker_id, job.job.id, cut=cut)
         if job.hedge is not None:
             job.hedge = None
             self.hedged -= 1
         job.worker_id = None
-        for worker_id in holders:
-            self._on_released(worker_id)
 
     def _end_lease(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
         worker = self.workers[worker_id]
@@ -536,25 +530,16 @@ class PoolState:
             return
         self._free_slot(worker, job_id)
 
-    def _on_released(self, worker_id: WorkerId) -> None:
-        """Disconnect a suspended worker, or its machine, after its last job."""
-        if self.workers[worker_id].suspension in LEAVING:
-            self._find_leaving(self.suspensions.about(worker_id))
-
-    def _find_leaving(self, orders: Iterable[SuspensionOrder]) -> None:
-        """Find the workers to disconnect by the orders whose workers are all idle."""
-        for order in orders:
-            if any(map(self._is_busy, order.workers)):
-                continue
-            for worker_id in order.workers:
-                worker = self.workers[worker_id]
-                if not worker.dismissed and order.may_disconnect(
+    def _find_leaving(self, workers: Iterable[WorkerId]) -> None:
+        """Find out which workers the orders in force disconnect."""
+        for worker_id in workers:
+            worker = self.workers[worker_id]
+            self.leaving.pop(worker_id, None)  # a milder order may have replaced one
+            for order in self.suspensions.about(worker_id):
+                if not worker.dismissed and order.disconnects(
                     worker_id, shared=worker.shared
                 ):
                     self.leaving[worker_id] = refusal_of(order)
-
-    def _is_busy(self, worker_id: WorkerId) -> bool:
-        return next(self.leases_of(worker_id), None) is not None
 
     def _suspension_of(self, worker: Worker) -> Suspension | None:
         suspension = self.suspensions.of(worker.id)
@@ -571,16 +556,11 @@ class PoolState:
             if suspension is not worker.suspension:
                 self.roster.suspend(worker, suspension)
 
-    def _update_suspensions(self, workers: Iterable[WorkerId]) -> None:
+    def _update_suspensions(self, workers: Collection[WorkerId]) -> None:
         for worker_id in workers:
             worker = self.workers[worker_id]
             self.roster.suspend(worker, self._suspension_of(worker))
-            # A milder order may have replaced the one that disconnects it.
-            if not any(
-                order.may_disconnect(worker_id, shared=worker.shared)
-                for order in self.suspensions.about(worker_id)
-            ):
-                self.leaving.pop(worker_id, None)
+        self._find_leaving(workers)
 
     def _free_slot(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]

@@ -25,9 +25,6 @@ SUSPENDED: Mapping[Suspension, str] = {
 }
 """Descriptions of suspended workers, for users."""
 
-LEAVING = frozenset({Suspension.DRAINING, Suspension.REMOVED})
-"""The suspensions whose workers are disconnected when they are idle."""
-
 _STRICTNESS = {each: rank for rank, each in enumerate(Suspension)}
 
 
@@ -49,14 +46,14 @@ class SuspensionOrder:
         """Return whether it is about a worker."""
         return self.name in (worker_id, peer_of(worker_id))
 
-    def may_disconnect(self, worker_id: WorkerId, *, shared: bool) -> bool:
+    def disconnects(self, worker_id: WorkerId, *, shared: bool) -> bool:
         """Return whether it disconnects a worker.
 
         The connection that is ``shared`` by the models of a machine stays, unless the
         order is about the machine.
         """
         about_machine = self.name == peer_of(worker_id)
-        return self.how in LEAVING and (about_machine or not shared)
+        return self.how is Suspension.REMOVED and (about_machine or not shared)
 
 
 @dataclass(slots=True)
@@ -90,7 +87,7 @@ class Suspensions:
     def refusal(self, name: str) -> str | None:
         """Return why a worker, or the peer with all its workers, may not join."""
         for order in self.about(WorkerId(name)):
-            if order.how in LEAVING:
+            if order.how is Suspension.REMOVED:
                 return refusal_of(order)
         return None
 
@@ -143,12 +140,10 @@ class Suspensions:
         for order in self.about(worker_id):
             order.workers.add(worker_id)
 
-    def leave(self, worker_id: WorkerId) -> list[SuspensionOrder]:
-        """Remove a worker that left; return the orders about it."""
-        orders = self.about(worker_id)
-        for order in orders:
+    def leave(self, worker_id: WorkerId) -> None:
+        """Remove a worker that left from the orders about it."""
+        for order in self.about(worker_id):
             order.workers.discard(worker_id)
-        return orders
 
     def _set_limit(self, order: SuspensionOrder) -> None:
         before = self._limited.pop(order.name, None)

@@ -81,21 +81,38 @@ async def test_status_shows_orders_and_suspended_workers(pool: Pool) -> None:
     assert 'shoal_workers{state="unfit"} 0.0' in metrics
 
 
-async def test_drained_node_is_disconnected_and_refused(pool: Pool) -> None:
+async def test_drained_node_stays_and_is_resumed(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         asked = tasks.create_task(chat(pool))
         await node.task()
-        drained = await order(pool, "drain")
-        assert (drained["state"], drained["running"]) == ("draining", 1)
+        draining = await order(pool, "drain")
+        assert (draining["state"], draining["running"]) == ("draining", 1)
         await node.answer("a")
         await asked
+
+        _, drained = await request(pool, "GET", N1)
+        _, status = await request(pool, "GET", "/admin/status")
+        assert (drained["state"], drained["running"]) == ("drained", 0)
+        assert drained["workers"] == ["grandsage:n1/m1"]
+        assert [each["suspension"] for each in status["workers"]] == ["drained"]
+        await order(pool, "resume")
+        asked = tasks.create_task(chat(pool))
+        await node.answer("b", number=1)
+        answered, _ = await asked
+        assert (answered, node.closed) == (200, None)
+
+
+async def test_removed_node_is_disconnected_and_refused(pool: Pool) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        await order(pool, "remove")
         await eventually(lambda: node.closed is not None)
 
     assert node.closed is not None
     code, text = node.closed
     assert code == 4000
-    assert text.startswith("drained by an operator; `shoal nodes resume")
+    assert text.startswith("removed by an operator; `shoal nodes resume")
     async with pool.node() as again:
         await eventually(lambda: again.closed is not None)
         assert again.closed == node.closed

@@ -159,8 +159,7 @@ class _Grouping:
         if name == peer:
             machine.since = order["since"]
         if not machine.states:
-            drained = order["state"] == "draining"
-            _add_state(machine, "drained" if drained else order["state"])
+            _add_state(machine, order["state"])
 
     def add_node(self, node: Entry) -> None:
         """Add a node that a wire monitors, unless it is this coordinator."""

@@ -42,7 +42,7 @@ ABSENT = {
     "approve": f"{NOT_CONNECTED}; the approval holds for the first that connects",
     "pause": f"{NOT_CONNECTED}; the pause starts when it connects",
     "resume": f"{NOT_CONNECTED}; if its `shoal join` has ended, start that again",
-    "drain": NOT_CONNECTED,
+    "drain": f"{NOT_CONNECTED}; it gets no jobs when it connects",
     "remove": NOT_CONNECTED,
 }
 UNPROVEN = (
@@ -50,8 +50,8 @@ UNPROVEN = (
     "name in `shoal status --json`"
 )
 POLL_INTERVAL = 1.0  # seconds
-SUSPENDED_STATES = ("paused", "draining", "removed")
-ENDING_STATES = ("draining", "removed")  # a drain that reaches its limit removes
+ENDING_STATES = ("draining", "drained", "removed")
+SUSPENDED_STATES = ("paused", *ENDING_STATES)
 
 
 @click.group("nodes")
@@ -100,7 +100,10 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
 def drain(
     api: CoordinatorApi, name: str, within: int | None, wait: bool, as_json: bool
 ) -> None:
-    """Disconnect a node when its jobs have ended, and refuse it until a resume."""
+    """Let a node end its jobs, and give it no more until a resume.
+
+    It stays connected, and can be switched off when it is drained.
+    """
     orders = _give_orders(api, "drain", name, within)
     if wait:
         orders = [_drained(api, each) for each in orders]
@@ -143,7 +146,7 @@ def describe(action: str, order: Order) -> str:
         "resume": "resumed",
         "remove": "removed",
     }
-    verb = done.get(action, "draining" if count else "drained")
+    verb = done.get(action, order["state"])
     remark = ""
     if action == "approve" and order["state"] in SUSPENDED_STATES:
         name = shlex.quote(order["name"])

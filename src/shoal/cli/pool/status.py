@@ -41,7 +41,12 @@ PROTECTIONS = {
 """Display names of connections' encryption."""
 
 FULL_SPEED = 100  # percent
-STATES = {"paused": "paused", "draining": "drained", "removed": "removed"}
+STATES = {
+    "paused": "paused",
+    "draining": "drained",
+    "drained": "drained",
+    "removed": "removed",
+}
 """Descriptions of what operators did to workers."""
 
 TROUBLES = frozenset({NOT_ADMITTED, "unfit", "leaving", "suspected", "failed"})

@@ -36,7 +36,7 @@ export async function give(machine, order, within) {
   const names = order === "resume" && machine.orders.length ? machine.orders : machine.names;
   const query = within ? `?within=${within}` : "";
   for (const name of names) await api.post(`/admin/workers/${encodeURIComponent(name)}/${order}${query}`);
-  // Shoal's workers end when they are refused; a service starts them again.
+  // Shoal's workers end when they are removed; a service starts them again.
   const again = order === "resume" && machine.away ? ". A worker in a terminal has to be started again" : "";
   toast(`${machine.name}: ${ORDERS[order].done}${again}`);
 }
@@ -67,8 +67,7 @@ function DrainDialog({ machine, onClose }) {
   const [within, setWithin] = useState("");
   return html`<${Confirm} title=${`Drain ${machine.name}?`} action="Drain" onYes=${() => give(machine, "drain", within)} onClose=${onClose}>
     <p>It gets no new jobs, finishes ${machine.running ? `the ${plural(machine.running, "job")} that it runs` : "what it runs"},
-      and is disconnected then.  It is refused until somebody resumes it: then a worker that runs as a service is back
-      within seconds, and one in a terminal has to be started again.  A paused machine stays connected.</p>
+      and stays connected.  When it is drained, it can be switched off; <b>Resume</b> gives it jobs again.</p>
     <div class="field"><label for="drain-within">Give jobs that still run to other machines</label>
       <select id="drain-within" value=${within} onChange=${(event) => setWithin(event.target.value)}>
         <option value="">never: wait for their end</option>

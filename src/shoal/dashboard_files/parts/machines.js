@@ -48,7 +48,7 @@ export function machinesOf(status) {
     found.orders.push(order.name);
     found.ordered.push(order);
     if (order.name === peer) found.since = order.since;
-    if (!found.states.length) addState(found, order.state === "draining" ? "drained" : order.state);
+    if (!found.states.length) addState(found, order.state);
   }
   for (const node of status.nodes) {
     const name = `${node.wire}:${node.name || node.address}`;
@@ -117,7 +117,7 @@ function highest(workers, field) {
   return known.length ? Math.max(...known) : null;
 }
 
-const SUSPENDED = { paused: "paused", draining: "drained", removed: "removed" };
+const SUSPENDED = { paused: "paused", draining: "drained", drained: "drained", removed: "removed" };
 
 /** A pool's jobs at the other workers of a worker's connection: their machine counts them as well. */
 const jobsBeside = (worker, workers) =>

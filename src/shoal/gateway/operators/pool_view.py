@@ -36,7 +36,11 @@ from shoal.gateway.operators.status import (
     relay_statuses,
     worker_status,
 )
-from shoal.gateway.operators.workers import StoredOrder, order_infos
+from shoal.gateway.operators.workers import (
+    StoredOrder,
+    order_infos,
+    suspension_state,
+)
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN
 from shoal.pool.worker import Worker
 
@@ -199,7 +203,7 @@ class PoolView:
             worker.pace,
             worker.offer,
             worker.draining,
-            worker.suspension,
+            suspension_state(hub.pool, worker),
             worker.points,
             route,
             None if route is None else directory.profile_of(peer_of(worker.id)).name,

@@ -12,7 +12,12 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
-from shoal.gateway.operators.workers import SuspensionInfo, order_infos, stored_orders
+from shoal.gateway.operators.workers import (
+    SuspensionInfo,
+    order_infos,
+    stored_orders,
+    suspension_state,
+)
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
@@ -108,7 +113,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: int
     busy: int
     draining: str  # why, or empty
-    suspension: str | None  # by operators: pending, paused, draining or removed
+    suspension: str | None  # pending, paused, draining, drained or removed
     remark: str
     kinds: list[str]
     features: list[str]
@@ -348,7 +353,7 @@ def worker_status(gateway: Gateway, worker: Worker, offset: float) -> WorkerStat
         offer.slots,
         worker.used_slots,
         worker.draining,
-        None if worker.suspension is None else worker.suspension.value,
+        suspension_state(hub.pool, worker),
         offer.remark,
         sorted(kind.value for kind in offer.kinds),
         sorted(feature.value for feature in offer.features),

@@ -18,6 +18,8 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.pool.roster import suggest_names
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
 
 api = Operations()
 
@@ -25,7 +27,7 @@ NAME_MAX = 1024  # characters of a worker's id
 LIMIT_MAX = 7 * 86_400  # seconds: a week
 
 PENDING = Suspension.PENDING
-StateName = Literal["active", "pending", "paused", "draining", "removed"]
+StateName = Literal["active", "pending", "paused", "draining", "drained", "removed"]
 
 
 class DrainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +62,13 @@ StoredOrder: TypeAlias = tuple[WorkerSuspended, float]
 async def stored_orders(gateway: Gateway) -> list[StoredOrder]:
     """Return the orders in force, the oldest first.  Raises StoreError."""
     return await gateway.store.suspensions()
+
+
+def suspension_state(pool: PoolState, worker: Worker) -> StateName | None:
+    """Return what an operator's word does to a worker; None: nothing."""
+    if pool.is_drained(worker.id):
+        return "drained"
+    return None if worker.suspension is None else worker.suspension.value
 
 
 def order_infos(
@@ -119,7 +128,7 @@ async def resume_worker(
 
 
 @api.post(
-    "/admin/workers/{name}/drain", "Disconnect a worker after its jobs", Scope.ADMIN
+    "/admin/workers/{name}/drain", "Let a worker end its jobs, and no more", Scope.ADMIN
 )
 async def drain_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller, query: DrainQuery
@@ -180,9 +189,11 @@ def _order(
     order = pool.suspensions.get(name)
     # There may be thousands of both, so the workers are not searched for each order.
     workers = pool.workers_named(name) if order is None else sorted(order.workers)
-    running = sum(len(pool.workers[each].leases) for each in workers)
+    running = sum(1 for each in workers for _ in pool.leases_of(each))
     state: StateName
-    if how is not None:
+    if how is Suspension.DRAINING and not running:
+        state = "drained"
+    elif how is not None:
         state = how.value
     else:
         state = "pending" if _is_pending(gateway, name) else "active"
