@@ -104,9 +104,9 @@ def test_failed_order_is_told_to_who_left_its_dialog(admin: Visitor) -> None:
 
     page.evaluate("location.hash = '#/jobs'")
     expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
-    asked[0].fulfill(status=409, json={"error": {"message": "it leaves already"}})
+    asked[0].fulfill(status=409, json={"error": {"message": "it \u202eleaves already"}})
 
-    expect(page.locator(".toast")).to_have_text("it leaves already")
+    expect(page.locator(".toast")).to_have_text(r"it \u202eleaves already")
     admin.faults.clear()  # how browsers log an answer of 409
 
 

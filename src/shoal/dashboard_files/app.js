@@ -2,6 +2,7 @@
 
 import { html, render, useEffect, useErrorBoundary, useMemo, useRef, useState } from "./vendor/preact.js";
 import { api, beginSession, whenSignedOut } from "./parts/api.js";
+import { escapeDirections } from "./parts/directions.js";
 import * as liveData from "./parts/live.js";
 import { useLive } from "./parts/live.js";
 import { Icon, Mark } from "./parts/icons.js";
@@ -286,4 +287,5 @@ function App() {
   return html`<${Shell} session=${session} onSignOut=${signOut} />`;
 }
 
+escapeDirections();
 render(html`<${App} />`, document.getElementById("app"));
