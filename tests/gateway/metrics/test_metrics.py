@@ -1,6 +1,7 @@
 """What metrics of jobs count, and how many labels they have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -22,6 +23,9 @@ from shoal.gateway.metrics.jobs import JobMetrics
 from shoal.gateway.metrics.monitoring import LoopLag
 from shoal.gateway.metrics.requests import (
     OTHER,
+    PER_TOKEN,
+    SECONDS,
+    TOKENS,
     WORKER_MEMORY,
     WORKERS_MAX,
     ModelLabels,
@@ -123,6 +127,14 @@ def test_worker_that_left_makes_room_after_an_hour() -> None:
 def test_name_with_a_lone_surrogate_does_not_hide_the_metrics() -> None:
     WorkerLabels().label(WorkerId("wire:\ud800"), 0.0).encode()
     ModelLabels().label("\ud800", ["\ud800"]).encode()
+
+
+@pytest.mark.parametrize("bounds", [SECONDS, TOKENS, PER_TOKEN])
+def test_buckets_are_few_and_narrow_enough_for_quantiles(
+    bounds: Sequence[float],
+) -> None:
+    assert len(bounds) <= 9  # each is a line for each model
+    assert max(upper / lower for lower, upper in pairwise(bounds)) <= 4.0
 
 
 def test_histogram_counts_each_value_once() -> None:

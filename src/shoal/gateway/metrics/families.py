@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 from shoal.domain.histogram import Histogram
 
 LINES_MAX = 400  # of a piece of the text: about a millisecond
-PIECE = 20  # histograms, of about as many lines
+PIECE = 30  # histograms, of about as many lines
 
 
 class HistogramPiece(HistogramMetricFamily):
