@@ -103,10 +103,10 @@ def measure(rounds: int) -> Results:
 def _compare(kind: str, coordinator: Program, number: int, out: Results) -> None:
     """Measure chats beside a flood, and beside a process that burns as much."""
     quiet, _ = _window(coordinator)
-    with _flood(kind, coordinator.report["url"]) as flood:
-        before = _cpu(flood)
+    with flood(kind, coordinator.report["url"]) as attacker:
+        before = _cpu(attacker)
         busy, took = _window(coordinator)
-        spent = _cpu(flood) - before + busy - quiet
+        spent = _cpu(attacker) - before + busy - quiet
     out[f"{kind}: p99 ms"].append(took)
     with _burning(max(0.0, spent / WINDOW)):
         _, took = _window(coordinator)
@@ -131,7 +131,8 @@ def _compare_new(kind: str, coordinator: Program, out: Results) -> None:
     out[NEW_CONTROL.format(kind=kind)].append(took)
 
 
-def _flood(kind: str, url: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+def flood(kind: str, url: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """Flood a coordinator that has ``KEY`` and ``TOKEN`` within the block."""
     return _attacking("attacks.flooding", kind, url)
 
 

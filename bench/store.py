@@ -4,32 +4,41 @@ Each job is a chat of 1.6 KB on average, with its answer, receipt and payment, w
 as the hub writes it, 100 jobs a commit.  The texts are pieces of this project's
 documents: a text that is repeated could be compressed to nothing.  *page*: the slowest
 of 50 pages of each list, of 100 entries.  *commit*: a whole job, one after the other;
-*beside readers*: while ten tasks read all lists, one after the other; the p99 of 2,500.
+the p99 of 2,500.
 *prune*: as the hourly prune of a tenth of the jobs, the p99 of commits meanwhile.
 *CPU*: of all threads for a page, of the list that takes most; of the thread that writes
 for a commit, the median of five times 500.
-*ready*: `shoal serve` on the database until it answers.  SHOAL_BENCH_JOBS sets another
-number of jobs.
+*ready*: `shoal serve` on the database until it answers.  *chat*: over HTTP there, one
+after the other, from a node that answers at once; *served commit*: the mean of the
+coordinator's own commits meanwhile.  *beside readers*: while ten keys read everybody's
+lists over HTTP as fast as they may (tests/attacks/flooding.py), five times three
+seconds in turn with as long alone.  SHOAL_BENCH_JOBS sets another number of jobs.
 """
 
 import asyncio
 import hashlib
+import json
 import math
 import os
 import random
 import sqlite3
 import statistics
+import struct
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import cache
 from itertools import count, cycle
 from pathlib import Path
 from typing import TypeVar
 
-from load import run
+from engine import TEXT as PIECE
+from hostile import KEY, TOKEN, flood
+from load import request, run
+from node import BINARY, TEXT, frame, receive, upgrade
 from processes import program
 from report import Goal, Results
 from shoal.domain.facts import Fact, JobCompleted, JobLeased, JobStarted, JobSubmitted
@@ -57,29 +66,35 @@ OWNERS = 10_000
 IN_A_COMMIT = 100
 COMMITS = 500
 TIMES = 5  # alone and beside readers in turn: the same commits differ by a third
-READERS = 10
+WINDOW = 3.0  # seconds
 PAGES = 50
 ENTRIES = 100
 
 PAGE = "page: slowest, ms"
 PAGE_CPU = "page: CPU ms"
 ALONE = "commit: p99, ms"
-BESIDE = "commit beside readers: p99, ms"
 ALONE_CPU = "commit: CPU µs"
-BESIDE_CPU = "commit beside readers: CPU µs"
 PRUNING = "commit beside prune: p99, ms"
 LONGEST = "commit beside prune: longest, ms"
 SIZE = "size: KB a job"
 LOG = "log: MB after prune"
 READY = "ready: s"
+BESIDE = " beside readers"
+CHAT, CHAT_MEDIAN = "chat{}: p99, ms", "chat{}: median, ms"
+SERVED = "served commit{}: ms"
+COMMITS_SPENT = "shoal_store_commit_seconds_sum "
+COMMITS_MADE = "shoal_store_commit_seconds_count "
 FULL, EMPTY = "filled, ", "empty, "
 
 GOALS = [
     Goal(FULL + PAGE, at_most=20),
     Goal(FULL + PAGE_CPU, at_most=20),
     Goal(FULL + ALONE, EMPTY + ALONE),
-    Goal(FULL + BESIDE, FULL + ALONE, at_most=2),
-    Goal(FULL + BESIDE_CPU, FULL + ALONE_CPU, at_most=2),
+    *(
+        Goal(name + row.format(BESIDE), name + row.format(""), at_most=2)
+        for name in (EMPTY, FULL)
+        for row in (CHAT_MEDIAN, CHAT, SERVED)
+    ),
     Goal(FULL + ALONE_CPU, EMPTY + ALONE_CPU),
     Goal(FULL + PRUNING, FULL + ALONE),
     Goal(FULL + SIZE, at_most=3),
@@ -92,9 +107,9 @@ def measure(rounds: int) -> Results:
     for _ in range(rounds):
         for name, jobs in ((EMPTY, 0), (FULL, JOBS)):
             with tempfile.TemporaryDirectory() as folder:
-                for row, value in run(_measure(Path(folder), jobs)).items():
+                found = run(_measure(Path(folder), jobs)) | _served(folder)
+                for row, value in found.items():
                     results[name + row].append(value)
-                results[name + READY].append(_ready(folder))
     return results
 
 
@@ -109,16 +124,12 @@ async def _measure(folder: Path, jobs: int) -> dict[str, float]:
         found[SIZE] = await history.store.database.read(_size) / jobs / 1e3
     found[PAGE] = 1e3 * max([await _slowest(each) for each in history.lists()])
     found[PAGE_CPU] = 1e3 * max([await _cpu(each) for each in history.lists()])
-    waits: dict[str, list[float]] = defaultdict(list)
-    costs: dict[str, list[float]] = defaultdict(list)
+    waits: list[float] = []
+    costs = []
     for _ in range(TIMES):
-        waits[ALONE] += await history.commits(COMMITS)
-        costs[ALONE_CPU].append(history.cpu / COMMITS * 1e6)
-        async with _reading(history):
-            waits[BESIDE] += await history.commits(COMMITS)
-            costs[BESIDE_CPU].append(history.cpu / COMMITS * 1e6)
-    found |= {name: _p99(each) for name, each in waits.items()}
-    found |= {name: statistics.median(each) for name, each in costs.items()}
+        waits += await history.commits(COMMITS)
+        costs.append(history.cpu / COMMITS * 1e6)
+    found |= {ALONE: _p99(waits), ALONE_CPU: statistics.median(costs)}
     pruning = asyncio.create_task(history.store.prune(jobs / 10))
     took = await history.commits(1)
     while not pruning.done():
@@ -255,25 +266,6 @@ def _claims(job_id: JobId) -> Claims:
     )
 
 
-@asynccontextmanager
-async def _reading(history: History) -> AsyncIterator[None]:
-    """Read lists within the block, several at once."""
-    stop = asyncio.Event()
-
-    async def read_on(start: int) -> None:
-        lists = history.lists()
-        for number in cycle(range(len(lists))):
-            if stop.is_set():
-                return
-            await lists[(start + number) % len(lists)]()
-
-    async with asyncio.TaskGroup() as tasks:
-        for start in range(READERS):
-            tasks.create_task(read_on(start))
-        yield
-        stop.set()
-
-
 async def _slowest(read: Callable[[], Awaitable[object]]) -> float:
     took = []
     for _ in range(PAGES):
@@ -301,10 +293,76 @@ def _p99(took: list[float]) -> float:
     return 1e3 * sorted(took)[math.ceil(0.99 * len(took)) - 1]
 
 
-def _ready(folder: str) -> float:
+def _served(folder: str) -> dict[str, float]:
+    """Measure a coordinator on the database, alone and beside readers of lists."""
+    found: dict[str, float] = {}
+    took: dict[str, list[float]] = defaultdict(list)
+    commits: dict[str, list[float]] = defaultdict(list)
     began = time.perf_counter()
     with program(
         *("-m", "shoal", "serve", "--port", "0", "--data-dir", folder),
+        *("--api-key", KEY, "--join-token", TOKEN),
         *("--json", "--log-level", "warning"),
-    ):
-        return time.perf_counter() - began
+    ) as coordinator:
+        found[READY] = time.perf_counter() - began
+        url, port = coordinator.report["url"], coordinator.report["ports"]["http"]
+        for beside in cycle(("", BESIDE)):
+            reading = flood("lists", url) if beside else nullcontext()
+            with reading:
+                spent, made = _commits(url)
+                took[beside] += run(_chats(port))
+                later, more = _commits(url)
+            commits[beside].append(1e3 * (later - spent) / (more - made))
+            if len(commits[BESIDE]) == TIMES:
+                break
+    for beside, each in took.items():
+        found[CHAT_MEDIAN.format(beside)] = 1e3 * statistics.median(each)
+        found[CHAT.format(beside)] = _p99(each)
+        found[SERVED.format(beside)] = statistics.median(commits[beside])
+    return found
+
+
+def _commits(url: str) -> tuple[float, float]:
+    """Return the seconds of all commits of a coordinator, and their number."""
+    asked = urllib.request.Request(
+        url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        lines = answer.read().decode().splitlines()
+    spent, made = (
+        float(line.removeprefix(name))
+        for name in (COMMITS_SPENT, COMMITS_MADE)
+        for line in lines
+        if line.startswith(name)
+    )
+    return spent, made
+
+
+async def _chats(port: int) -> list[float]:
+    """Return the seconds of each chat of a window, one after the other."""
+    asked = request("a question", key=KEY, stream=True)
+    took: list[float] = []
+    node = await upgrade(port, f"/ws?token={TOKEN}&model=m&max_concurrency=1&name=n")
+    async with asyncio.TaskGroup() as tasks:
+        answering = tasks.create_task(_answer(*node))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        until = time.perf_counter() + WINDOW
+        while (began := time.perf_counter()) < until:
+            writer.write(asked)
+            await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            took.append(time.perf_counter() - began)
+        writer.close()
+        answering.cancel()
+    node[1].close()
+    return took
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer as a node, at once."""
+    while True:
+        opcode, payload = await receive(reader)
+        task = json.loads(payload) if opcode == TEXT and payload else {}
+        if "id" in task and "stop" not in task:
+            number = struct.pack("!I", task["id"])
+            writer.write(frame(BINARY, number + PIECE.encode()))
+            writer.write(frame(BINARY, number))
