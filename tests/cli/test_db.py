@@ -1,6 +1,7 @@
 """``shoal db``: backups and restoring them, damage, and free space."""
 
 import asyncio
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -180,6 +181,41 @@ async def test_a_restore_that_was_interrupted_is_repeated(
     store = await opened(folder)
     assert [each.job.id for each in await store.open_jobs()] == ["a"]
     await store.close()
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+async def test_a_database_and_its_log_are_moved_aside_together_whatever_is_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    copy, crashed = tmp_path / "copy.db", tmp_path / "crashed"
+    store = await opened(folder)
+    assert main(["db", "backup", str(copy)]) == 0
+    await store.append([submitted("a")], 1.0)
+    crashed.mkdir()
+    for name in ("shoal.db", "shoal.db-wal"):  # as a kill leaves them
+        shutil.copy(folder / name, crashed / name)
+    await store.close()
+    for name in ("shoal.db", "shoal.db-wal"):
+        shutil.copy(crashed / name, folder / name)
+    rename, left = Path.rename, [None] * renames
+
+    def killed(self: Path, target: Path | str) -> Path:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        assert main(["db", "restore", str(copy)]) == 130
+
+    assert main(["db", "restore", str(copy)]) == 0
+
+    replaced = SqliteStore(folder / "shoal.old-1.db")
+    await replaced.open()
+    assert [each.job.id for each in await replaced.open_jobs()] == ["a"]
+    await replaced.close()
+    assert not [each for each in names(folder) if "old-2" in each or "moving" in each]
 
 
 async def test_backup_names_the_files_that_are_not_in_it(

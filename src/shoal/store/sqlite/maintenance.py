@@ -137,14 +137,24 @@ def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) ->
 
 
 def _move_aside(path: Path) -> None:
-    """Rename a database and its log, if there are any, to the first free name."""
+    """Rename a database and its log, if there are any, to the first free name.
+
+    The database goes first, and has the name itself when its log has: a repetition
+    after a crash in between finds the same name, and moves the log beside it.
+    """
+    log, memory = (path.with_name(path.name + each) for each in SUFFIXES[1:])
     names = (path.with_name(f"{path.stem}.old-{n}{path.suffix}") for n in count(1))
-    aside = next(each for each in names if not each.exists())
-    # The log last: without it, the database is damaged.
-    for suffix in SUFFIXES[:2]:
+    pairs = ((each, each.with_name(f"{each.name}.moving")) for each in names)
+    begun = not path.exists()
+    aside, moving = next(
+        (each, part)
+        for each, part in pairs
+        if not each.exists() and (begun or not part.exists())
+    )
+    for source, target in ((path, moving), (log, f"{aside}-wal"), (moving, aside)):
         with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
-    path.with_name(path.name + SUFFIXES[2]).unlink(missing_ok=True)
+            source.rename(target)
+    memory.unlink(missing_ok=True)
 
 
 def compact(path: Path) -> tuple[int, int]:
