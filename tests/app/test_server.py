@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,12 @@ from gateway.serving import Pool, eventually
 from shoal.app.server import run_coordinator
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
-from shoal.config.secret_files import signing_key_created_at
+from shoal.config.secret_files import SIGNING_LOG_FILE, signing_key_created_at
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.dispatch import Config
+from shoal.store.ledger import LogHead
+from shoal.store.signing_keys import SigningKeys
 
 SECRET = "a secret of the receiver's"
 OPEN = {"dispatch": Config(open=True)}
@@ -222,6 +225,42 @@ async def test_a_broken_database_ends_the_coordinator(
             with pytest.raises(StoreError, match=gone):
                 await running.hub.process(AccountTopUp("a", 1, "admin"))
             await asyncio.Event().wait()
+
+
+async def test_checkpoint_that_cannot_be_recorded_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.app.server.CHECK_EVERY", 0.0)
+    asked = threading.Semaphore(0)
+    show = SigningKeys.show
+
+    async def counted(self: SigningKeys, head: LogHead | None) -> None:
+        try:
+            await show(self, head)
+        except StoreError:
+            asked.release()
+            raise
+
+    monkeypatch.setattr(SigningKeys, "show", counted)
+    async with (
+        run_coordinator(settings(tmp_path)) as running,
+        ClientSession() as session,
+        provider(Pool(running.url, running.hub, session)) as worker,
+    ):
+        (tmp_path / SIGNING_LOG_FILE).unlink()
+        (tmp_path / SIGNING_LOG_FILE / "in the way").mkdir(parents=True)
+        async with session.post(
+            f"{running.url}/v1/jobs/commit/cheap",
+            json=COMMIT,
+            headers={"Authorization": f"Bearer {running.api_key}"},
+        ):
+            await worker.complete((await worker.job())["job_id"], {"ok": True})
+        for _ in range(3):
+            await eventually(lambda: asked.acquire(blocking=False))
+        found = [each for each in caplog.messages if "cannot check" in each]
+
+    file = tmp_path / SIGNING_LOG_FILE
+    assert [each.partition(":")[2].startswith(f" {file}: ") for each in found] == [True]
 
 
 async def test_additional_ports_are_announced(

@@ -94,6 +94,7 @@ SIGNATURES_INLINE_MAX = (
 )
 PRUNE_EVERY = 3600.0  # seconds
 CHECK_EVERY = 2.0  # seconds between looks at the database's files
+UNCHECKED = "cannot check the database: %s"
 BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
 NO_WIRES: Mapping[str, object] = {}
 
@@ -548,11 +549,15 @@ async def _end_if_broken(health: StoreHealth) -> None:
 
 async def _check_regularly(store: Store, signing: SigningKeys) -> None:
     """Look for damage to the database, also while nobody uses it."""
+    failing = False
     while True:
         await asyncio.sleep(CHECK_EVERY)
-        with suppress(StoreError):  # damage is reported; all else may pass
-            await store.check()
-            await signing.show(await store.ledger.head())
+        error = await _check(store, signing)
+        # Damage is reported; all else may pass, and is logged when it begins.
+        failed = error is not None and not isinstance(error, StoreBroken)
+        if error is not None and failed and not failing:
+            log.warning(UNCHECKED, error.located)
+        failing = failed
 
 
 async def _check_at_stop(
@@ -561,13 +566,21 @@ async def _check_at_stop(
     """Raise StoreBroken if the process must not end as if all were well."""
     if health.is_broken and health.failure is not None:
         raise StoreBroken(str(health.failure), health.failure.path)
+    error = await _check(store, signing)
+    if isinstance(error, StoreBroken):
+        raise error
+    if error is not None:
+        log.warning(UNCHECKED, error.located)
+
+
+async def _check(store: Store, signing: SigningKeys) -> StoreError | None:
+    """Look for damage to the database, and record what its log has shown."""
     try:
         await store.check()
         await signing.show(await store.ledger.head())
-    except StoreBroken:
-        raise
     except StoreError as error:
-        log.warning("cannot check the database: %s", error.located)
+        return error
+    return None
 
 
 async def _report_damage(store: Store, health: StoreHealth) -> None:
