@@ -1,5 +1,6 @@
 """Usage by day, key, model and node."""
 
+import asyncio
 import sqlite3
 from collections.abc import Collection
 from contextlib import closing
@@ -275,6 +276,24 @@ async def test_batches_that_were_rolled_back_take_no_rows(store: SqliteStore) ->
         UsageSum(day, "al", "m0", "w:n", 1, 10, 5, 0),
         UsageSum(day, "al", "m1", "w:n", 1, 10, 5, 0),
     ]
+
+
+async def test_batch_behind_one_that_is_rolled_back_has_its_rows(
+    store: SqliteStore,
+) -> None:
+    store._usage_days = UsageDays(rows_max=1)
+    webhook = WebhookDelivery(JobId("a"), Webhook("http://receiver/", "secret"))
+    twice = LedgerEntries(deliveries=[webhook, webhook])
+
+    failed, stored = await asyncio.gather(
+        store.append([*leased("a"), done("a")], 1.0, (), twice),
+        complete(store, "b"),
+        return_exceptions=True,
+    )
+
+    assert isinstance(failed, StoreError)
+    assert stored is None
+    assert await sums(store) == [UsageSum(0, "al", "m", "w:n", 1, 10, 5, 0)]
 
 
 async def test_usage_is_kept_for_some_days(store: SqliteStore) -> None:

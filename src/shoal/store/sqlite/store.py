@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.domain.errors import StoreBroken, StoreError
+from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import (
     Fact,
     JobSubmitted,
@@ -90,7 +90,8 @@ class SqliteStore:
     ) -> None:
         recorded = [*earlier, *(port.RecordedFact(at, fact) for fact in facts)]
 
-        def write(sql: sqlite3.Connection) -> None:
+        def write(sql: sqlite3.Connection) -> int:
+            batch = self._usage_days.begin_batch()
             usage = UsageBatch(sql, self._usage_days, entries.places)
             write_facts(sql, recorded, self._large_values, usage)
             for refund in entries.refunds:
@@ -98,12 +99,9 @@ class SqliteStore:
             usage.write()
             write_entries(sql, entries, at)
             write_deliveries(sql, entries.deliveries, at)
+            return batch
 
-        try:
-            await self.database.transact(write)
-        except StoreError:
-            self._usage_days.forget()
-            raise
+        self._usage_days.on_committed(await self.database.transact(write))
         for each in recorded:
             if isinstance(each.fact, JobSubmitted):
                 self._works.forget(each.fact.job.id)

@@ -65,13 +65,27 @@ Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
 class UsageDays:
     """Bounds the table: the rows of a day, and the days.
 
-    The rows are counted in memory, and read again when the day changes.  The days
-    before are added up, as nothing more is written to them.
+    The rows are counted in memory, and read again when the day changes, or when the
+    batch before was rolled back.  The days before are added up, as nothing more is
+    written to them.
     """
 
     rows_max: int = ledger.ROWS_PER_DAY_MAX
     _day: int = -1
     _rows: int = 0
+    _begun: int = 0  # batches
+    _committed: int = 0  # the last of them that is known to be
+
+    def begin_batch(self) -> int:
+        """Return the number of a batch, which begins; the one before has ended."""
+        if self._committed != self._begun:
+            self._day = -1
+        self._begun += 1
+        return self._begun
+
+    def on_committed(self, batch: int) -> None:
+        """Record that a batch, by its number, was committed."""
+        self._committed = batch
 
     def bounded(self, sql: sqlite3.Connection, row: Row) -> Row:
         """Return the row to count a new key, model and node in."""
@@ -93,10 +107,6 @@ class UsageDays:
             return False
         sql.execute(ADD_UP, (day,))
         return True
-
-    def forget(self) -> None:
-        """Count again: a transaction was rolled back."""
-        self._day = -1
 
     def begin(self, sql: sqlite3.Connection, day: int) -> None:
         """Prepare for writing to a day, which may be any if the clock was set."""
