@@ -10,7 +10,12 @@ from shoal.coordinator.admission import (
     load_join_tokens,
 )
 from shoal.coordinator.auth_throttle import BLOCK_AFTER, AuthThrottle, CredentialKind
-from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
+from shoal.domain.credentials import (
+    JoinToken,
+    digest_of,
+    with_fingerprint,
+    without_key,
+)
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, TokenProof
 from shoal.protocols.seam.session import Batch, CloseCode
@@ -310,6 +315,26 @@ async def test_worker_with_a_new_key_rejoins_by_the_token(
 
     (token,) = await store.tokens.all()
     assert token.workers == {f"wire:w key:{KEY}"}
+
+
+async def test_only_names_that_begin_alike_are_compared(
+    admission: WorkerAdmission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await make(admission, uses_max=1000)
+    bound = frozenset(f"wire:n{number} key:{KEY}" for number in range(100))
+    admission.tokens.update(replace(token, workers=bound | {f"wire:w2 key:{KEY}"}))
+    compared = []
+
+    def recorded(name: str) -> str:
+        compared.append(name)
+        return without_key(name)
+
+    monkeypatch.setattr("shoal.coordinator.admission.without_key", recorded)
+
+    grant = admit_key(admission, "jt-lab", OTHER_KEY)
+
+    assert grant.worker == f"wire:w key:{OTHER_KEY}"
+    assert compared == [f"wire:w2 key:{KEY}"]
 
 
 async def test_key_binds_to_no_unlimited_token(admission: WorkerAdmission) -> None:
