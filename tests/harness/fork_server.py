@@ -1,11 +1,13 @@
 """Starts ``python -m MODULE`` by a fork of a process that has imported Shoal.
 
 Importing takes most of the processor time of a program that a test starts.  The child
-of the fork has its own environment, folder, arguments and files, and runs the module as
-``python -m`` does.  Its command line, as ``ps`` shows it, is that of the server.
+of the fork has its own environment, folder, arguments and files, is in the network
+namespace of the thread that asked, and runs the module as ``python -m`` does.  Its
+command line, as ``ps`` shows it, is that of the server.
 """
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
@@ -33,6 +35,8 @@ PRELOADED = (
 # Variables that matter while modules are imported, or earlier.
 EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_")
 REQUEST_MAX = 1 << 20  # bytes
+NETWORK = "/proc/thread-self/ns/net"
+CLONE_NEWNET = 0x40000000  # linux/sched.h
 LINUX = sys.platform.startswith("linux")  # elsewhere each has a process of its own
 
 
@@ -91,7 +95,7 @@ class ForkServer:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_MAX)
         self._requests = ours
         self._environment = dict(os.environ)
-        self._where = sys.executable, _network()
+        self._interpreter = sys.executable
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
@@ -108,8 +112,7 @@ class ForkServer:
     def can_run(self, environment: Mapping[str, str]) -> bool:
         """Return whether a program may be a child of the server.
 
-        It may not where variables matter early, by another interpreter, and in another
-        network namespace.
+        It may not where variables matter early, nor by another interpreter.
         """
 
         def early(variables: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +124,7 @@ class ForkServer:
 
         return (
             early(environment) == early(self._environment)
-            and (sys.executable, _network()) == self._where
+            and sys.executable == self._interpreter
         )
 
     def run(
@@ -135,13 +138,16 @@ class ForkServer:
         request = json.dumps([module, arguments, folder, dict(environment)]).encode()
         read, write = os.pipe()
         status_read, status_write = os.pipe()
+        network = os.open(NETWORK, os.O_RDONLY)  # of this thread
         try:
             socket.send_fds(
-                self._requests, [request], [write, errors.fileno(), status_write]
+                self._requests,
+                [request],
+                [write, errors.fileno(), status_write, network],
             )
         finally:
-            os.close(write)
-            os.close(status_write)
+            for each in (write, status_write, network):
+                os.close(each)
         return ForkedProcess(status_read, os.fdopen(read))
 
 
@@ -187,6 +193,7 @@ def serve(requests: socket.socket) -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    home = os.open(NETWORK, os.O_RDONLY)
     running: dict[int, int] = {}
     while True:
         ready, _, _ = select.select([requests.fileno(), ended], [], [])
@@ -200,10 +207,10 @@ def serve(requests: socket.socket) -> None:
                 _tell(running[pid], f"{os.waitstatus_to_exitcode(status)} {seconds}")
                 os.close(running.pop(pid))
         if requests.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_MAX, 3)
+            request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_MAX, 4)
             if not request:
                 return
-            stdout, stderr, status_to = descriptors
+            stdout, stderr, status_to, network = descriptors
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -212,12 +219,14 @@ def serve(requests: socket.socket) -> None:
                 requests.close()
                 os.dup2(stdout, 1)
                 os.dup2(stderr, 2)
-                os.close(stdout)
-                os.close(stderr)
+                if not os.path.sameopenfile(network, home):
+                    enter_network(network)
+                for each in (home, stdout, stderr, network):
+                    os.close(each)
                 run(*json.loads(request))
                 return
-            os.close(stdout)
-            os.close(stderr)
+            for each in (stdout, stderr, network):
+                os.close(each)
             running[pid] = status_to
             _tell(status_to, str(pid))
 
@@ -235,10 +244,11 @@ def run(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _network() -> str:
-    """Return the network namespace of this thread, on Linux."""
-    place = "/proc/thread-self/ns/net"
-    return os.readlink(place) if os.path.exists(place) else ""
+def enter_network(descriptor: int) -> None:
+    """Move this thread to a network namespace: setns(2), which Python has from 3.12."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _tell(descriptor: int, text: str) -> None:

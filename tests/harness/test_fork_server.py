@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.fork_server import ForkServer, Process, started
+from harness.fork_server import ForkedProcess, ForkServer, Process, started
+from live.machines import two_machines
 
 SHOWN = """
 import json, os, signal, sys
@@ -18,6 +19,7 @@ print(json.dumps([
     __name__, sys.argv[1:], os.getcwd(), dict(os.environ), sys.path[:2],
     sys.modules["__main__"].__dict__ is globals(),
     str(signal.getsignal(signal.SIGCHLD)), len(os.listdir("/proc/self/fd")),
+    os.readlink("/proc/self/ns/net"),
 ]), flush=True)
 print("an error", file=sys.stderr, flush=True)
 if sys.argv[1:]:
@@ -58,6 +60,23 @@ def test_program_runs_as_in_a_process_of_its_own(folder: Path) -> None:
 
     assert outputs[0] == outputs[1]
     assert outputs[0][:3] == ["__main__", ["3"], str(folder)]
+
+
+@pytest.mark.long
+def test_program_is_in_the_network_of_the_thread_that_starts_it(folder: Path) -> None:
+    networks = []
+    with two_machines() as machines:
+        for machine in machines:
+            with machine.inside():
+                process = run(folder, dict(os.environ), "0")
+                networks.append(os.readlink("/proc/thread-self/ns/net"))
+            assert isinstance(process, ForkedProcess)
+            with process.stdout as stdout:
+                assert json.load(stdout)[-1] == networks[-1]
+            assert process.wait(60) == 0
+    networks.append(os.readlink("/proc/thread-self/ns/net"))
+
+    assert len({*networks}) == 3
 
 
 def test_program_that_is_killed_tells_the_signal(folder: Path) -> None:

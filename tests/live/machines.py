@@ -1,6 +1,5 @@
 """Machines of their own for a test: network namespaces of Linux, joined by a cable."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CLONE_NEWNET = 0x40000000  # linux/sched.h
+from harness.fork_server import enter_network
+
 NAMESPACES = Path("/run/netns")
 MISSING = (
     "tests with machines of their own need Linux, root and iproute2: run `make test` "
@@ -40,7 +40,7 @@ class Machine:
             try:
                 yield
             finally:
-                _move(home.fileno())
+                enter_network(home.fileno())
 
     def ip(self, *arguments: str) -> None:
         """Change the machine's network."""
@@ -115,11 +115,4 @@ def run(*arguments: str) -> None:
 
 def _enter(namespace: Path) -> None:
     with namespace.open() as file:
-        _move(file.fileno())
-
-
-def _move(descriptor: int) -> None:
-    """Move this thread to a network namespace: setns(2), which Python has from 3.12."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns")
+        enter_network(file.fileno())
