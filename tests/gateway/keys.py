@@ -1,12 +1,10 @@
 """Creation of keys and tokens over HTTP, and requests with them."""
 
-import ssl
 from typing import Any
 
 from gateway.serving import KEY, Pool
+from harness.plain_http import NO_CERTIFICATES
 from harness.slow_imports import openai
-
-NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 CHAT: dict[str, Any] = {
     "model": "m1",
@@ -33,10 +31,7 @@ async def request(
 
 
 def client(pool: Pool, key: str = KEY) -> "openai.AsyncOpenAI":
-    """The official client, without retries.
-
-    It would otherwise read the system's certificates, which takes longer than a test.
-    """
+    """The official client, without retries."""
     http = openai.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES)
     return openai.AsyncOpenAI(
         base_url=f"{pool.url}/v1", api_key=key, max_retries=0, http_client=http

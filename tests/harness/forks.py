@@ -28,7 +28,7 @@ import pytest
 
 LINUX = sys.platform.startswith("linux")
 PRELOADED = ("openai", "torch")  # imported once, if all forks would
-PRELOADED_FROM = 2000  # tests
+PRELOADED_FROM = 1000  # tests
 
 # What a fork sends; a place is one in ``session.items``.
 
