@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.databases import put_new_database
-from shoal.batches import result_files
 from shoal.batches.result_files import ResultFiles
+from shoal.store import batches
 from shoal.store.batches import (
     BATCH_ID_LENGTH,
     FilePurpose,
@@ -25,7 +25,7 @@ BATCH = StoredBatch(
 async def test_results_beyond_the_first_page_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_files, "RESULTS_AT_ONCE", 1)  # one line in a page
+    monkeypatch.setattr(batches, "RESULTS_AT_ONCE", 1)  # one line in a page
     put_new_database(tmp_path / "shoal.db")
     store, folder = SqliteStore(tmp_path / "shoal.db"), FileFolder(tmp_path / "files")
     folder.open()

@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from client.coordinator_thread import CoordinatorThread
-from shoal.client import encoding, pending_calls
+from shoal.client import pending_calls
 from shoal.client.map_results import AHEAD_FIRST
 from shoal.domain.errors import (
     InvalidRequest,
@@ -25,7 +25,7 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
-from shoal.tasks import values
+from shoal.tasks import registry, values
 from shoal.tasks.registry import TASKS
 from tasks import demo_tasks
 from tasks.demo_tasks import Point
@@ -536,7 +536,7 @@ def in_main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
     monkeypatch.setattr(shouted, "__module__", "__main__")
     monkeypatch.setattr(shouted, "__qualname__", "shouted")
-    monkeypatch.setattr(encoding, "main_module_name", lambda: "program")
+    monkeypatch.setattr(registry, "main_module_name", lambda: "program")
     yield shoal.task(name="program.shouted")(shouted)
     del TASKS["program.shouted"]
 
@@ -578,7 +578,7 @@ def test_task_of_a_notebook_is_sent(
     in_main: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoding, "main_module_name", lambda: "__main__")
+    monkeypatch.setattr(registry, "main_module_name", lambda: "__main__")
     monkeypatch.setitem(TASKS, "__main__.shouted", TASKS["program.shouted"])
     monkeypatch.setattr(in_main, "__shoal_task__", "__main__.shouted")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.synced import needs_folder_sync, synced_files
-from shoal.config import secret_files
+from shoal.config import private_files
 from shoal.config.private_files import replace_private
 from shoal.config.secret_files import SEED_FILE, SIGNING_LOG_FILE, signing_seed
 from shoal.domain.errors import StoreBroken, StoreError
@@ -166,7 +166,7 @@ def test_a_new_log_that_was_interrupted_never_uses_the_old_key(
 
     with monkeypatch.context() as patch:
         patch.setattr(signing_keys, "replace_private", killed)
-        patch.setattr(secret_files, "replace_private", killed)
+        patch.setattr(private_files, "replace_private", killed)
         with pytest.raises(KeyboardInterrupt):
             begin_new_log(tmp_path, last, AT)
 

@@ -8,12 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.config.private_files import (
-    FOLDER_MODE,
-    readable_by_others,
-    restrict,
-    write_private,
-)
+from shoal.config import private_files
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.protocol import FleetAccess
 
@@ -76,7 +71,7 @@ def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:
     """
     file = home / fleets.file
     _write(file, token)
-    restrict(file.parent)
+    private_files.restrict(file.parent)
     return file
 
 
@@ -98,7 +93,7 @@ def _read(file: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
-    if readable_by_others(file):
+    if private_files.readable_by_others(file):
         print(
             f"warning: {file} holds a token and is readable by other users: "
             f"chmod 600 {file}",
@@ -109,7 +104,7 @@ def _read(file: Path) -> str:
 
 def _write(file: Path, secret: str) -> None:
     try:
-        file.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        write_private(file, secret + "\n")
+        file.parent.mkdir(mode=private_files.FOLDER_MODE, parents=True, exist_ok=True)
+        private_files.write_private(file, secret + "\n")
     except OSError as error:
         raise ConfigError(f"{file}: {error}") from error

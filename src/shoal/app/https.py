@@ -15,16 +15,10 @@ from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import store_certificate
 from shoal.domain.addresses import LOOPBACK_NAME, is_own_host
 from shoal.domain.errors import ConfigError
+from shoal.transports import tls
 from shoal.transports.clock import Clock
 from shoal.transports.http_server import public_url
 from shoal.transports.mdns import ANY_ADDRESS, addresses_of
-from shoal.transports.tls import (
-    ServerTls,
-    certificate_hash,
-    fingerprint_of,
-    server_certificate,
-    server_context,
-)
 
 FOLDER = "tls"  # in the data folder
 OFF, AUTO = "off", "auto"
@@ -50,12 +44,12 @@ class Https:
     @property
     def fingerprint(self) -> bytes:
         """The fingerprint of the server's key."""
-        return fingerprint_of(self.certificate)
+        return tls.fingerprint_of(self.certificate)
 
     @property
-    def presented(self) -> ServerTls:
+    def presented(self) -> tls.ServerTls:
         """The server's side on the ports beside that of HTTP."""
-        return ServerTls(self.context, certificate_hash(self.certificate))
+        return tls.ServerTls(self.context, tls.certificate_hash(self.certificate))
 
 
 def open_https(config: ServeConfig, names: frozenset[str], at: float) -> Https | None:
@@ -89,7 +83,9 @@ def open_https(config: ServeConfig, names: frozenset[str], at: float) -> Https |
         if certificate is None:
             given, missing = missing, given
         raise ConfigError(f"{given} takes {missing} beside it: give both, or neither")
-    return Https(server_context(certificate, key), server_certificate(certificate))
+    return Https(
+        tls.server_context(certificate, key), tls.server_certificate(certificate)
+    )
 
 
 async def keep_valid(https: Https | None, folder: Path, clock: Clock) -> None:
@@ -136,7 +132,7 @@ def _local_https(config: ServeConfig, names: frozenset[str], at: float) -> Https
         if not made.issued:
             return None
         context.load_cert_chain(made.certificate, made.key)
-        return server_certificate(made.certificate)
+        return tls.server_certificate(made.certificate)
 
     folder = config.data_dir / FOLDER
     try:
@@ -144,8 +140,8 @@ def _local_https(config: ServeConfig, names: frozenset[str], at: float) -> Https
     except OSError as error:
         raise ConfigError(f"--data-dir {config.data_dir}: {error.strerror}") from error
     made = issue(at)
-    context = server_context(made.certificate, made.key)
-    certificate = server_certificate(made.certificate)
+    context = tls.server_context(made.certificate, made.key)
+    certificate = tls.server_certificate(made.certificate)
     return Https(context, certificate, made.authority, renew)
 
 

@@ -29,19 +29,10 @@ from shoal.app.websocket_router import STOPPING, WebSocketRouter
 from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
-from shoal.config import ServeConfig, X402Config, check_x402
+from shoal.config import ServeConfig, X402Config, check_x402, secret_files
 from shoal.config.loader import check_secret, check_secrets
 from shoal.config.private_files import make_private_folder
 from shoal.config.runtime_file import publish_url
-from shoal.config.secret_files import (
-    KEY_FILE,
-    TOKEN_FILE,
-    first_key,
-    first_token,
-    new_secret,
-    signing_key_created_at,
-    store_certificate,
-)
 from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import AuthThrottle
@@ -72,15 +63,10 @@ from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayRoute
+from shoal.store import signing_keys
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
-from shoal.store.signing_keys import (
-    SigningKeys,
-    begin_new_log,
-    has_signed,
-    open_keys,
-)
 from shoal.store.sqlite.database import DATABASE
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
@@ -218,7 +204,7 @@ async def run_coordinator(
             config.name or socket.gethostname() or "shoal",
             await asyncio.to_thread(this_machine),
             settings.contacts,
-            signing_key_created_at(config.data_dir),
+            secret_files.signing_key_created_at(config.data_dir),
             relay_open=config.relay_open,
             plain=config.plain,
         )
@@ -326,7 +312,7 @@ async def run_coordinator(
 @asynccontextmanager
 async def _opened(
     store: Store, config: ServeConfig, at: float
-) -> AsyncIterator[SigningKeys]:
+) -> AsyncIterator[signing_keys.SigningKeys]:
     """Open the store for the length of the block; gives the keys of its log.
 
     Raises StoreError; StoreBroken if the database is not the one that the key has
@@ -335,7 +321,7 @@ async def _opened(
     folder = config.data_dir
     begun_anew = False
     try:
-        await store.open(create=not has_signed(folder))
+        await store.open(create=not signing_keys.has_signed(folder))
     except StoreBroken:
         if not config.new_log:
             raise
@@ -343,11 +329,13 @@ async def _opened(
         begun_anew = True
     try:
         try:
-            signing = await asyncio.to_thread(open_keys, folder, at)
+            signing = await asyncio.to_thread(signing_keys.open_keys, folder, at)
             problem = await signing.problem(store.ledger)
             if begun_anew or (problem is not None and config.new_log):
                 head = await store.ledger.head()
-                signing = await asyncio.to_thread(begin_new_log, folder, head, at)
+                signing = await asyncio.to_thread(
+                    signing_keys.begin_new_log, folder, head, at
+                )
                 log.warning(
                     "new log of receipts, signed with %s",
                     signing.signer.public_key.hex(),
@@ -374,17 +362,19 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
     folder = config.data_dir
     try:
         make_private_folder(folder)
-        api_key = first_key(folder, config.api_key)
-        token = first_token(folder, config.join_token)
-        store_certificate(folder, None if https is None else https.certificate)
+        api_key = secret_files.first_key(folder, config.api_key)
+        token = secret_files.first_token(folder, config.join_token)
+        secret_files.store_certificate(
+            folder, None if https is None else https.certificate
+        )
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
     if not is_own_host(config.host):
         # They may be older than the address: stored while only this machine could
         # present them.
-        check_secret(f"{folder / KEY_FILE} (--api-key)", api_key)
+        check_secret(f"{folder / secret_files.KEY_FILE} (--api-key)", api_key)
         if token:
-            check_secret(f"{folder / TOKEN_FILE} (--join-token)", token)
+            check_secret(f"{folder / secret_files.TOKEN_FILE} (--join-token)", token)
         else:
             log.warning(
                 "any machine that reaches this one can join: --join-token is empty"
@@ -414,7 +404,7 @@ def _hub(
         blobs=blobs,
         approve_nodes=config.approve_nodes,
         traced=traced,
-        call_secret=new_secret().encode(),
+        call_secret=secret_files.new_secret().encode(),
     )
 
 
@@ -447,7 +437,7 @@ async def _gateway(
     payments: Payments,
     unencrypted: Mapping[str, str],
     spans: SpanSink | None,
-    signing: SigningKeys,
+    signing: signing_keys.SigningKeys,
 ) -> Gateway:
     keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
     failures = AuthThrottle()
@@ -474,7 +464,7 @@ async def _gateway(
         settings.limits,
         uploads,
         BatchRunner(store.batches, uploads, clock, hub.store_health, bodies.share),
-        new_secret,
+        secret_files.new_secret,
         signing,
         settings.moderation,
         prices=settings.prices,
@@ -487,7 +477,7 @@ async def _gateway(
         unencrypted=unencrypted,
         bodies=bodies,
         sharing=LibraryServer(settings.library),
-        created_at=signing_key_created_at(config.data_dir),
+        created_at=secret_files.signing_key_created_at(config.data_dir),
         started_at=clock.wall(),
         spans=spans,
     )
@@ -547,7 +537,7 @@ async def _end_if_broken(health: StoreHealth) -> None:
     raise StoreBroken(str(error), error.path)
 
 
-async def _check_regularly(store: Store, signing: SigningKeys) -> None:
+async def _check_regularly(store: Store, signing: signing_keys.SigningKeys) -> None:
     """Look for damage to the database, also while nobody uses it."""
     failing = False
     while True:
@@ -561,7 +551,7 @@ async def _check_regularly(store: Store, signing: SigningKeys) -> None:
 
 
 async def _check_at_stop(
-    store: Store, signing: SigningKeys, health: StoreHealth
+    store: Store, signing: signing_keys.SigningKeys, health: StoreHealth
 ) -> None:
     """Raise StoreBroken if the process must not end as if all were well."""
     if health.is_broken and health.failure is not None:

@@ -16,15 +16,7 @@ from shoal.domain.worker import Hardware
 from shoal.ledger.keys import Signer, verify
 from shoal.peers.relay import ServeSession
 from shoal.protocols import discover
-from shoal.protocols.seam.admission import (
-    NO_JOIN_TOKEN,
-    WRONG_TOKEN,
-    AdmissionCheck,
-    AdmissionGrant,
-    JoinRequest,
-    NoThrottle,
-    proves_token,
-)
+from shoal.protocols.seam import admission
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import bare_label
 from shoal.protocols.seam.peer_addresses import PeerAddress
@@ -81,7 +73,9 @@ class WorkerPorts:
                 "has no token",
                 wire,
             )
-        network = NetworkContext(serve, NoThrottle(), LoopClock(), Random(), self.host)
+        network = NetworkContext(
+            serve, admission.NoThrottle(), LoopClock(), Random(), self.host
+        )
         endpoints = [(wire, each) for each in self._endpoints()]
         async with open_network(endpoints, network) as ports:
             labelled = ports.get(wire, {}).items()
@@ -105,12 +99,12 @@ class WorkerPorts:
         return self.protocol.worker_endpoints(self.settings, context)
 
 
-def _admission(token: str) -> AdmissionCheck:
+def _admission(token: str) -> admission.AdmissionCheck:
     """Return the check that admits holders of a token; all, if it is empty."""
 
-    def admit(request: JoinRequest) -> AdmissionGrant:
-        if not proves_token(request.token, token):
-            raise NotAdmitted(WRONG_TOKEN)
-        return NO_JOIN_TOKEN
+    def admit(request: admission.JoinRequest) -> admission.AdmissionGrant:
+        if not admission.proves_token(request.token, token):
+            raise NotAdmitted(admission.WRONG_TOKEN)
+        return admission.NO_JOIN_TOKEN
 
     return admit

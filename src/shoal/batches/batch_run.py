@@ -12,15 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from shoal.batches import line_jobs
 from shoal.batches.client_files import ClientFiles
 from shoal.batches.input_lines import InputLines, validate
-from shoal.batches.line_jobs import (
-    LineGivenUp,
-    LineJobs,
-    LinePostponed,
-    LineRequest,
-    LineUnauthorized,
-)
 from shoal.batches.progress import (
     AwaitChange,
     BatchAction,
@@ -32,23 +26,14 @@ from shoal.batches.progress import (
 from shoal.batches.result_files import ResultFiles
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
-from shoal.store.batches import (
-    BATCH_ENDED,
-    RESULTS_AT_ONCE,
-    BatchChange,
-    BatchError,
-    BatchStatus,
-    BatchStore,
-    LineResult,
-    StoredBatch,
-)
+from shoal.store import batches
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
 RETRY_MIN = 5.0  # seconds until files are read or written again after an error
 RETRY_MAX = 60.0  # seconds until then, as each pause doubles the last
 CANCEL_EVERY = 1.0  # seconds until jobs that were just being accepted are cancelled
-OPEN = frozenset(BatchStatus) - BATCH_ENDED
+OPEN = frozenset(batches.BatchStatus) - batches.BATCH_ENDED
 
 log = logging.getLogger("shoal.batches")
 
@@ -108,7 +93,7 @@ class LineRoom:
 class BatchContext:
     """What all batches share; ``share`` is the part of the loop to check lines in."""
 
-    store: BatchStore
+    store: batches.BatchStore
     files: ClientFiles
     clock: Clock
     health: StoreHealth
@@ -136,14 +121,17 @@ class BatchRun:
     """
 
     def __init__(
-        self, batch: StoredBatch, context: BatchContext, jobs: LineJobs
+        self,
+        batch: batches.StoredBatch,
+        context: BatchContext,
+        jobs: line_jobs.LineJobs,
     ) -> None:
         self.batch = batch
-        self.ending: BatchStatus | None = None
+        self.ending: batches.BatchStatus | None = None
         self.wake = asyncio.Event()
         self._context = context
         self._jobs = jobs
-        self._results: list[LineResult] = []
+        self._results: list[batches.LineResult] = []
         self._awaits_room = False  # whether a callback for room is registered
 
     async def run(self) -> None:
@@ -173,34 +161,37 @@ class BatchRun:
         batch, folder = self.batch, self._context.files.folder
         if not await asyncio.to_thread(folder.has, batch.input_file):
             text = "the contents of the input file are missing"
-            await self._fail(BatchError("file_missing", text))
+            await self._fail(batches.BatchError("file_missing", text))
             return None
         try:
             lines = await asyncio.to_thread(InputLines, folder, batch.input_file)
         except InvalidRequest as error:
-            await self._fail(BatchError("invalid_file", str(error)))
+            await self._fail(batches.BatchError("invalid_file", str(error)))
             return None
-        if batch.status is not BatchStatus.VALIDATING:
+        if batch.status is not batches.BatchStatus.VALIDATING:
             return lines
         checked = await validate(batch, lines, self._jobs, self._context.share)
         if isinstance(checked, str):
-            status, expected = BatchStatus.IN_PROGRESS, (BatchStatus.VALIDATING,)
+            status, expected = (
+                batches.BatchStatus.IN_PROGRESS,
+                (batches.BatchStatus.VALIDATING,),
+            )
             await self._change(status, expected, model=checked, lines=len(lines))
             return lines
         await self._fail(*checked)
         return None
 
-    async def _fail(self, *errors: BatchError) -> None:
-        await self._change(BatchStatus.FAILED, OPEN, errors=errors)
+    async def _fail(self, *errors: batches.BatchError) -> None:
+        await self._change(batches.BatchStatus.FAILED, OPEN, errors=errors)
 
     async def _change(
         self,
-        status: BatchStatus,
-        expected: Collection[BatchStatus] = OPEN,
+        status: batches.BatchStatus,
+        expected: Collection[batches.BatchStatus] = OPEN,
         *,
         model: str | None = None,
         lines: int | None = None,
-        errors: tuple[BatchError, ...] | None = None,
+        errors: tuple[batches.BatchError, ...] | None = None,
         files: ResultFiles | None = None,
     ) -> None:
         """Change the status, unless it has another than expected.
@@ -208,7 +199,7 @@ class BatchRun:
         Raises StoreError.
         """
         context, id_ = self._context, self.batch.id
-        change = BatchChange(
+        change = batches.BatchChange(
             *(status, context.clock.wall(), model, lines, errors),
             None if files is None else files.output,
             None if files is None else files.error,
@@ -233,10 +224,10 @@ class BatchRun:
         recorded = await context.health.read(partial(context.store.recorded, batch.id))
         begun = await context.health.read(partial(context.store.begun, batch))
         progress = BatchProgress(len(lines), recorded, begun)
-        if batch.status is BatchStatus.CANCELLING:
-            self.ending = BatchStatus.CANCELLED
-        elif batch.status is BatchStatus.FINALIZING and progress.left:
-            self.ending = BatchStatus.EXPIRED
+        if batch.status is batches.BatchStatus.CANCELLING:
+            self.ending = batches.BatchStatus.CANCELLED
+        elif batch.status is batches.BatchStatus.FINALIZING and progress.left:
+            self.ending = batches.BatchStatus.EXPIRED
         try:
             async with asyncio.TaskGroup() as tasks:
                 status = await self._drive(progress, lines, tasks)
@@ -246,7 +237,7 @@ class BatchRun:
 
     async def _drive(
         self, progress: BatchProgress, lines: InputLines, tasks: asyncio.TaskGroup
-    ) -> BatchStatus:
+    ) -> batches.BatchStatus:
         """Run lines until none is left; return the status to end with."""
         clock = self._context.clock
         while True:
@@ -254,7 +245,7 @@ class BatchRun:
             await self._record(progress)
             expiry = clock.now() + self.batch.expires_at - clock.wall()
             if self.ending is None and expiry <= clock.now():
-                self.ending = BatchStatus.EXPIRED
+                self.ending = batches.BatchStatus.EXPIRED
             progress.ending = self.ending
             action = progress.next_action(clock.now(), self._room(progress.running))
             self._note_waiting(action)
@@ -309,10 +300,10 @@ class BatchRun:
                 progress.record(each.line)
                 context.room.end(self._queue)
 
-    def _next_results(self) -> list[LineResult]:
+    def _next_results(self) -> list[batches.LineResult]:
         """Take results that have come, of about RESULTS_AT_ONCE bytes."""
         count = size = 0
-        while count < len(self._results) and size < RESULTS_AT_ONCE:
+        while count < len(self._results) and size < batches.RESULTS_AT_ONCE:
             size += self._results[count].size
             count += 1
         page, self._results = self._results[:count], self._results[count:]
@@ -325,40 +316,42 @@ class BatchRun:
         left = max(1.0, batch.expires_at - clock.wall())
         may_begin = self.ending is None
         read = partial(asyncio.to_thread, lines.read, line)
-        end = await self._jobs.run(LineRequest(batch, line, read, left, may_begin))
+        end = await self._jobs.run(
+            line_jobs.LineRequest(batch, line, read, left, may_begin)
+        )
         match end:
-            case LineResult():
+            case batches.LineResult():
                 self._results.append(end)
-            case LinePostponed(seconds, reason, alone):
+            case line_jobs.LinePostponed(seconds, reason, alone):
                 log.debug("batch=%s line=%d postponed: %s", batch.id, line, reason)
                 until = clock.now() + seconds
                 progress.postpone(line, until)
                 if not alone:
                     progress.pause(until)
                 room.end(self._queue)
-            case LineGivenUp():
+            case line_jobs.LineGivenUp():
                 progress.give_up(line)
                 room.end(self._queue)
-            case LineUnauthorized(reason):
+            case line_jobs.LineUnauthorized(reason):
                 progress.give_up(line)
                 room.end(self._queue)
                 if self.ending is None:
-                    self.ending = BatchStatus.CANCELLED
-                    errors = (BatchError("key_revoked", reason),)
-                    await self._change(BatchStatus.CANCELLING, errors=errors)
+                    self.ending = batches.BatchStatus.CANCELLED
+                    errors = (batches.BatchError("key_revoked", reason),)
+                    await self._change(batches.BatchStatus.CANCELLING, errors=errors)
         self.wake.set()
 
     # Its end.
 
     async def _end(
-        self, progress: BatchProgress, lines: InputLines, status: BatchStatus
+        self, progress: BatchProgress, lines: InputLines, status: batches.BatchStatus
     ) -> None:
         """Write the results to files, and give the batch its last status.
 
         Raises StoreError.
         """
-        if status is not BatchStatus.CANCELLED:
-            await self._change(BatchStatus.FINALIZING)
+        if status is not batches.BatchStatus.CANCELLED:
+            await self._change(batches.BatchStatus.FINALIZING)
         batch, context = self.batch, self._context
         folder, new_id = context.files.folder, context.files.next_id
         files = ResultFiles(folder, batch, new_id, context.clock.wall())

@@ -4,14 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.store.batches import (
-    RESULTS_AT_ONCE,
-    BatchStore,
-    FilePurpose,
-    LineResult,
-    StoredBatch,
-    StoredFile,
-)
+from shoal.store import batches
 from shoal.store.file_folder import ContentWriter, FileFolder
 
 
@@ -20,33 +13,35 @@ class ResultFiles:
     """The two files of a batch; each is created with its first line."""
 
     folder: FileFolder
-    batch: StoredBatch
+    batch: batches.StoredBatch
     new_id: Callable[[], str]
     at: float
     _writers: dict[bool, ContentWriter] = field(default_factory=dict)
-    _files: dict[bool, StoredFile] = field(default_factory=dict)
+    _files: dict[bool, batches.StoredFile] = field(default_factory=dict)
 
     @property
-    def output(self) -> StoredFile | None:
+    def output(self) -> batches.StoredFile | None:
         """The file of the lines that succeeded, once all is written."""
         return self._files.get(False)
 
     @property
-    def error(self) -> StoredFile | None:
+    def error(self) -> batches.StoredFile | None:
         """The file of the lines that failed, once all is written."""
         return self._files.get(True)
 
-    async def write_recorded(self, store: BatchStore) -> None:
+    async def write_recorded(self, store: batches.BatchStore) -> None:
         """Write the results that are in the store, in the order of their lines.
 
         Raises StoreError.
         """
         after = 0
-        while page := await store.results(self.batch.id, after, RESULTS_AT_ONCE):
+        while page := await store.results(
+            self.batch.id, after, batches.RESULTS_AT_ONCE
+        ):
             await asyncio.to_thread(self.write, page)
             after = page[-1].line
 
-    def write(self, results: Sequence[LineResult]) -> None:
+    def write(self, results: Sequence[batches.LineResult]) -> None:
         """Write results.  Blocks.  Raises StoreError."""
         for failed in (False, True):
             lines = [each.body + b"\n" for each in results if each.failed is failed]
@@ -59,11 +54,11 @@ class ResultFiles:
         """Wait until all is on the disk.  Blocks.  Raises StoreError."""
         for failed, writer in self._writers.items():
             writer.finish()
-            self._files[failed] = StoredFile(
+            self._files[failed] = batches.StoredFile(
                 writer.id,
                 self.batch.owner,
                 f"{self.batch.id}_{'error' if failed else 'output'}.jsonl",
-                FilePurpose.BATCH_OUTPUT,
+                batches.FilePurpose.BATCH_OUTPUT,
                 writer.size,
                 self.at,
             )

@@ -9,14 +9,7 @@ from shoal.batches.client_files import ClientFiles
 from shoal.batches.line_jobs import LineJobs
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import StoreError
-from shoal.store.batches import (
-    BATCH_ENDED,
-    RESULTS_AT_ONCE,
-    BatchChange,
-    BatchStatus,
-    BatchStore,
-    StoredBatch,
-)
+from shoal.store import batches
 from shoal.store.run_to_end import run_to_end
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
@@ -31,7 +24,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        store: BatchStore,
+        store: batches.BatchStore,
         files: ClientFiles,
         clock: Clock,
         health: StoreHealth,
@@ -40,11 +33,11 @@ class BatchRunner:
         """``share`` is the part of the loop in which lines are checked."""
         self._context = BatchContext(store, files, clock, health, share)
         self._open: dict[str, BatchRun] = {}
-        self._added: asyncio.Queue[StoredBatch] = asyncio.Queue()
+        self._added: asyncio.Queue[batches.StoredBatch] = asyncio.Queue()
 
     # For clients.
 
-    async def add(self, new: StoredBatch) -> None:
+    async def add(self, new: batches.StoredBatch) -> None:
         """Store a batch, and run it.
 
         Raises QueueFull, TooLarge, NotFound, StoreError.
@@ -62,14 +55,16 @@ class BatchRunner:
 
         Raises StoreError.
         """
-        change = BatchChange(BatchStatus.CANCELLING, self._context.clock.wall())
-        expected = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+        change = batches.BatchChange(
+            batches.BatchStatus.CANCELLING, self._context.clock.wall()
+        )
+        expected = (batches.BatchStatus.VALIDATING, batches.BatchStatus.IN_PROGRESS)
 
         async def cancel() -> bool:
             changed = await self._context.store.change(batch_id, change, expected)
             running = self._open.get(batch_id)
             if changed and running is not None:
-                running.ending = BatchStatus.CANCELLED
+                running.ending = batches.BatchStatus.CANCELLED
                 running.wake.set()
             return changed
 
@@ -95,7 +90,7 @@ class BatchRunner:
             log.error("batches go on after a restart")  # the store's health says why
 
     def _begin(
-        self, batch: StoredBatch, jobs: LineJobs, tasks: asyncio.TaskGroup
+        self, batch: batches.StoredBatch, jobs: LineJobs, tasks: asyncio.TaskGroup
     ) -> None:
         """Run a batch, unless it runs: one that was just added is also in the store."""
         if batch.id not in self._open:
@@ -107,7 +102,7 @@ class BatchRunner:
         try:
             # It may have been cancelled, or have ended, before it was in ``_open``.
             found = await context.health.read(partial(context.store.find, id_))
-            if found is not None and found.status not in BATCH_ENDED:
+            if found is not None and found.status not in batches.BATCH_ENDED:
                 running.batch = found
                 await running.run()
                 await self._drop_results()
@@ -130,6 +125,6 @@ class BatchRunner:
     async def _drop_results(self) -> None:
         """Delete the results of batches that have ended, which are in files."""
         context = self._context
-        drop = partial(context.store.drop_results, RESULTS_AT_ONCE)
+        drop = partial(context.store.drop_results, batches.RESULTS_AT_ONCE)
         while await context.health.write(drop):
             pass

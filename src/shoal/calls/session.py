@@ -12,21 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from shoal.calls import messages
 from shoal.calls.durable import DurableCalls
 from shoal.calls.group import CallRoute
-from shoal.calls.messages import (
-    ACCEPTED,
-    DONE,
-    PROGRESS,
-    STARTED,
-    CallItem,
-    CallRequest,
-    CancelCall,
-    InvalidItem,
-    ReplyItem,
-    failure_item,
-    return_item,
-)
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.send_queue import SendQueue
 from shoal.coordinator.answer_reader import AnswerStream
@@ -60,7 +48,7 @@ class JobReporter:
         self._progress = progress
 
     def on_accepted(self, job_id: JobId) -> None:
-        self._client.send((ACCEPTED, self._number, job_id))
+        self._client.send((messages.ACCEPTED, self._number, job_id))
 
     def on_leased(
         self,
@@ -72,11 +60,11 @@ class JobReporter:
         self.on_started(job_id, lease)
 
     def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
-        self._client.send((STARTED, self._number, lease))
+        self._client.send((messages.STARTED, self._number, lease))
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
         if self._progress:
-            self._client.send((PROGRESS, self._number, share, remark))
+            self._client.send((messages.PROGRESS, self._number, share, remark))
 
     def on_results(self, returns: list[CallResult]) -> None:
         pass  # only call streams return results in this route
@@ -177,7 +165,9 @@ class CallSession:
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._outliving: set[int] = set()  # durable calls that survive their client
 
-    def receive(self, items: Sequence[CallItem | InvalidItem]) -> None:
+    def receive(
+        self, items: Sequence[messages.CallItem | messages.InvalidItem]
+    ) -> None:
         """Handle the items of one message.
 
         Raises KeyRevoked if the client's key was revoked.
@@ -185,16 +175,16 @@ class CallSession:
         self._access.ensure_active()
         for item in items:
             match item:
-                case CallRequest():
+                case messages.CallRequest():
                     try:
                         self._call(item)
                     except errors.ShoalError as error:
-                        self.send(failure_item(item.number, error, NOTHING))
+                        self.send(messages.failure_item(item.number, error, NOTHING))
                         errors.release_frames(error)
-                case CancelCall(number):
+                case messages.CancelCall(number):
                     self._cancel(number)
-                case InvalidItem(number, wrong):
-                    self.send(failure_item(number, wrong, NOTHING))
+                case messages.InvalidItem(number, wrong):
+                    self.send(messages.failure_item(number, wrong, NOTHING))
         self._scheduler.flush()
         self._durable.flush(self._access.name)
         self._backlog.flush()
@@ -212,7 +202,7 @@ class CallSession:
 
     # Items from the client.
 
-    def _call(self, request: CallRequest) -> None:
+    def _call(self, request: messages.CallRequest) -> None:
         if request.number in self._sizes:
             raise errors.InvalidRequest(
                 f"call {request.number} has not ended: number each anew"
@@ -239,7 +229,7 @@ class CallSession:
             call = StreamedCall(request.number, request.args, request.kwargs)
             self._scheduler.submit(route, call, request.options.blobs)
 
-    def _new_route(self, request: CallRequest, key: RouteKey) -> CallRoute:
+    def _new_route(self, request: messages.CallRequest, key: RouteKey) -> CallRoute:
         options = request.options
         try:
             needs = frozenset(Feature(each) for each in options.needs)
@@ -274,7 +264,7 @@ class CallSession:
 
     # Durable calls.
 
-    def _is_pool_job(self, request: CallRequest) -> bool:
+    def _is_pool_job(self, request: messages.CallRequest) -> bool:
         """Say whether the pool runs a call.
 
         Streams carry no receipts, nor progress, and hold one slot at a time.
@@ -282,7 +272,7 @@ class CallSession:
         options = request.options
         return bool(self._price) or options.progress or options.gang is not None
 
-    def _terms_of(self, request: CallRequest) -> JobTerms:
+    def _terms_of(self, request: messages.CallRequest) -> JobTerms:
         """Return the terms of a call.  Raises InvalidRequest."""
         gang = request.options.gang
         if gang is None:
@@ -294,7 +284,7 @@ class CallSession:
         return replace(self._terms, gang=known)
 
     def _submit_durable(
-        self, request: CallRequest, route: CallRoute, terms: JobTerms
+        self, request: messages.CallRequest, route: CallRoute, terms: JobTerms
     ) -> None:
         try:
             job = self._job(request, route, terms)
@@ -305,7 +295,7 @@ class CallSession:
         else:
             self._add_job(request.number, job)
 
-    def _reporter(self, request: CallRequest) -> JobReporter:
+    def _reporter(self, request: messages.CallRequest) -> JobReporter:
         return JobReporter(self, request.number, progress=request.options.progress)
 
     def _add_job(self, number: int, job: Job) -> None:
@@ -314,7 +304,9 @@ class CallSession:
         if job.idempotency_key:
             self._outliving.add(number)
 
-    def _submit(self, request: CallRequest, route: CallRoute, terms: JobTerms) -> None:
+    def _submit(
+        self, request: messages.CallRequest, route: CallRoute, terms: JobTerms
+    ) -> None:
         try:
             job = self._job(request, route, terms)
             self._hub.submit(job, self._reporter(request))
@@ -324,7 +316,9 @@ class CallSession:
         else:
             self._add_job(request.number, job)
 
-    def _job(self, request: CallRequest, route: CallRoute, terms: JobTerms) -> Job:
+    def _job(
+        self, request: messages.CallRequest, route: CallRoute, terms: JobTerms
+    ) -> Job:
         options, stream = request.options, route.stream
         total = CALL_TOTAL_SECONDS if terms.gang is None else GANG_TOTAL_SECONDS
         if lacking := self._hub.blobs.missing(options.blobs):
@@ -349,7 +343,7 @@ class CallSession:
         )
 
     async def _run_keyed(
-        self, request: CallRequest, route: CallRoute, terms: JobTerms
+        self, request: messages.CallRequest, route: CallRoute, terms: JobTerms
     ) -> None:
         """Run a call with an idempotency key, or attach to the job that has it."""
         number = request.number
@@ -382,7 +376,7 @@ class CallSession:
         finally:
             self._keyed.pop(number, None)
 
-    def _attach(self, request: CallRequest, job: Job) -> bool:
+    def _attach(self, request: messages.CallRequest, job: Job) -> bool:
         """Follow the open durable call with the job's key, if there is one.
 
         Raises KeyReused.
@@ -408,7 +402,7 @@ class CallSession:
                 if reservation is not None:
                     reservation.release()
                 self._jobs[number] = reader.job_id
-                self.send((ACCEPTED, number, reader.job_id))
+                self.send((messages.ACCEPTED, number, reader.job_id))
                 outcome = await reader.outcome()
                 meta = _meta(reader.job_id, reader.worker_id, reader.attempts)
                 self._send_outcome(number, outcome, meta)
@@ -419,7 +413,7 @@ class CallSession:
 
     # Items to the client.
 
-    def send(self, item: ReplyItem) -> None:
+    def send(self, item: messages.ReplyItem) -> None:
         self._queue.put(item)
 
     def job_ended(self, number: int, job: EndedJob) -> None:
@@ -428,7 +422,7 @@ class CallSession:
             case Outcome() as outcome:
                 self._send_outcome(number, outcome, meta)
             case errors.ShoalError() as error:
-                self.send(failure_item(number, error, meta))
+                self.send(messages.failure_item(number, error, meta))
                 self._forget(number)
             case None:
                 raise AssertionError("the job has not ended")
@@ -447,12 +441,12 @@ class CallSession:
             if len(each.value) > INLINE_MAX and not each.error:
                 self._start_task(self._send_as_blob(each.number, each.value, {}))
             else:
-                self.send(return_item(each))
+                self.send(messages.return_item(each))
             self._forget(each.number)
         self._count(False, count)
 
     def on_failure(self, number: int, error: errors.ShoalError) -> None:
-        self.send(failure_item(number, error, NOTHING))
+        self.send(messages.failure_item(number, error, NOTHING))
         self._forget(number)
 
     def _send_outcome(
@@ -464,7 +458,7 @@ class CallSession:
         if len(value) > INLINE_MAX:
             self._start_task(self._send_as_blob(number, value, meta))
         else:
-            self.send((DONE, number, value, meta))
+            self.send((messages.DONE, number, value, meta))
         self._forget(number)
 
     async def _send_as_blob(
@@ -474,9 +468,9 @@ class CallSession:
         try:
             digest = await self._hub.blobs.keep(value, owner=self._access.name)
         except errors.ShoalError as error:
-            self.send(failure_item(number, error, meta))
+            self.send(messages.failure_item(number, error, meta))
         else:
-            self.send((DONE, number, b"", {**meta, "value": digest.hex()}))
+            self.send((messages.DONE, number, b"", {**meta, "value": digest.hex()}))
 
     def _forget(self, number: int) -> None:
         self._jobs.pop(number, None)
@@ -484,7 +478,7 @@ class CallSession:
         self._size -= self._sizes.pop(number, 0)
 
 
-def _route_key(request: CallRequest) -> RouteKey:
+def _route_key(request: messages.CallRequest) -> RouteKey:
     """Return the options that determine a call's route."""
     options = request.options
     terms = options.needs, options.priority, options.queue, options.python

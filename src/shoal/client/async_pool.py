@@ -15,32 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
+from shoal.client import encoding, map_results, options
 from shoal.client.async_calls import AsyncCallFuture, AsyncCalls
 from shoal.client.coordinator import find_coordinator
-from shoal.client.encoding import (
-    RemoteFunction,
-    encode_arguments,
-    encode_value,
-    is_small,
-    remote_function,
-)
 from shoal.client.jobs import AsyncJobs
-from shoal.client.map_results import (
-    AsyncResults,
-    MapItems,
-    MapWindow,
-    async_as_done,
-    async_from_source,
-    async_in_order,
-    async_outcomes,
-    zip_async,
-)
-from shoal.client.options import (
-    OptionChanges,
-    Options,
-    reject_unknown_arguments,
-    with_changes,
-)
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.workers import AsyncWorkers
 from shoal.tasks.values import Ref
@@ -74,12 +52,12 @@ class AsyncPool:
         cacert: str | Path | None = None,
         **unknown: Never,
     ) -> None:
-        reject_unknown_arguments("shoal.AsyncPool", unknown)
+        options.reject_unknown_arguments("shoal.AsyncPool", unknown)
         address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
         self._carrier = AsyncCalls(address)
         self._numbers = CallNumbers()
-        self._builder = CallBuilder(Options(durable=durable), self._numbers)
+        self._builder = CallBuilder(options.Options(durable=durable), self._numbers)
 
     def __repr__(self) -> str:
         return f"<shoal.AsyncPool of {self._carrier.url}>"
@@ -96,7 +74,7 @@ class AsyncPool:
     ) -> None:
         await self.shutdown(cancel_futures=error is not None)
 
-    def with_options(self, **changes: Unpack[OptionChanges]) -> Self:
+    def with_options(self, **changes: Unpack[options.OptionChanges]) -> Self:
         """Return a view of this pool whose calls have other options.
 
         The options, and what they raise, are those of ``shoal.Pool.with_options``.
@@ -104,7 +82,7 @@ class AsyncPool:
         """
         view = copy.copy(self)
         view._builder = CallBuilder(
-            with_changes(self._builder.options, changes), self._numbers
+            options.with_changes(self._builder.options, changes), self._numbers
         )
         return view
 
@@ -178,36 +156,36 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., R],
-        *iterables: MapItems,
+        *iterables: map_results.MapItems,
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
-    ) -> AsyncResults[R]: ...
+    ) -> map_results.AsyncResults[R]: ...
 
     @overload
     def map(
         self,
         fn: Callable[..., R],
-        *iterables: MapItems,
+        *iterables: map_results.MapItems,
         ordered: bool = True,
         return_exceptions: Literal[True],
-    ) -> AsyncResults[R | Exception]: ...
+    ) -> map_results.AsyncResults[R | Exception]: ...
 
     @overload
     def map(
         self,
         fn: str,
-        *iterables: MapItems,
+        *iterables: map_results.MapItems,
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> AsyncResults[Any]: ...
+    ) -> map_results.AsyncResults[Any]: ...
 
     def map(
         self,
         fn: Callable[..., Any] | str,
-        *iterables: MapItems,
+        *iterables: map_results.MapItems,
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> AsyncResults[Any]:
+    ) -> map_results.AsyncResults[Any]:
         """Call a function for each item, or for each tuple of several iterables' items.
 
         The calls start when the program first waits for a result: as many at once as
@@ -227,17 +205,21 @@ class AsyncPool:
             for``, which gives one after the other.
         """
         function = self._function(fn)
-        window = MapWindow(iterables)
+        window = map_results.MapWindow(iterables)
         if any(isinstance(each, AsyncIterable) for each in iterables):
             submitting = self._submit_each(function, iterables)
-            ended = async_from_source(submitting, window, ordered=ordered)
+            ended = map_results.async_from_source(submitting, window, ordered=ordered)
         else:
             submitted = (
                 self._submit(function, args, {}, index)
                 for index, args in enumerate(zip(*iterables, strict=False))
             )
-            ended = (async_in_order if ordered else async_as_done)(submitted, window)
-        return AsyncResults(async_outcomes(ended, return_exceptions=return_exceptions))
+            ended = (
+                map_results.async_in_order if ordered else map_results.async_as_done
+            )(submitted, window)
+        return map_results.AsyncResults(
+            map_results.async_outcomes(ended, return_exceptions=return_exceptions)
+        )
 
     async def as_completed(
         self, fs: Iterable[asyncio.Future[R]]
@@ -259,7 +241,7 @@ class AsyncPool:
 
         The argument, the result and what is raised are those of ``shoal.Pool.put``.
         """
-        blob = await asyncio.to_thread(encode_value, value)
+        blob = await asyncio.to_thread(encoding.encode_value, value)
         await self._carrier.channel.put(blob)
         return Ref(blob.digest)
 
@@ -281,21 +263,21 @@ class AsyncPool:
         """
         await self._carrier.stop(cancel=cancel_futures)
 
-    def _function(self, fn: Callable[..., Any] | str) -> RemoteFunction:
-        return remote_function(fn, trust=self._trust)
+    def _function(self, fn: Callable[..., Any] | str) -> encoding.RemoteFunction:
+        return encoding.remote_function(fn, trust=self._trust)
 
     async def _submit(
         self,
-        function: RemoteFunction,
+        function: encoding.RemoteFunction,
         args: Sequence[object],
         kwargs: dict[str, Any],
         index: int | None = None,
     ) -> asyncio.Future[Any]:
-        if is_small(args) and is_small(kwargs):
-            arguments = encode_arguments(function, args, kwargs)
+        if encoding.is_small(args) and encoding.is_small(kwargs):
+            arguments = encoding.encode_arguments(function, args, kwargs)
         else:  # hashing and copying take their time
             arguments = await asyncio.to_thread(
-                encode_arguments, function, args, kwargs
+                encoding.encode_arguments, function, args, kwargs
             )
         future = AsyncCallFuture(function.read, self._carrier)
         call = self._builder.build_with_alternatives(
@@ -305,10 +287,12 @@ class AsyncPool:
         return future
 
     async def _submit_each(
-        self, function: RemoteFunction, iterables: Sequence[MapItems]
+        self,
+        function: encoding.RemoteFunction,
+        iterables: Sequence[map_results.MapItems],
     ) -> AsyncGenerator[asyncio.Future[Any], None]:
         index = 0
-        async with aclosing(zip_async(iterables)) as zipped:
+        async with aclosing(map_results.zip_async(iterables)) as zipped:
             async for args in zipped:
                 yield await self._submit(function, args, {}, index)
                 index += 1

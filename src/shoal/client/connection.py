@@ -40,14 +40,7 @@ from shoal.client.coordinator import (
 )
 from shoal.client.errors import ConnectionLost
 from shoal.client.reconnection import COORDINATOR, IDEMPOTENCY_KEY, IDEMPOTENT, Attempts
-from shoal.domain.errors import (
-    ConfigError,
-    Forbidden,
-    PeerError,
-    ShoalError,
-    Unauthorized,
-    Unavailable,
-)
+from shoal.domain import errors
 from shoal.tasks.limits import BLOB_MAX
 from shoal.transports.http_client import as_given, describe_http_error, read_body
 
@@ -160,7 +153,7 @@ class JsonRequest(Generic[T]):
             return msgspec.json.decode(body, type=self.answer)
         except msgspec.MsgspecError as error:
             url = address.url + path
-            raise PeerError(f"{url}: invalid answer: {error}") from error
+            raise errors.PeerError(f"{url}: invalid answer: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +194,7 @@ async def _answer(
                 await raise_for_status(response, address)
                 return await read_body(response, limit, f"{url}: the answer")
         except (ClientError, OSError) as error:
-            if isinstance(error, ShoalError):
+            if isinstance(error, errors.ShoalError):
                 raise
             # Not from the error: its long traceback hides the reason.
             raise unreachable_error(address, error) from None
@@ -255,23 +248,23 @@ class CallDialer:
             # Not from the error: its long traceback hides the reason.
             raise unreachable_error(self._address, error) from None
 
-    def _refusal(self, status: int, headers: Mapping[str, str]) -> ShoalError:
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> errors.ShoalError:
         if COORDINATOR in headers:
             self._address.reconnection.is_known = True
         url = self._address.url
         if status == HTTPStatus.UNAUTHORIZED:
-            return Unauthorized(
+            return errors.Unauthorized(
                 f"{url} rejects the API key: give api_key=… or SHOAL_API_KEY; "
                 "`shoal keys create` creates one"
             )
         if status == HTTPStatus.FORBIDDEN:
-            return Forbidden(
+            return errors.Forbidden(
                 f"the API key has no permission to call functions at {url}"
             )
         if status in TEMPORARY_STATUSES or status >= SERVER_ERRORS:
             refused = ConnectionLost(f"{url} accepts no calls now: HTTP {status}")
             return interruption(status, headers, refused) or refused
-        return ConfigError(
+        return errors.ConfigError(
             f"{url}{messages.PATH}: HTTP {status}: not a coordinator that accepts calls"
         )
 
@@ -317,7 +310,7 @@ class BlobClient:
         data = await self._repeat(lambda: self._download(digest))
         found = await asyncio.to_thread(hashlib.sha256, data)
         if found.hexdigest() != digest:
-            raise PeerError(f"the value {digest} is damaged: its digest differs")
+            raise errors.PeerError(f"the value {digest} is damaged: its digest differs")
         return data
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -326,8 +319,8 @@ class BlobClient:
         async def transfer() -> T:
             try:
                 return await attempt()
-            except (ClientError, OSError, Unavailable) as error:
-                known = isinstance(error, ShoalError)
+            except (ClientError, OSError, errors.Unavailable) as error:
+                known = isinstance(error, errors.ShoalError)
                 reason = error if known else describe_http_error(error)
                 # Without the long traceback, which hides the reason.
                 raise ConnectionLost(f"a large value: {reason}") from None

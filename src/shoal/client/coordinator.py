@@ -44,20 +44,9 @@ from shoal.client.reconnection import (
 from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import KEY_FILE
+from shoal.domain import errors
 from shoal.domain.addresses import has_space
 from shoal.domain.credentials import without_fingerprint
-from shoal.domain.errors import (
-    ConfigError,
-    Forbidden,
-    InvalidRequest,
-    JobError,
-    NotFound,
-    PeerError,
-    ShoalError,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
 from shoal.engines.streams.sse import EventReader
 from shoal.tasks.running_call import call_access
 from shoal.transports.tls import (
@@ -87,11 +76,11 @@ FINAL = (socket.gaierror, UnicodeError, ssl.SSLError)
 """What will fail again: the name of a host, or its TLS."""
 
 _TEMPORARY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
-_REFUSALS: Mapping[int, type[ShoalError]] = {
-    HTTPStatus.UNAUTHORIZED: Unauthorized,
-    HTTPStatus.FORBIDDEN: Forbidden,
-    HTTPStatus.NOT_FOUND: NotFound,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: TooLarge,
+_REFUSALS: Mapping[int, type[errors.ShoalError]] = {
+    HTTPStatus.UNAUTHORIZED: errors.Unauthorized,
+    HTTPStatus.FORBIDDEN: errors.Forbidden,
+    HTTPStatus.NOT_FOUND: errors.NotFound,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: errors.TooLarge,
 }
 
 
@@ -139,7 +128,7 @@ def find_coordinator(
     base = _base_url(given, scheme)
     if base is None:
         named = f"--url {given}" if in_shell else f"url {given!r}"
-        raise ConfigError(f"{named}: expected http://HOST:PORT, or https://")
+        raise errors.ConfigError(f"{named}: expected http://HOST:PORT, or https://")
     check_url(base, fingerprint)
     tls = None
     if fingerprint is not None:
@@ -168,7 +157,7 @@ def _stored_key(folder: Path, in_shell: bool) -> str:
         return (folder / KEY_FILE).read_text().strip()
     except OSError as error:
         option = "--api-key" if in_shell else "api_key=…"
-        raise ConfigError(
+        raise errors.ConfigError(
             "no API key: `shoal serve` creates one for its own machine; elsewhere give "
             f"{option} or SHOAL_API_KEY ({folder / KEY_FILE}: {error.strerror})"
         ) from error
@@ -183,7 +172,7 @@ def _tls_context(
     return None if api_key else context_of_folder(folder)
 
 
-def refusal(status: int, body: bytes, url: str) -> ShoalError:
+def refusal(status: int, body: bytes, url: str) -> errors.ShoalError:
     """Return the error of an answer with an HTTP status other than success.
 
     ``body`` is read in OpenAI's form, and in that of the API of jobs.
@@ -194,12 +183,12 @@ def refusal(status: int, body: bytes, url: str) -> ShoalError:
     except (ValueError, LookupError, TypeError):
         text = f"HTTP {status} from {url}"
     if status in _TEMPORARY or status >= SERVER_ERRORS:
-        return Unavailable(text)
-    return _REFUSALS.get(status, InvalidRequest)(text)
+        return errors.Unavailable(text)
+    return _REFUSALS.get(status, errors.InvalidRequest)(text)
 
 
 def interruption(
-    status: int, headers: Iterable[str], error: ShoalError
+    status: int, headers: Iterable[str], error: errors.ShoalError
 ) -> ConnectionLost | None:
     """Return the error of an answer that a restart of the coordinator explains.
 
@@ -278,7 +267,7 @@ class CoordinatorApi:
         try:
             return json.loads(answer)
         except ValueError as error:
-            raise PeerError(
+            raise errors.PeerError(
                 f"{self.base_url} is not a Shoal coordinator: {error}"
             ) from error
 
@@ -330,7 +319,7 @@ class CoordinatorApi:
                     return
                 content: Any = json.loads(event)
                 if "error" in content:
-                    raise JobError(content["error"]["message"])
+                    raise errors.JobError(content["error"]["message"])
                 yield content
         raise ConnectionLost("the answer is incomplete: the connection ended")
 
@@ -428,14 +417,14 @@ class CoordinatorApi:
     def _address(self) -> CoordinatorAddress:
         return find_coordinator(**self.options, in_shell=True)
 
-    def _unreachable(self, error: Exception) -> ShoalError:
+    def _unreachable(self, error: Exception) -> errors.ShoalError:
         """Return why there is no connection, and what to do."""
         url = self.base_url
         if isinstance(error, WrongServerKey):
             why = error if self.api_key else OTHER_CERTIFICATE % self.data_dir
-            return Unavailable(f"the certificate of {url} is not trusted: {why}")
+            return errors.Unavailable(f"the certificate of {url} is not trusted: {why}")
         if isinstance(error, ssl.SSLCertVerificationError):
-            return Unavailable(
+            return errors.Unavailable(
                 f"the certificate of {url} is not trusted: {error.verify_message}; "
                 "give an API key with a fingerprint, as `shoal serve` prints it, or "
                 "its authority with --cacert FILE, and in --url a host name that it is "
@@ -505,7 +494,7 @@ def _split_proxy(proxy: str) -> tuple[SplitResult, int]:
         if via.hostname and port and not has_space(via.hostname):
             return via, port
     # Without the URL, and the parser's words: they may have a password.
-    raise ConfigError(
+    raise errors.ConfigError(
         "the proxy of the environment (http_proxy, https_proxy, all_proxy) has no "
         "valid address: expected http://HOST:PORT, with the special characters of a "
         "password escaped"

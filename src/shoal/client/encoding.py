@@ -14,15 +14,10 @@ from shoal.client.errors import PlainValuesOnly
 from shoal.client.remote_exceptions import home_module
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
+from shoal.tasks import registry
 from shoal.tasks.class_instances import MAIN
 from shoal.tasks.extension_types import PICKLED, REFERENCE, is_extension
 from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
-from shoal.tasks.registry import (
-    NAME_MAX,
-    RegisteredTask,
-    main_module_name,
-    task_name,
-)
 from shoal.tasks.schemas import result_converter
 from shoal.tasks.sent_task import SentTask, call_name, task_in_main
 from shoal.tasks.values import (
@@ -146,13 +141,13 @@ def remote_function(
             f"{function!r:.80} cannot be called: give a function, or the name of a "
             "task as text"
         )
-    if (name := task_name(function)) is not None:
+    if (name := registry.task_name(function)) is not None:
         task = _task(name, function, trust)
         sent = task_in_main(name)
         if sent is None or sent.function is not function:
             return task
         as_code = cache(lambda: _task_as_code(task, sent))
-        if main_module_name() == MAIN and name.startswith(f"{MAIN}."):
+        if registry.main_module_name() == MAIN and name.startswith(f"{MAIN}."):
             return as_code()  # a notebook: no worker can import it
         return replace(task, as_code=as_code)
     return _code(function, trust)
@@ -293,7 +288,9 @@ def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunc
     return RemoteFunction(name, read, home=home_module(name, function), trust=trust)
 
 
-def _task_as_code(task: RemoteFunction, sent: RegisteredTask) -> RemoteFunction:
+def _task_as_code(
+    task: RemoteFunction, sent: registry.RegisteredTask
+) -> RemoteFunction:
     code = _code(SentTask(sent), task.trust, task.name)
     return replace(code, home=task.home, timeout=sent.timeout)
 
@@ -341,7 +338,7 @@ def _code(function: object, trust: bool, name: str = "") -> RemoteFunction:
     from shoal.tasks.class_instances import dump_pickle
 
     read = plain_result_reader(trust=trust)
-    name = (name or call_name(function))[:NAME_MAX]
+    name = (name or call_name(function))[: registry.NAME_MAX]
     try:
         pickled = dump_pickle(function)
     except Exception as error:

@@ -6,24 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from shoal.client import messages
+from shoal.client import encoding, messages
 from shoal.client.connection import Blob
-from shoal.client.encoding import (
-    EncodedArguments,
-    ReadResult,
-    RemoteFunction,
-    as_code_arguments,
-    inline_arguments,
-)
 from shoal.client.errors import CodeRefused, PlainValuesOnly
 from shoal.client.options import OnProgress, Options
-from shoal.domain.errors import (
-    Cancelled,
-    InvalidRequest,
-    ShoalError,
-    TooLarge,
-    UnknownTask,
-)
+from shoal.domain import errors
 from shoal.tasks.registry import PYTHON
 
 OVERHEAD = 1 << 10  # bytes of a call without its arguments, about
@@ -60,7 +47,8 @@ class ClientCall:
     # those that have it take plain values only.
     as_code: "Callable[[], ClientCall] | None" = None
     as_plain: "Callable[[], ClientCall] | None" = None
-    unknown: UnknownTask | None = None  # the error of the call by name, before this one
+    # The error of the call by name, before this one.
+    unknown: errors.UnknownTask | None = None
 
     @property
     def size(self) -> int:
@@ -103,7 +91,7 @@ class CallResultFuture(Protocol):
     """A future for the result of a call, of ``asyncio`` or of ``concurrent``."""
 
     call: ClientCall | None
-    read: ReadResult
+    read: encoding.ReadResult
     carrier: CallCarrier
 
     def set_cancelled(self, reason: str) -> None: ...
@@ -128,11 +116,11 @@ def resolve_future(
     if value is not None:
         try:
             result = future.read(value)
-        except ShoalError as unreadable:
+        except errors.ShoalError as unreadable:
             error = unreadable
     if not future.carrier.release(call):
         return  # it was cancelled in the meantime
-    if isinstance(error, Cancelled):  # not by this program
+    if isinstance(error, errors.Cancelled):  # not by this program
         future.set_cancelled(str(error))
     elif error is None:
         future.set_result(result)
@@ -142,16 +130,16 @@ def resolve_future(
 
 def _instead_of(call: ClientCall, error: Exception) -> ClientCall | Exception:
     """Return what to send in the place of a call that failed; else its error."""
-    if isinstance(error, UnknownTask) and call.as_code is not None:
+    if isinstance(error, errors.UnknownTask) and call.as_code is not None:
         try:
             code = call.as_code()
-        except InvalidRequest as unsendable:
+        except errors.InvalidRequest as unsendable:
             error.add_note(str(unsendable))
             return error
         code.as_plain, code.unknown = call.as_plain, error
         return code
     if isinstance(error, CodeRefused) and call.unknown is not None:
-        return UnknownTask(
+        return errors.UnknownTask(
             f"{call.unknown}, and one with `shoal join … --trust-code` would run it: "
             "it is a function of the program itself, which can be sent"
         )
@@ -160,7 +148,7 @@ def _instead_of(call: ClientCall, error: Exception) -> ClientCall | Exception:
             plain = call.as_plain()
         except PlainValuesOnly as named:
             return PlainValuesOnly(f"{named}: {error}")
-        except TooLarge as too_large:
+        except errors.TooLarge as too_large:
             return too_large
         plain.as_code, plain.unknown = call.as_code, call.unknown
         return plain
@@ -243,8 +231,8 @@ class CallBuilder:
 
     def build(
         self,
-        function: RemoteFunction,
-        arguments: EncodedArguments,
+        function: encoding.RemoteFunction,
+        arguments: encoding.EncodedArguments,
         on_ended: OnEnded,
         index: int | None = None,
     ) -> ClientCall:
@@ -282,8 +270,8 @@ class CallBuilder:
 
     def build_with_alternatives(
         self,
-        function: RemoteFunction,
-        arguments: EncodedArguments,
+        function: encoding.RemoteFunction,
+        arguments: encoding.EncodedArguments,
         on_ended: OnEnded,
         count: int,
         index: int | None = None,
@@ -297,11 +285,13 @@ class CallBuilder:
         def as_code() -> ClientCall:
             assert function.as_code is not None, "it can be sent as code"
             code = function.as_code()
-            encoded = as_code_arguments(code, arguments, count)
+            encoded = encoding.as_code_arguments(code, arguments, count)
             return self.build(code, encoded, on_ended, index)
 
         def as_plain() -> ClientCall:
-            return self.build(function, inline_arguments(arguments), on_ended, index)
+            return self.build(
+                function, encoding.inline_arguments(arguments), on_ended, index
+            )
 
         if function.as_code is not None:
             call.as_code = as_code

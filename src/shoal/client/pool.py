@@ -11,14 +11,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
+from shoal.client import encoding
 from shoal.client.availability import TASKS, TaskList
 from shoal.client.coordinator import find_coordinator
-from shoal.client.encoding import (
-    RemoteFunction,
-    encode_arguments,
-    encode_value,
-    remote_function,
-)
 from shoal.client.jobs import Jobs
 from shoal.client.map_results import (
     MapWindow,
@@ -168,7 +163,9 @@ class Pool(Executor):
             TooLarge: the arguments exceed 64 MiB.
             RuntimeError: the pool was shut down, or the process was forked.
         """
-        return self._submit(remote_function(fn, trust=self._trust), args, kwargs)
+        return self._submit(
+            encoding.remote_function(fn, trust=self._trust), args, kwargs
+        )
 
     @overload
     def map(
@@ -240,7 +237,7 @@ class Pool(Executor):
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        function = remote_function(fn, trust=self._trust)
+        function = encoding.remote_function(fn, trust=self._trust)
         items = enumerate(zip(*iterables, strict=False))
         submitted = (self._submit(function, args, {}, index) for index, args in items)
         deadline = None if timeout is None else monotonic() + timeout
@@ -282,7 +279,7 @@ class Pool(Executor):
             TooLarge: the value exceeds 256 MiB.
             ShoalError: the coordinator does not accept it, or is unreachable.
         """
-        blob = encode_value(value)
+        blob = encoding.encode_value(value)
         self._shared.carrier.put(blob)
         return Ref(blob.digest)
 
@@ -329,14 +326,14 @@ class Pool(Executor):
 
     def _submit(
         self,
-        function: RemoteFunction,
+        function: encoding.RemoteFunction,
         args: Sequence[object],
         kwargs: dict[str, Any],
         index: int | None = None,
     ) -> Future[Any]:
         carrier = self._shared.carrier
         future = CallFuture(function.read, carrier)
-        arguments = encode_arguments(function, args, kwargs)
+        arguments = encoding.encode_arguments(function, args, kwargs)
         future.call = self._builder.build_with_alternatives(
             function, arguments, future.on_ended, len(args), index
         )

@@ -35,13 +35,8 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
+from shoal.tasks import exception_record
 from shoal.tasks.class_instances import MAIN, find_class
-from shoal.tasks.exception_record import (
-    ExceptionRecord,
-    builtin_base,
-    decode_exception,
-    is_validation_error,
-)
 from shoal.tasks.registry import main_module_name
 from shoal.tasks.values import ValueReader, load_worker_pickle
 
@@ -157,7 +152,7 @@ def rebuild_exception(
     Its notes end with the machine, or else the ``worker``, and the job.  The last of
     its causes is the worker's traceback.
     """
-    decoded = decode_exception(record)
+    decoded = exception_record.decode_exception(record)
     error = None if decoded is None else _Rebuilder(trust).rebuild(decoded)
     if error is None:
         last = _last_lines(traceback)
@@ -192,7 +187,7 @@ class _Rebuilder:
         self._trust = trust
         self._read = ValueReader().read
 
-    def rebuild(self, record: ExceptionRecord) -> Exception | None:
+    def rebuild(self, record: exception_record.ExceptionRecord) -> Exception | None:
         """Return an exception; None if its class is not known here."""
         error = self._unpickled(record) or self._rebuilt(record)
         if error is None:
@@ -201,7 +196,7 @@ class _Rebuilder:
             error.__cause__ = self._related(record.cause)
         return error
 
-    def _unpickled(self, record: ExceptionRecord) -> Exception | None:
+    def _unpickled(self, record: exception_record.ExceptionRecord) -> Exception | None:
         if not (self._trust and record.pickled):
             return None
         try:
@@ -212,7 +207,7 @@ class _Rebuilder:
             return None
         return error
 
-    def _rebuilt(self, record: ExceptionRecord) -> Exception | None:
+    def _rebuilt(self, record: exception_record.ExceptionRecord) -> Exception | None:
         kind = _known_class(record.name) or _imported_class(record.name)
         if kind is None:
             return None
@@ -229,20 +224,22 @@ class _Rebuilder:
             error.add_note(note)
         return error
 
-    def _args(self, record: ExceptionRecord) -> list[object]:
+    def _args(self, record: exception_record.ExceptionRecord) -> list[object]:
         args = self._value(record.args, None)
         if isinstance(args, list):
             return args
         return [record.text] if record.text else []
 
-    def _related(self, record: ExceptionRecord) -> Exception:
+    def _related(self, record: exception_record.ExceptionRecord) -> Exception:
         """Return a cause or the member of a group."""
         text = f"{record.name}: {record.text}" if record.text else record.name
         return self.rebuild(record) or TaskError(text)
 
     def _set_field(self, error: Exception, name: str, packed: bytes) -> None:
         value = self._value(packed, None)
-        member = inspect.getattr_static(builtin_base(type(error)), name, None)
+        member = inspect.getattr_static(
+            exception_record.builtin_base(type(error)), name, None
+        )
         if not inspect.ismemberdescriptor(member):
             vars(error)[name] = value  # not setattr, which may run code of the class
         elif value is None or isinstance(value, str):
@@ -257,9 +254,9 @@ class _Rebuilder:
 
 def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None:
     """Return an exception; ``__init__`` of its own class is not called."""
-    base: Any = builtin_base(kind)
+    base: Any = exception_record.builtin_base(kind)
     try:
-        if is_validation_error(kind):
+        if exception_record.is_validation_error(kind):
             return _validation_error(kind, *args)
         error: Exception = base.__new__(kind, *args)
         base.__init__(error, *args)

@@ -17,18 +17,13 @@ from typing import Any, TypeVar
 
 from aiohttp import ClientSession
 
+from shoal.client import pending_calls
 from shoal.client.call_channel import CallChannel
 from shoal.client.connection import Blob, JsonRequest, ResultRequest, open_session
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost
 from shoal.client.map_results import wait_for
-from shoal.client.pending_calls import (
-    CallCarrier,
-    CallMemory,
-    ClientCall,
-    resolve_future,
-)
 from shoal.tasks.running_call import runs_tasks, slot_lent
 from shoal.transports.clock import fast_loop_factory
 
@@ -40,11 +35,11 @@ class CallFuture(Future[Any]):
     is true once a worker has it.
     """
 
-    def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
+    def __init__(self, read: ReadResult, carrier: pending_calls.CallCarrier) -> None:
         super().__init__()
         self.read = read
         self.carrier = carrier
-        self.call: ClientCall | None = None  # once it is submitted
+        self.call: pending_calls.ClientCall | None = None  # once it is submitted
 
     @property
     def job_id(self) -> str:
@@ -70,7 +65,7 @@ class CallFuture(Future[Any]):
         return True
 
     def on_ended(self, value: bytes | None, error: Exception | None) -> None:
-        resolve_future(self, value, error)
+        pending_calls.resolve_future(self, value, error)
 
     def set_cancelled(self, reason: str = "") -> None:
         super().cancel()
@@ -93,7 +88,7 @@ class ThreadedCalls:
         self._process = os.getpid()
         # Guards the attributes below; submissions wait on it for room.
         self._condition = threading.Condition()
-        self._memory = CallMemory()
+        self._memory = pending_calls.CallMemory()
         self._open: dict[int, CallFuture] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -109,7 +104,7 @@ class ThreadedCalls:
         """The coordinator's."""
         return self._address.url
 
-    def submit(self, future: CallFuture, call: ClientCall) -> None:
+    def submit(self, future: CallFuture, call: pending_calls.ClientCall) -> None:
         """Send a call, after waiting while open calls hold too much memory.
 
         Raises RuntimeError after ``stop``, or in a process that was forked.
@@ -125,7 +120,7 @@ class ThreadedCalls:
             self._open[call.number] = future
         self._run_in_loop(lambda: self._channel.submit(call))
 
-    def release(self, call: ClientCall) -> bool:
+    def release(self, call: pending_calls.ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
         with self._condition:
             if self._open.pop(call.number, None) is None:
@@ -134,12 +129,14 @@ class ThreadedCalls:
             self._condition.notify_all()
         return True
 
-    def drop(self, call: ClientCall) -> None:
+    def drop(self, call: pending_calls.ClientCall) -> None:
         """Cancel a call whose result is not wanted any more."""
         with suppress(RuntimeError):  # the loop has ended, with all calls
             self._run_in_loop(lambda: self._channel.drop(call))
 
-    def replace(self, old: ClientCall, new: ClientCall) -> bool:
+    def replace(
+        self, old: pending_calls.ClientCall, new: pending_calls.ClientCall
+    ) -> bool:
         """Send a call in the place of one that has ended; False if it was cancelled."""
         with self._condition:
             future = self._open.pop(old.number, None)

@@ -19,22 +19,9 @@ from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
 from shoal.domain.errors import InvalidRequest, NotFound, PeerError, ShoalError
 from shoal.domain.job import GANG_MAX, Gang
-from shoal.training.launch.member import (
-    LeftOut,
-    MemberPlan,
-    MemberResult,
-    headline,
-    run_member,
-)
+from shoal.training import run_events
+from shoal.training.launch import member
 from shoal.training.launch.script import SHOAL, pack_script, write_output
-from shoal.training.run_events import (
-    REMARK,
-    TOKEN_SIZE,
-    WATCH,
-    Message,
-    member_key,
-    run_id_of,
-)
 from shoal.training.run_link import EVENTS, RunLink, RunOver
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -116,14 +103,17 @@ def launch(
         raise InvalidRequest(f"backend={backend}: expected one of {expected}")
     path = Path(script)
     archive = pack_script(path, [Path(each) for each in files])
-    token = secrets.token_hex(TOKEN_SIZE)
-    gangs = [Gang(run_id_of(token), node, nodes, least, slots) for node in range(nodes)]
+    token = secrets.token_hex(run_events.TOKEN_SIZE)
+    gangs = [
+        Gang(run_events.run_id_of(token), node, nodes, least, slots)
+        for node in range(nodes)
+    ]
     address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
     carrier, numbers = ThreadedCalls(address), CallNumbers()
-    function = remote_function(run_member, trust=False)
+    function = remote_function(member.run_member, trust=False)
     members: list[CallFuture] = []
     for gang in gangs:
-        plan = MemberPlan(
+        plan = member.MemberPlan(
             token=token,
             node=gang.rank,
             nodes=nodes,
@@ -136,7 +126,7 @@ def launch(
             name=name or path.name,
             output=output,
         )
-        key = member_key(gang.id, gang.rank)
+        key = run_events.member_key(gang.id, gang.rank)
         builder = CallBuilder(Options(key=key, gang=gang, queue=queue), numbers)
         encoded = encode_arguments(function, (plan, archive), {})
         future = CallFuture(function.read, carrier)
@@ -172,8 +162,8 @@ def fetch_output(
     """
     address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
     carrier = ThreadedCalls(address)
-    read: Callable[[bytes], Any] = remote_function(run_member, trust=False).read
-    results: list[MemberResult | None] = []
+    read: Callable[[bytes], Any] = remote_function(member.run_member, trust=False).read
+    results: list[member.MemberResult | None] = []
     try:
         with suppress(NotFound):  # of a machine beyond the last
             for node in range(GANG_MAX):
@@ -205,7 +195,7 @@ class TrainingRun:
         members: Sequence[CallFuture],
         least: int,
     ) -> None:
-        self.id = run_id_of(token)
+        self.id = run_events.run_id_of(token)
         """The id, for ``shoal jobs explain`` and ``shoal jobs cancel``."""
         self._carrier = carrier
         self._address = address
@@ -231,7 +221,7 @@ class TrainingRun:
         """Whether all members have ended."""
         return all(each.done() for each in self._members)
 
-    def events(self, wait: float = 0.5) -> Iterator[Message | None]:
+    def events(self, wait: float = 0.5) -> Iterator[run_events.Message | None]:
         """Yield what the members report, until all have ended.
 
         Each event is a mapping with ``event``, ``rank`` (except remarks of the
@@ -244,7 +234,7 @@ class TrainingRun:
             self._token,
             tls=self._address.tls,
             purpose=EVENTS,
-            greeting=lambda: [{WATCH: self._last}],
+            greeting=lambda: [{run_events.WATCH: self._last}],
         )
         try:
             while True:
@@ -257,7 +247,7 @@ class TrainingRun:
                     sequence = message["sequence"]
                     assert isinstance(sequence, int), "the coordinator counts them"
                     self._last = sequence
-                    if message["event"] == REMARK and "rank" not in message:
+                    if message["event"] == run_events.REMARK and "rank" not in message:
                         self._story.append(str(message["text"]))
                     yield message
         except RunOver:
@@ -266,7 +256,7 @@ class TrainingRun:
         finally:
             link.close()
 
-    def result(self) -> Sequence[MemberResult | None]:
+    def result(self) -> Sequence[member.MemberResult | None]:
         """Wait for the end; return the results of the members, None of lost ones.
 
         Raises RunFailed if fewer than ``min_nodes`` members have returned.
@@ -278,7 +268,7 @@ class TrainingRun:
         returned = [each for each in results if isinstance(each, dict)]
         if len(returned) < self._least:
             cause = _cause([*map(_result_of, self._ended)])
-            raise RunFailed(headline(str(cause))) from cause
+            raise RunFailed(member.headline(str(cause))) from cause
         return [each if isinstance(each, dict) else None for each in results]
 
     def save_output(self, folder: PathLike) -> Sequence[str]:
@@ -323,7 +313,7 @@ class TrainingRun:
 
 def _write_files(
     carrier: ThreadedCalls,
-    results: Sequence[MemberResult | None],
+    results: Sequence[member.MemberResult | None],
     folder: PathLike,
     story: str,
 ) -> Sequence[str]:
@@ -347,20 +337,22 @@ def _write_files(
     return [*files]
 
 
-def _result_of(future: "Future[Any]") -> MemberResult | BaseException:
+def _result_of(future: "Future[Any]") -> member.MemberResult | BaseException:
     """Return the result of an ended call, or its error."""
     if future.cancelled():
         return CancelledError("the run was cancelled")
     if (error := future.exception()) is not None:
         return error
-    result: MemberResult = future.result()
+    result: member.MemberResult = future.result()
     return result
 
 
-def _cause(results: Sequence[MemberResult | BaseException]) -> BaseException:
+def _cause(results: Sequence[member.MemberResult | BaseException]) -> BaseException:
     """Return the error that ended a run: the first, as others follow from it.
 
     A run does not end with a machine without which it goes on.
     """
     errors = [each for each in results if isinstance(each, BaseException)]
-    return min(errors, key=lambda each: isinstance(each, (CancelledError, LeftOut)))
+    return min(
+        errors, key=lambda each: isinstance(each, (CancelledError, member.LeftOut))
+    )

@@ -5,12 +5,7 @@ import string
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.config.private_files import (
-    create_with,
-    replace_private,
-    restrict,
-    write_private,
-)
+from shoal.config import private_files
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError
 
@@ -40,7 +35,7 @@ def first_key(folder: Path, given: str) -> str:
         return _load_or_create(folder / KEY_FILE, "sk-shoal-")
     if not given.isascii() or not given.isprintable() or " " in given:
         raise ConfigError("--api-key: expected printable ASCII without spaces")
-    write_private(folder / KEY_FILE, given + "\n")
+    private_files.write_private(folder / KEY_FILE, given + "\n")
     return given
 
 
@@ -61,7 +56,7 @@ def signing_seed(folder: Path) -> bytes:
     """
     file = folder / SEED_FILE
     with suppress(FileExistsError):
-        create_with(file, secrets.token_hex(SEED_SIZE) + "\n")
+        private_files.create_with(file, secrets.token_hex(SEED_SIZE) + "\n")
     kept = _read_private(file)
     if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
         # A new key would make receipts signed with the old one look forged.
@@ -75,7 +70,7 @@ def signing_seed(folder: Path) -> bytes:
 def new_signing_seed(folder: Path) -> bytes:
     """Replace the signing key by a new one; return its seed.  Raises OSError."""
     seed = secrets.token_bytes(SEED_SIZE)
-    replace_private(folder / SEED_FILE, seed.hex() + "\n")
+    private_files.replace_private(folder / SEED_FILE, seed.hex() + "\n")
     return seed
 
 
@@ -96,7 +91,7 @@ def store_certificate(folder: Path, certificate: str | None) -> None:
     if certificate is None:
         file.unlink(missing_ok=True)
     else:
-        write_private(file, certificate)
+        private_files.write_private(file, certificate)
 
 
 def _load_or_create(file: Path, prefix: str) -> str:
@@ -107,11 +102,11 @@ def _load_or_create(file: Path, prefix: str) -> str:
         # An empty secret would admit anyone.
         raise ConfigError(f"{file} is empty: delete it to get a new one")
     made = prefix + new_secret()
-    create_with(file, made + "\n")
+    private_files.create_with(file, made + "\n")
     return made
 
 
 def _read_private(file: Path) -> str:
     """Return a secret, which an older version may have left readable to others."""
-    restrict(file)
+    private_files.restrict(file)
     return file.read_text().strip()

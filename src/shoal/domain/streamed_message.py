@@ -6,13 +6,8 @@ SGLang, Ollama, llama-server, OpenRouter and Mistral.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from shoal.domain import tool_calls
 from shoal.domain.json_limits import is_too_deep
-from shoal.domain.tool_calls import (
-    CALLS_MAX,
-    CallAssembler,
-    CallDraft,
-    json_text,
-)
 from shoal.domain.work import JSON
 
 REASONING = (
@@ -35,7 +30,7 @@ class MessageReader:
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
-        self._calls = CallAssembler()
+        self._calls = tool_calls.CallAssembler()
         self._numbers: dict[int, int] = {}  # of the calls that began, by their slots
         self._ids: set[str] = set()
 
@@ -104,10 +99,10 @@ class MessageReader:
             if (piece := self._piece(draft, text)) is not None:
                 found.append(piece)
         if self._calls.overflowed:
-            raise ValueError(f"more than {CALLS_MAX} tool calls")
+            raise ValueError(f"more than {tool_calls.CALLS_MAX} tool calls")
         return found
 
-    def _piece(self, draft: CallDraft, text: str) -> JSON:
+    def _piece(self, draft: tool_calls.CallDraft, text: str) -> JSON:
         """Return the piece of a call that can be passed on now; None: nothing yet."""
         number = self._numbers.get(draft.slot)
         if number is not None:
@@ -139,7 +134,7 @@ def _content_texts(value: JSON) -> Sequence[tuple[str, str]]:
     texts = () if is_value else tuple(_texts_in(value))
     if texts or typed or value is False:
         return texts
-    return (("content", json_text(value)),)
+    return (("content", tool_calls.json_text(value)),)
 
 
 TEXT_NAMES = ("text", "content", "value", "summary")

@@ -18,11 +18,7 @@ import msgspec
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Delta, Usage
 from shoal.domain.work import JSON, Embedding, InputWork, Rerank, Transcription
-from shoal.engines.server_errors import (
-    DECODE_ERRORS,
-    describes_error,
-    stream_error,
-)
+from shoal.engines import server_errors
 from shoal.engines.streams.json_values import decode_json, expressible, integer
 from shoal.engines.streams.stream_chunks import StreamUsage, read_usage
 
@@ -71,7 +67,7 @@ def _decode_embeddings(
     inputs = len(work.inputs)
     try:
         answer = _embeddings.decode(body)
-    except DECODE_ERRORS:
+    except server_errors.DECODE_ERRORS:
         answer = _odd_embeddings(_decode_odd(body, "embeddings", secret))
     vectors = sorted(answer.data, key=lambda vector: vector.index)
     if [vector.index for vector in vectors] != list(range(inputs)):
@@ -175,7 +171,7 @@ def _decode_scores(
 ) -> tuple[list[Delta], Usage | None]:
     try:
         answer = _scores.decode(body)
-    except DECODE_ERRORS:
+    except server_errors.DECODE_ERRORS:
         answer = _odd_scores(_decode_odd(body, "scores", secret))
     scored = sorted(answer.results, key=lambda each: each.index)
     if [each.index for each in scored] != list(range(documents)):
@@ -227,8 +223,8 @@ def _decode_transcription(body: bytes, secret: str) -> tuple[list[Delta], Usage 
 
 def _decode_odd(body: bytes, what: str, secret: str) -> Any:
     """Decode a body that may be an error.  Raises it, or JobError."""
-    if describes_error(body):
-        raise stream_error(body, secret)
+    if server_errors.describes_error(body):
+        raise server_errors.stream_error(body, secret)
     try:
         return decode_json(body)
     except ValueError as error:

@@ -23,13 +23,7 @@ from typing import TypeAlias, TypeGuard
 
 import msgspec
 
-from shoal.domain.errors import (
-    CannotDo,
-    ContextExceeded,
-    InvalidRequest,
-    JobError,
-    ShoalError,
-)
+from shoal.domain import errors
 from shoal.domain.options import OPTIONS
 from shoal.domain.outcome import Delta
 from shoal.domain.work import (
@@ -189,7 +183,7 @@ def _transcription_form(work: Transcription, model: str) -> AudioForm:
     try:
         audio = base64.b64decode(work.audio, validate=True)
     except binascii.Error as error:
-        raise InvalidRequest(f"file: not in base64: {error}", "file") from error
+        raise errors.InvalidRequest(f"file: not in base64: {error}", "file") from error
     fields = [("model", model)]
     for name in TRANSCRIPTION_FIELDS:
         if (value := work.options.get(name)) is not None:
@@ -256,7 +250,9 @@ def reject_ignored_options(work: Inference, server: ServerKind) -> None:
     for option in server.ignores & work.options.keys():
         value = work.options[option]
         if value is True or value not in (None, False, "", 1, {}, "auto"):
-            raise InvalidRequest(f"{server.name} does not know {option!r}", option)
+            raise errors.InvalidRequest(
+                f"{server.name} does not know {option!r}", option
+            )
 
 
 def with_chosen_tools(work: Inference) -> Inference:
@@ -323,18 +319,18 @@ def without_refused(body: Mapping[str, object], refused: Set[str]) -> dict[str, 
     return fields
 
 
-def refused_part(error: ShoalError, parts: Collection[str]) -> str | None:
+def refused_part(error: errors.ShoalError, parts: Collection[str]) -> str | None:
     """Return which of these parts of a request the server refused; None if none.
 
     They are fields, or what ``messages`` names.
     """
-    if isinstance(error, ContextExceeded) or not (
-        isinstance(error, InvalidRequest | JobError)
+    if isinstance(error, errors.ContextExceeded) or not (
+        isinstance(error, errors.InvalidRequest | errors.JobError)
         or (isinstance(error, NotServed) and not error.model)
     ):
         return None
     message = str(error)
-    field = error.field if isinstance(error, InvalidRequest) else None
+    field = error.field if isinstance(error, errors.InvalidRequest) else None
     words: set[str] = set(re.findall(r"\w+", f"{message} {field or ''}"))
     if "reasoning_content" in words:
         words.add("reasoning")
@@ -349,7 +345,7 @@ def refused_part(error: ShoalError, parts: Collection[str]) -> str | None:
     return None
 
 
-class FieldIgnored(CannotDo):
+class FieldIgnored(errors.CannotDo):
     """The server ignored a field, and so lacks a feature.
 
     A model that was to call a tool, and did not, may call one all the same.

@@ -15,12 +15,6 @@ from shoal.domain.work import JobKind
 from shoal.domain.worker import ServedModel
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.engine import Engine
-from shoal.engines.gguf_files import (
-    DEMO_MODEL,
-    demo_model_path,
-    has_demo_model,
-    install_demo_model,
-)
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
 from shoal.engines.openai_server import LATEST, EngineLoading, OpenAIEngine
 
@@ -273,8 +267,8 @@ def _model_file(
     """Return the GGUF file of a model that no server has."""
     if (path := gguf_files.find_model(locations.files, name)) is not None:
         return path
-    if name == DEMO_MODEL:
-        return demo_model_path()
+    if name == gguf_files.DEMO_MODEL:
+        return gguf_files.demo_model_path()
     reason = "no server was found that has it"
     if sources:
         reason = _missing_model_message(sources, name)
@@ -289,13 +283,13 @@ def _local_model(locations: SearchLocations) -> tuple[str, Path]:
     """Return a local model and its file."""
     if (path := gguf_files.largest_fitting_model(locations.files)) is not None:
         return path.stem, path
-    if has_demo_model():
-        return DEMO_MODEL, demo_model_path()
+    if gguf_files.has_demo_model():
+        return gguf_files.DEMO_MODEL, gguf_files.demo_model_path()
     ports = ", ".join(f"{each.servers} ({each.port})" for each in locations.servers)
     raise ConfigError(
         f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
         f"file that fits into memory in {locations.files[0].folder} or other programs' "
         "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
-        f"install a small model: {install_demo_model()}; to call Python functions "
-        "instead, give --tasks MODULE"
+        f"install a small model: {gguf_files.install_demo_model()}; to call Python "
+        "functions instead, give --tasks MODULE"
     )

@@ -17,14 +17,9 @@ from shoal.domain.job import Policy
 from shoal.domain.work import Chat, Completion, Embedding, Work
 from shoal.gateway.batches.lines import decode_line
 from shoal.gateway.chat.anthropic.message_request import decode_message_request
+from shoal.gateway.chat.ollama import requests
 from shoal.gateway.chat.ollama.embeddings import decode_embed, decode_embed_one
 from shoal.gateway.chat.ollama.models import LATEST
-from shoal.gateway.chat.ollama.requests import (
-    ModelLoad,
-    OllamaRequest,
-    decode_ollama_chat,
-    decode_ollama_prompt,
-)
 from shoal.gateway.chat.openai.chat_request import decode_chat_request
 from shoal.gateway.chat.openai.completion_request import decode_completion_request
 from shoal.gateway.chat.openai.embeddings import decode_embedding_request
@@ -36,17 +31,11 @@ from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.jobs.job_request import decode_commit
-from shoal.ledger import bundle, consistency
+from shoal.ledger import bundle, consistency, merkle
 from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.checkpoint import origin_of
 from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
-from shoal.ledger.merkle import (
-    consistency_path,
-    inclusion_path,
-    nodes_for_consistency,
-    nodes_for_inclusion,
-)
 from shoal.ledger.outputs import output_of
 from shoal.ledger.prices import PriceList
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
@@ -180,9 +169,9 @@ async def show_growth(gateway: Gateway, query: GrowthQuery) -> web.Response:
     await gateway.signing.show(second)
     notes = _of_one_key(gateway.signing, first.note, second.note)
     nodes = await gateway.store.ledger.nodes(
-        nodes_for_consistency(first.size, second.size)
+        merkle.nodes_for_consistency(first.size, second.size)
     )
-    path = consistency_path(
+    path = merkle.consistency_path(
         first.size, second.size, lambda level, position: nodes[level, position]
     )
     return json_bytes_response(consistency.write(ConsistencyProof(*notes, tuple(path))))
@@ -217,8 +206,8 @@ async def export_bundle(
     receipt = filed[-1]
     signer, head = await _signed_by(gateway, receipt)
     await gateway.signing.show(head)
-    nodes = await ledger.nodes(nodes_for_inclusion(receipt.index, head.size))
-    path = inclusion_path(
+    nodes = await ledger.nodes(merkle.nodes_for_inclusion(receipt.index, head.size))
+    path = merkle.inclusion_path(
         receipt.index, head.size, lambda level, position: nodes[level, position]
     )
     output = None
@@ -360,8 +349,8 @@ def _response(body: bytes) -> Iterator[Work]:
         yield asked.chat()
 
 
-def _ollama(asked: OllamaRequest) -> Iterator[Work]:
-    if not isinstance(asked, ModelLoad):
+def _ollama(asked: requests.OllamaRequest) -> Iterator[Work]:
+    if not isinstance(asked, requests.ModelLoad):
         yield from _named(asked.work)
 
 
@@ -378,8 +367,8 @@ _DECODERS: tuple[Callable[[bytes], Iterator[Work]], ...] = (
     lambda body: iter([decode_message_request(body).generation.work]),
     lambda body: iter([decode_rerank_request(body).work]),
     lambda body: iter([decode_commit(body, Policy.FAST, PriceList())[0]]),
-    lambda body: _ollama(decode_ollama_chat(body)),
-    lambda body: _ollama(decode_ollama_prompt(body)),
+    lambda body: _ollama(requests.decode_ollama_chat(body)),
+    lambda body: _ollama(requests.decode_ollama_prompt(body)),
     lambda body: _named(decode_embed(body).work),
     lambda body: _named(decode_embed_one(body).work),
     _embedding,

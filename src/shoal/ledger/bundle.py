@@ -13,16 +13,8 @@ from msgspec import UNSET, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import Verdict
-from shoal.ledger import checkpoint, keys, merkle, receipts
+from shoal.ledger import checkpoint, keys, merkle, receipts, verification
 from shoal.ledger.requests import request_hash_of
-from shoal.ledger.verification import (
-    StepResult,
-    Steps,
-    VerificationStep,
-    decode_file,
-    encode_file,
-    verify_file,
-)
 from shoal.ledger.worker_receipts import output_hash_of, verify_output_hash
 
 _WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
@@ -62,7 +54,7 @@ class ReceiptBundle:
 
 def write(bundle: ReceiptBundle) -> bytes:
     """Encode a bundle as a file."""
-    return encode_file(bundle)
+    return verification.encode_file(bundle)
 
 
 def read(data: bytes) -> ReceiptBundle:
@@ -70,12 +62,12 @@ def read(data: bytes) -> ReceiptBundle:
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
-    return decode_file(data, ReceiptBundle)
+    return verification.decode_file(data, ReceiptBundle)
 
 
 def verify(
     data: bytes, public_key: bytes, readings: Collection[bytes] | None = None
-) -> list[StepResult]:
+) -> list[verification.StepResult]:
     """Verify a bundle's file with the coordinator's key, which is known from elsewhere.
 
     With ``readings``, one of them has to be the request, as ``request_of`` writes it: a
@@ -85,23 +77,23 @@ def verify(
     receipt is no failure if the coordinator's receipt reports it as invalid.
     """
     steps = partial(_steps, readings=readings)
-    return verify_file(data, ReceiptBundle, steps, public_key)
+    return verification.verify_file(data, ReceiptBundle, steps, public_key)
 
 
 def _steps(
     bundle: ReceiptBundle, readings: Collection[bytes] | None
-) -> Steps[ReceiptBundle]:
-    yield VerificationStep.KEY, _key
-    yield VerificationStep.SIGNATURE, _signature
-    yield VerificationStep.RECEIPT, _receipt
-    yield VerificationStep.CHECKPOINT, _checkpoint
-    yield VerificationStep.LOGGED, _logged
+) -> verification.Steps[ReceiptBundle]:
+    yield verification.VerificationStep.KEY, _key
+    yield verification.VerificationStep.SIGNATURE, _signature
+    yield verification.VerificationStep.RECEIPT, _receipt
+    yield verification.VerificationStep.CHECKPOINT, _checkpoint
+    yield verification.VerificationStep.LOGGED, _logged
     if bundle.output is not None:
-        yield VerificationStep.OUTPUT, _output
+        yield verification.VerificationStep.OUTPUT, _output
     kept = None if isinstance(bundle.request, UnsetType) else bundle.request.text
     if not (kept is None and readings is None):
-        yield VerificationStep.REQUEST, partial(_request, readings)
-    yield VerificationStep.WORKER, _worker
+        yield verification.VerificationStep.REQUEST, partial(_request, readings)
+    yield verification.VerificationStep.WORKER, _worker
 
 
 def _key(bundle: ReceiptBundle, public_key: bytes) -> str | None:

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.domain.errors import InvalidRequest
-from shoal.ledger import checkpoint, merkle
-from shoal.ledger.verification import (
-    StepResult,
-    Steps,
-    VerificationStep,
-    decode_file,
-    encode_file,
-    verify_file,
-)
+from shoal.ledger import checkpoint, merkle, verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +23,7 @@ class ConsistencyProof:
 
 def write(growth: ConsistencyProof) -> bytes:
     """Encode a proof as a file."""
-    return encode_file(growth)
+    return verification.encode_file(growth)
 
 
 def read(data: bytes) -> ConsistencyProof:
@@ -39,21 +31,21 @@ def read(data: bytes) -> ConsistencyProof:
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
-    return decode_file(data, ConsistencyProof)
+    return verification.decode_file(data, ConsistencyProof)
 
 
-def verify(data: bytes, public_key: bytes) -> list[StepResult]:
+def verify(data: bytes, public_key: bytes) -> list[verification.StepResult]:
     """Verify a proof's file with the coordinator's key, which is known from elsewhere.
 
     Returns the steps taken, in order; a failed step is the last.
     """
-    return verify_file(data, ConsistencyProof, _steps, public_key)
+    return verification.verify_file(data, ConsistencyProof, _steps, public_key)
 
 
-def _steps(growth: ConsistencyProof) -> Steps[ConsistencyProof]:
-    yield VerificationStep.EARLIER, _earlier
-    yield VerificationStep.LATER, _later
-    yield VerificationStep.GROWN, _grown
+def _steps(growth: ConsistencyProof) -> verification.Steps[ConsistencyProof]:
+    yield verification.VerificationStep.EARLIER, _earlier
+    yield verification.VerificationStep.LATER, _later
+    yield verification.VerificationStep.GROWN, _grown
 
 
 def _earlier(growth: ConsistencyProof, public_key: bytes) -> str | None:

@@ -15,14 +15,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.work import JSON, Call
-from shoal.ledger import keys
-from shoal.ledger.canonical import (
-    encode,
-    from_base64,
-    from_time,
-    to_base64,
-    without_surrogates,
-)
+from shoal.ledger import canonical, keys
 from shoal.ledger.merkle import HASH_SIZE
 
 PREFIX = b"shoal receipt v1\n"
@@ -93,25 +86,25 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
     asked: dict[str, JSON] = {"version": 1}
     if claims.request_hash is not None:
         asked = {"version": 2, "request_hash": claims.request_hash}
-    return encode(
+    return canonical.encode(
         {
             "type": TYPE,
             **asked,
-            "job_id": without_surrogates(claims.job_id),
-            "worker": without_surrogates(claims.worker),
+            "job_id": canonical.without_surrogates(claims.job_id),
+            "worker": canonical.without_surrogates(claims.worker),
             "worker_key": None if key is None else key.hex(),
             "output_hash": claims.output_hash,
             "prompt_tokens": claims.prompt_tokens,
             "completion_tokens": claims.completion_tokens,
             "price": claims.price,
             "fee": claims.fee,
-            "payment_ref": None if ref is None else without_surrogates(ref),
+            "payment_ref": None if ref is None else canonical.without_surrogates(ref),
             "at": claims.at,
             "verdict": claims.verdict.name.lower(),
             "worker_receipt": _signed(claims.worker_receipt),
             "checkpoint": {
                 "size": checkpoint_size,
-                "root": to_base64(checkpoint_root),
+                "root": canonical.to_base64(checkpoint_root),
             },
         }
     )
@@ -120,11 +113,11 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
 def _signed(receipt: SignedReceipt | None) -> JSON:
     if receipt is None:
         return None
-    signature = to_base64(receipt.signature)
+    signature = canonical.to_base64(receipt.signature)
     try:
         return {"body": receipt.body.decode("utf-8"), "signature": signature}
     except UnicodeDecodeError:
-        inside = to_base64(receipt.body)
+        inside = canonical.to_base64(receipt.body)
         return {"body_base64": inside, "signature": signature}
 
 
@@ -197,8 +190,8 @@ def _typed(body: _Body) -> Receipt:
     ):
         if digest is not None and _HASH.fullmatch(digest) is None:
             raise ValueError(f"{name} is not sha256: and 64 hexadecimal digits")
-    from_time(body.at)
-    root = from_base64(body.checkpoint.root)
+    canonical.from_time(body.at)
+    root = canonical.from_base64(body.checkpoint.root)
     if len(root) != HASH_SIZE or body.checkpoint.size < 0:
         raise ValueError("checkpoint is none")
     claims = Claims(
@@ -230,5 +223,5 @@ def _as_signed(written: _Signed) -> SignedReceipt:
     if written.body is not None:
         body = written.body.encode("utf-8")
     else:
-        body = from_base64(written.body_base64 or "")
-    return SignedReceipt(body, from_base64(written.signature))
+        body = canonical.from_base64(written.body_base64 or "")
+    return SignedReceipt(body, canonical.from_base64(written.signature))

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from shoal.domain import errors
-from shoal.domain.model_messages import (
-    ModelAnswer,
-    ModelChunk,
-    ModelDone,
-    ModelMessage,
-    ModelQuery,
-    ModelRequest,
-)
+from shoal.domain import errors, model_messages
 from shoal.models.staging import Staging
 from shoal.models.transfer import UNANNOUNCED_MAX, FileWrite, IncomingModel
 
@@ -63,17 +55,17 @@ class ModelDownload:
     def __init__(
         self,
         request: DownloadRequest,
-        send: Callable[[ModelMessage], bool],
+        send: Callable[[model_messages.ModelMessage], bool],
         progress: Callable[[int, int | None], None] = lambda received, size: None,
     ) -> None:
         self._request = request
         self._send = send
         self._progress = progress
-        self._answer: ModelAnswer | None = None
+        self._answer: model_messages.ModelAnswer | None = None
         self._incoming: IncomingModel | None = None
         self._writes: list[FileWrite] = []
         self._unwritten = 0  # bytes, with those that are being written
-        self._end: ModelDone | errors.ShoalError | None = None
+        self._end: model_messages.ModelDone | errors.ShoalError | None = None
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -100,7 +92,7 @@ class ModelDownload:
             try:
                 await loop.run_in_executor(disk, staging.begin)
                 self._incoming = incoming
-                self._send(ModelRequest(transfer_id, request.model))
+                self._send(model_messages.ModelRequest(transfer_id, request.model))
                 await self._write_chunks(incoming, staging, disk)
                 path = await loop.run_in_executor(disk, staging.commit)
             finally:
@@ -109,15 +101,15 @@ class ModelDownload:
                 await asyncio.shield(loop.run_in_executor(disk, staging.remove))
         return DownloadedModel(path, incoming.received, incoming.files)
 
-    def receive(self, message: ModelMessage) -> None:
+    def receive(self, message: model_messages.ModelMessage) -> None:
         """Process a message of the peer, without waiting.
 
         Ignores chunks of other transfers.
         """
         match message:
-            case ModelAnswer(model=self._request.model):
+            case model_messages.ModelAnswer(model=self._request.model):
                 self._on_answer(message)
-            case ModelChunk() | ModelDone():
+            case model_messages.ModelChunk() | model_messages.ModelDone():
                 self._on_data(message)
             case _:
                 pass
@@ -134,7 +126,7 @@ class ModelDownload:
     async def _query_peer(self) -> int | None:
         """Query the model; return its size in bytes, if it is announced."""
         for _ in range(QUERIES_MAX):
-            self._send(ModelQuery(self._request.model))
+            self._send(model_messages.ModelQuery(self._request.model))
             if not await self._wait_for_message(QUERY_TIMEOUT):
                 continue
             assert self._answer is not None, "nothing else was received"
@@ -161,7 +153,7 @@ class ModelDownload:
             raise self._end
         return True
 
-    def _on_answer(self, answer: ModelAnswer) -> None:
+    def _on_answer(self, answer: model_messages.ModelAnswer) -> None:
         if self._answer is None:
             self._answer = answer
             self._changed.set()
@@ -173,15 +165,17 @@ class ModelDownload:
                 )
             )
 
-    def _on_data(self, message: ModelChunk | ModelDone) -> None:
+    def _on_data(
+        self, message: model_messages.ModelChunk | model_messages.ModelDone
+    ) -> None:
         incoming = self._incoming
         if incoming is None or self._end is not None or not incoming.belongs(message):
             return
         try:
             match message:
-                case ModelChunk():
+                case model_messages.ModelChunk():
                     self._queue(incoming.add_chunk(message))
-                case ModelDone():
+                case model_messages.ModelDone():
                     incoming.complete(message)
                     self._finish(message)
         except errors.PeerError as error:
@@ -198,7 +192,7 @@ class ModelDownload:
             self._writable.clear()
         self._changed.set()
 
-    def _finish(self, end: ModelDone | errors.ShoalError) -> None:
+    def _finish(self, end: model_messages.ModelDone | errors.ShoalError) -> None:
         self._end = end
         self._writable.set()
         self._changed.set()
@@ -208,7 +202,7 @@ class ModelDownload:
     ) -> None:
         """Write chunks until the model is complete, or raise the error."""
         loop = asyncio.get_running_loop()
-        while self._writes or not isinstance(self._end, ModelDone):
+        while self._writes or not isinstance(self._end, model_messages.ModelDone):
             if not await self._wait_for_message(SILENCE_TIMEOUT):
                 raise errors.TimedOut(_silence_message(incoming))
             writes, self._writes = self._writes, []

@@ -9,28 +9,13 @@ from shoal.coordinator.hub import Hub
 from shoal.domain import facts
 from shoal.domain import vocabulary as words
 from shoal.domain.errors import NotAdmitted, StoreError
+from shoal.peers import remote_peer
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.peers.peer_models import NAME_MAX
-from shoal.peers.remote_peer import (
-    ModelSharing,
-    NoModelSharing,
-    PeerContext,
-    RemotePeer,
-    peer_name,
-)
 from shoal.pool.own_offers import offering_peers, own_load, own_offers
-from shoal.protocols.seam.peer_session import (
-    ALL_PEERS,
-    PeerDescribed,
-    PeerJoined,
-    PeerLeft,
-    PeerMessage,
-    PeerRefused,
-    PeerSession,
-    ToPeer,
-)
+from shoal.protocols.seam import peer_session
 from shoal.protocols.seam.session import CloseCode, PeerProfile
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
@@ -64,22 +49,23 @@ class PeerConnections:
         clock: Clock,
         door: WorkerAdmission,
         policy: PeerJobPolicy = DEFAULT_POLICY,
-        sharing: ModelSharing | None = None,
+        sharing: remote_peer.ModelSharing | None = None,
         directory: PeerDirectory | None = None,
         share: LoopShare | None = None,
     ) -> None:
         offer_limiter = OfferRateLimiter(clock)
-        self.context = PeerContext(
-            hub, sharing or NoModelSharing(), policy, offer_limiter
+        self.context = remote_peer.PeerContext(
+            hub, sharing or remote_peer.NoModelSharing(), policy, offer_limiter
         )
         self.clock = clock
         self.admission = door
         self.directory = directory or PeerDirectory()
         self.share = share or LoopShare(clock)
-        self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
+        # With models that wait to rejoin.
+        self.rejoining: set[remote_peer.RemotePeer] = set()
         self._connections: set[_PeerConnection] = set()
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
-        self._peers: dict[str, RemotePeer] = {}  # by wire and name
+        self._peers: dict[str, remote_peer.RemotePeer] = {}  # by wire and name
         self._draining: words.Draining | None = None
         self._offering: frozenset[str] | None = None  # None: outdated
         # By the peers that are left out, as long as they are valid.
@@ -89,7 +75,9 @@ class PeerConnections:
         self._timer: Timer | None = None
         hub.subscribe(self._on_fact)
 
-    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
+    async def serve(
+        self, wire: str, session: peer_session.PeerSession, link: Link
+    ) -> ConnectionEnd:
         """Run a session until its connection ends; return the reason.
 
         Raises only CancelledError: a bug in the session, or here, ends the connection.
@@ -133,7 +121,7 @@ class PeerConnections:
 
     # For the connections.
 
-    def admit(self, peer: RemotePeer) -> None:
+    def admit(self, peer: remote_peer.RemotePeer) -> None:
         """Admit a peer; it replaces an older one of its name."""
         if (older := self._peers.get(peer.name)) is not None:
             reason = REPLACED if peer.identity.sole_worker else RENAME
@@ -143,7 +131,7 @@ class PeerConnections:
             self.directory.add(peer.name, peer.identity, peer.address)
         peer.admit()
 
-    def on_left(self, peer: RemotePeer) -> None:
+    def on_left(self, peer: remote_peer.RemotePeer) -> None:
         """Remove a peer that left."""
         self.rejoining.discard(peer)
         if self._peers.get(peer.name) is peer:
@@ -196,17 +184,21 @@ class _PeerConnection:
     """One connection and its peers."""
 
     def __init__(
-        self, connections: PeerConnections, wire: str, session: PeerSession, link: Link
+        self,
+        connections: PeerConnections,
+        wire: str,
+        session: peer_session.PeerSession,
+        link: Link,
     ) -> None:
-        self.driver: Driver[PeerMessage, ToPeer] = Driver(
+        self.driver: Driver[peer_session.PeerMessage, peer_session.ToPeer] = Driver(
             session, link, connections.clock, self._on_message, connections.share
         )
         self._connections = connections
         self._wire = wire
-        self._peers: dict[str, RemotePeer] = {}  # by the session's keys
+        self._peers: dict[str, remote_peer.RemotePeer] = {}  # by the session's keys
         self._announced: tuple[words.Event, ...] = ()  # the pool's state
         self._refused: dict[str, str] = {}  # names, by the session's keys
-        self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
+        self._admitting: dict[remote_peer.RemotePeer, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> ConnectionEnd:
@@ -230,7 +222,7 @@ class _PeerConnection:
     def broadcast(self, event: words.Event) -> None:
         """Send an event to all peers, if the wire can encode it."""
         if type(event) in self.driver.accepts:
-            self.driver.send(ToPeer(ALL_PEERS, event))
+            self.driver.send(peer_session.ToPeer(peer_session.ALL_PEERS, event))
 
     def announce(self) -> None:
         """Send the state of this pool to all peers, as far as it has changed."""
@@ -245,26 +237,26 @@ class _PeerConnection:
     async def _send_own_state(self) -> None:
         self.announce()
 
-    def _on_message(self, received: PeerMessage) -> None:
+    def _on_message(self, received: peer_session.PeerMessage) -> None:
         key = received.peer
         match received.message:
             case words.AnswerChunk() as chunk:  # first: one per token
                 if (peer := self._peers.get(key)) is not None:
                     peer.on_message(chunk)
-            case PeerJoined() as joined:
+            case peer_session.PeerJoined() as joined:
                 self._on_joined(key, joined)
-            case PeerRefused(name, reason):
+            case peer_session.PeerRefused(name, reason):
                 self._refused[key] = f"{self._wire}:{name}"
                 self._connections.directory.refuse(self._refused[key], reason)
-            case PeerDescribed(profile):
+            case peer_session.PeerDescribed(profile):
                 self._on_described(key, profile)
-            case PeerLeft(reason):
+            case peer_session.PeerLeft(reason):
                 self._remove(key, reason)
             case message:
                 if (peer := self._peers.get(key)) is not None:
                     peer.on_message(message)
 
-    def _on_joined(self, key: str, joined: PeerJoined) -> None:
+    def _on_joined(self, key: str, joined: peer_session.PeerJoined) -> None:
         self._remove(key, "met anew")
         level = logging.WARNING
         if (reason := self._rejection_reason(joined)) is None:
@@ -274,9 +266,9 @@ class _PeerConnection:
             message = "refused wire=%s peer=%r: %s"
             extra = self.driver.log_extra
             log.log(level, message, self._wire, key[:64], reason, extra=extra)
-            self.driver.send(ToPeer(key, words.Dismiss(reason)))
+            self.driver.send(peer_session.ToPeer(key, words.Dismiss(reason)))
             return
-        peer = self._peers[key] = RemotePeer(
+        peer = self._peers[key] = remote_peer.RemotePeer(
             self._connections.context,
             self._wire,
             key,
@@ -302,19 +294,19 @@ class _PeerConnection:
             extra = None if peer is not None else self.driver.log_extra
             log.info("described peer=%r %s", name, _shown(profile), extra=extra)
 
-    def _rejection_reason(self, joined: PeerJoined) -> str | None:
+    def _rejection_reason(self, joined: peer_session.PeerJoined) -> str | None:
         if not joined.sole_worker and not 0 < len(joined.name) <= NAME_MAX:
             return f"a peer's name has 1 to {NAME_MAX} characters"
         if len(self._peers) >= PEERS_MAX:
             return f"this connection already has {PEERS_MAX} peers"
         return None
 
-    def _suspension_reason(self, joined: PeerJoined) -> str | None:
+    def _suspension_reason(self, joined: peer_session.PeerJoined) -> str | None:
         """Return why an operator's order refuses a peer, or None."""
         pool = self._connections.context.hub.pool
-        return pool.suspensions.refusal(peer_name(self._wire, joined))
+        return pool.suspensions.refusal(remote_peer.peer_name(self._wire, joined))
 
-    async def _admit(self, peer: RemotePeer) -> None:
+    async def _admit(self, peer: remote_peer.RemotePeer) -> None:
         """Admit a peer after its token use is stored; track it until it leaves."""
         try:
             await self._connections.admission.record_use(peer.identity.grant)
@@ -333,7 +325,7 @@ class _PeerConnection:
         if (peer := self._peers.get(key)) is not None:
             peer.leave(reason)
 
-    def _on_left(self, peer: RemotePeer, reason: str) -> None:
+    def _on_left(self, peer: remote_peer.RemotePeer, reason: str) -> None:
         level = logging.DEBUG if peer.identity.sole_worker else logging.INFO
         log.log(level, "left peer=%r reason=%r", peer.name, reason)
         if self._peers.get(peer.key) is peer:

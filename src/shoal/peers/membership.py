@@ -9,12 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from shoal.peers.outbound import Dial, FixedTarget, OutboundConnections
-from shoal.protocols.seam.endpoints import (
-    ListedNode,
-    MembershipProber,
-    OutgoingConnection,
-    Probe,
-)
+from shoal.protocols.seam import endpoints
 from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.transports.clock import Clock
 from shoal.transports.driver import Driver
@@ -32,7 +27,7 @@ class MembershipRunner:
     def __init__(
         self,
         wire: str,
-        prober: MembershipProber,
+        prober: endpoints.MembershipProber,
         outbound: OutboundConnections,
         dial: Dial,
         clock: Clock,
@@ -48,7 +43,7 @@ class MembershipRunner:
         self._targets: dict[int, FixedTarget] = {}  # by `id` of its OutgoingConnection
         self._exchange_slots = asyncio.Semaphore(EXCHANGES_MAX)
         self._probe_ended = asyncio.Event()
-        self._listed: Mapping[str, ListedNode] = {}
+        self._listed: Mapping[str, endpoints.ListedNode] = {}
 
     async def run(self) -> None:
         """Run the prober until cancelled."""
@@ -57,9 +52,9 @@ class MembershipRunner:
                 self._probe_ended.clear()
                 for each in self._prober.tick(self._clock.now()):
                     match each:
-                        case Probe():
+                        case endpoints.Probe():
                             probes.create_task(self._run_probe(each))
-                        case OutgoingConnection():
+                        case endpoints.OutgoingConnection():
                             self._maintain(each)
                 for outgoing in self._prober.dropped():
                     if (target := self._targets.pop(id(outgoing), None)) is not None:
@@ -84,7 +79,7 @@ class MembershipRunner:
                 continue
             self._probe_ended.clear()
 
-    async def _run_probe(self, probe: Probe) -> None:
+    async def _run_probe(self, probe: endpoints.Probe) -> None:
         """Run one probe, and report why it ended."""
         reason = "cut off"
         try:
@@ -94,7 +89,7 @@ class MembershipRunner:
             probe.on_end(reason, self._clock.now())
             self._probe_ended.set()
 
-    async def _exchange(self, probe: Probe) -> str:
+    async def _exchange(self, probe: endpoints.Probe) -> str:
         outgoing = probe.outgoing
         try:
             async with (
@@ -120,7 +115,7 @@ class MembershipRunner:
             log.exception("broken wire=%s peer=%s", self._wire, outgoing.url)
             return "internal error"
 
-    def _maintain(self, outgoing: OutgoingConnection) -> None:
+    def _maintain(self, outgoing: endpoints.OutgoingConnection) -> None:
         target = self._targets[id(outgoing)] = FixedTarget(outgoing)
         task = self._tasks.create_task(self._outbound.maintain(self._wire, target))
         self.connections.add(task)
@@ -146,7 +141,7 @@ class MembershipRunner:
                 )
 
 
-def _level(node: ListedNode) -> int:
+def _level(node: endpoints.ListedNode) -> int:
     """Return the level at which to log a node's state."""
     if not node.address:
         return logging.DEBUG  # this machine

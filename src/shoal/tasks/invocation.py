@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
-from shoal.tasks import process_messages
+from shoal.tasks import process_messages, values
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.extension_types import is_extension
@@ -17,15 +17,6 @@ from shoal.tasks.registry import TASKS, import_tasks, unregistered_message
 from shoal.tasks.running_call import set_openai_variables
 from shoal.tasks.schemas import binder, result_converter, unused_hints
 from shoal.tasks.sent_task import SentTask
-from shoal.tasks.values import (
-    NO_KWARGS,
-    Form,
-    GetBlob,
-    ValueReader,
-    load_pickle,
-    mark_exact,
-    pack,
-)
 
 if TYPE_CHECKING:
     import asyncio
@@ -87,10 +78,10 @@ class FunctionInvoker:
         trust: whether to call functions that clients send.
     """
 
-    def __init__(self, blob: GetBlob, *, trust: bool) -> None:
+    def __init__(self, blob: values.GetBlob, *, trust: bool) -> None:
         self._trust = trust
-        self._reader = ValueReader(blob)
-        self._code_reader = ValueReader(blob, unpickle=self._unpickle)
+        self._reader = values.ValueReader(blob)
+        self._code_reader = values.ValueReader(blob, unpickle=self._unpickle)
         self._functions: dict[bytes, Any] = {}  # sent by clients, by digest
         self._expects_function = False  # whether the next pickle is the function
         self._invokers: dict[tuple[str, bool], Invoke] = {}
@@ -116,7 +107,7 @@ class FunctionInvoker:
         task = TASKS[name]
         function, read = self._blocking(task.function), self._read
         bind = binder(task, exact=exact)
-        form = Form.EXACT if exact else Form.CONTENTS
+        form = values.Form.EXACT if exact else values.Form.CONTENTS
         # The caller would convert it to the hint, as it does for other programs.
         marks = exact and result_converter(task.function) is not None
 
@@ -131,9 +122,11 @@ class FunctionInvoker:
                 if task.openai:
                     set_openai_variables()
                 result = function(*positional, **named)
-                data = pack(result, "result", size_max=RESULT_MAX, form=form).data
+                data = values.pack(
+                    result, "result", size_max=RESULT_MAX, form=form
+                ).data
                 if marks and not is_extension(data):
-                    data = mark_exact(data)
+                    data = values.mark_exact(data)
                 return InvocationResult(data)
             except BaseException as error:
                 # A task is user code: it may raise anything, SystemExit included.
@@ -159,19 +152,19 @@ class FunctionInvoker:
                 result = self._blocking(function.function)(*bound, **named)
             else:
                 result = self._blocking(function)(*positional, **named)
-            form = Form.EXACT_OR_PICKLED
-            packed = pack(result, "result", size_max=RESULT_MAX, form=form)
+            form = values.Form.EXACT_OR_PICKLED
+            packed = values.pack(result, "result", size_max=RESULT_MAX, form=form)
             return InvocationResult(packed.data)
         except BaseException as error:
             # A function that was sent may raise anything, too.
             return _raised(error, pickles=True)
 
     def _read(
-        self, reader: ValueReader, args: Data, kwargs: Data
+        self, reader: values.ValueReader, args: Data, kwargs: Data
     ) -> tuple[list[Any], dict[str, Any]] | InvocationResult:
         try:
             positional = reader.read(args)
-            named = {} if kwargs == NO_KWARGS else reader.read(kwargs)
+            named = {} if kwargs == values.NO_KWARGS else reader.read(kwargs)
             if type(positional) is list and type(named) is dict:
                 return positional, named
             return InvocationResult(
@@ -188,12 +181,12 @@ class FunctionInvoker:
     def _unpickle(self, data: memoryview, buffers: Sequence[Any]) -> object:
         """Unpickle a value; functions are cached, because most are called again."""
         if not self._expects_function:
-            return load_pickle(data, buffers)
+            return values.load_pickle(data, buffers)
         self._expects_function = False
         digest = hashlib.sha256(data).digest()
         function = self._functions.pop(digest, None)
         if function is None:
-            function = load_pickle(data)
+            function = values.load_pickle(data)
         self._functions[digest] = function  # most recently used last
         if len(self._functions) > FUNCTIONS_MAX:
             del self._functions[next(iter(self._functions))]

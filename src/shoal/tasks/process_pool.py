@@ -11,7 +11,7 @@ from typing import Any
 from shoal.domain import errors
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import Call, CallStream, Feature
-from shoal.tasks import limits, process_messages
+from shoal.tasks import limits, process_calls, process_messages
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import CODE_NOT_TRUSTED
 from shoal.tasks.process import (
@@ -20,12 +20,6 @@ from shoal.tasks.process import (
     CallProcess,
     ChildProcess,
     Timeouts,
-)
-from shoal.tasks.process_calls import (
-    ProcessCall,
-    ProcessCallStream,
-    mode_of,
-    timeout_message,
 )
 from shoal.tasks.registry import PYTHON, unknown_task_message
 
@@ -113,10 +107,10 @@ class ProcessPool:
         self._check_supported(call)
         timeout = self._timeout(call)
         if timeout is not None and timeout <= 0:
-            raise errors.JobError(timeout_message(timeout))
+            raise errors.JobError(process_calls.timeout_message(timeout))
         process = await self._idle_process()
         self._number += 1
-        running = ProcessCall(
+        running = process_calls.ProcessCall(
             self._number,
             on_progress,
             lambda digest: self._send_blob(process, digest, fetch),
@@ -127,7 +121,7 @@ class ProcessPool:
                 process_messages.CALL,
                 running.number,
                 call.name,
-                mode_of(call),
+                process_calls.mode_of(call),
                 len(call.args),
                 timeout is not None,
                 grant,
@@ -143,7 +137,7 @@ class ProcessPool:
                 return await running.result
         except TimeoutError as error:
             assert timeout is not None
-            raise errors.JobError(timeout_message(timeout)) from error
+            raise errors.JobError(process_calls.timeout_message(timeout)) from error
         finally:
             self._release(process, not running.returned)
 
@@ -158,7 +152,7 @@ class ProcessPool:
         if self._streams >= self._capacity * self._sharers:
             raise errors.Unavailable(f"all {self._capacity} slots are taken")
         self._streams += 1
-        return ProcessCallStream(
+        return process_calls.ProcessCallStream(
             stream,
             self._timeout(stream),
             on_returned,
@@ -294,7 +288,7 @@ class ProcessPool:
         else:
             self._waiting.append(use)
             for process in [*self._all]:
-                if isinstance(process.user, ProcessCallStream):
+                if isinstance(process.user, process_calls.ProcessCallStream):
                     process.user.yield_process()
 
     def _assign(self, process: CallProcess) -> None:

@@ -10,13 +10,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
+from shoal.tasks import errors
 from shoal.tasks.class_instances import instance_contents, reduce_instance
-from shoal.tasks.errors import (
-    blob_too_large,
-    unpicklable,
-    unsupported_type,
-    value_too_large,
-)
 from shoal.tasks.extension_types import (
     ARRAY,
     BUFFERED,
@@ -105,7 +100,7 @@ def pack(
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
     if len(data) > size_max:
-        raise value_too_large(root, len(data), size_max)
+        raise errors.value_too_large(root, len(data), size_max)
     return PackedValue(
         data, packing.first_extension, packing.pickled, tuple(packing.blobs)
     )
@@ -233,7 +228,7 @@ class _Packing:
 
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
-            raise unsupported_type(format_path(path), kind)
+            raise errors.unsupported_type(format_path(path), kind)
         from shoal.tasks.class_instances import dump_pickle
 
         self._record_extension(path)
@@ -252,7 +247,7 @@ class _Packing:
             dumped = dump_pickle(value, stays)
         except Exception as error:
             # It may raise anything: parts of it are the user's code.
-            raise unpicklable(format_path(path), kind, error) from error
+            raise errors.unpicklable(format_path(path), kind, error) from error
         if buffers:
             return self._tagged(BUFFERED, [dumped, *buffers], path)
         pickled = msgspec.msgpack.Ext(PICKLED, dumped)
@@ -261,7 +256,7 @@ class _Packing:
     def _check_size(self, size: int, path: _Path) -> None:
         """Raise TooLarge for a part that cannot be a blob, before it is copied."""
         if self._store_blob is not None and size > BLOB_MAX:
-            raise blob_too_large(format_path(path), size, BLOB_MAX)
+            raise errors.blob_too_large(format_path(path), size, BLOB_MAX)
 
     def _inline_or_blob(self, data: bytes, path: _Path, *, raw: bool = False) -> Any:
         """Return the data, or a reference to it if it is stored as a blob.

@@ -15,13 +15,8 @@ from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Array, Bytes, Kind, Place, ReduceOp
 from shoal.training.compression.error_feedback import ErrorFeedback
+from shoal.training.generations import sequence
 from shoal.training.generations.messages import RankMissing, RankState
-from shoal.training.generations.sequence import (
-    FORMATION_TIMEOUT,
-    Greeting,
-    OperationSequence,
-    RendezvousLink,
-)
 from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.group_values import name_odd_ranks
 from shoal.training.rank_port import GroupEnded, RankPort
@@ -45,15 +40,15 @@ class ElasticGroup:
 
     def __init__(
         self,
-        connect: Callable[[Greeting], RendezvousLink],
+        connect: Callable[[sequence.Greeting], sequence.RendezvousLink],
         port: RankPort,
         run_id: str,
         state: RankState,
         timeout: float = TIMEOUT,
         reachable: Callable[[Sequence[str]], Sequence[str]] = tuple,
-        meeting: float = FORMATION_TIMEOUT,
+        meeting: float = sequence.FORMATION_TIMEOUT,
     ) -> None:
-        self.sequence = OperationSequence(
+        self.sequence = sequence.OperationSequence(
             connect, port, run_id, state, timeout, reachable, meeting
         )
         self._first = self.sequence.formation

@@ -13,12 +13,7 @@ from typing import Literal
 import numpy as np
 
 from shoal.domain.errors import InvalidRequest, PeerError
-from shoal.training import collectives
-from shoal.training.all_reduces import (
-    ChosenCompression,
-    Compression,
-    all_reduce_operation,
-)
+from shoal.training import all_reduces, collectives
 from shoal.training.collectives import (
     Array,
     Kind,
@@ -84,7 +79,7 @@ class RankGroup:
         op: ReduceOp = "sum",
         result: Array | None = None,
         *,
-        compression: Compression | None = None,
+        compression: all_reduces.Compression | None = None,
     ) -> Array:
         """Combine the arrays of all ranks, into ``result`` or in place.
 
@@ -102,7 +97,7 @@ class RankGroup:
         """
         target = array if result is None else result
         feedback: ErrorFeedback | None = None
-        wanted: ChosenCompression | Literal["auto"]
+        wanted: all_reduces.ChosenCompression | Literal["auto"]
         if isinstance(compression, ErrorFeedback):
             feedback, wanted = compression, compression.compression
         else:
@@ -112,7 +107,7 @@ class RankGroup:
             chosen = self._auto.choose(self, array, ratio)
         else:
             chosen = wanted
-        kind, operation = all_reduce_operation(
+        kind, operation = all_reduces.all_reduce_operation(
             self.place, array, target, op, chosen, feedback
         )
         self.run(kind, operation)

@@ -14,16 +14,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 from shoal.domain.errors import NotAdmitted, PeerError
-from shoal.protocols.seam.ranks import (
-    GENERATION_MAX,
-    STEP_MAX,
-    RankHandshake,
-    RankIdentity,
-    RankRefused,
-    RankWire,
-    SegmentLabel,
-    SegmentWire,
-)
+from shoal.protocols.seam import ranks
 from shoal.training.collectives import Kind
 from shoal.transports.rank_socket import (
     AcceptedSocket,
@@ -62,9 +53,9 @@ class RankAcceptor:
 
     def __init__(
         self,
-        wire: RankWire,
+        wire: ranks.RankWire,
         listener: RankListener | LocalListener,
-        identity: RankIdentity,
+        identity: ranks.RankIdentity,
         secret_of: Callable[[str], str],
         add: Add,
     ) -> None:
@@ -99,7 +90,7 @@ class RankAcceptor:
     def _admit(self, accepted: AcceptedSocket) -> None:
         """Handshake with a client; one that may not enter is disconnected."""
         try:
-            with contextlib.suppress(Disconnected, RankRefused, NotAdmitted):
+            with contextlib.suppress(Disconnected, ranks.RankRefused, NotAdmitted):
                 connection = begin_server(accepted, HANDSHAKE_TIMEOUT)
                 handshake = self._wire.server(
                     self._identity, connection.address, self._secret_of
@@ -110,8 +101,8 @@ class RankAcceptor:
 
 
 def connect_to(
-    wire: RankWire,
-    identity: RankIdentity,
+    wire: ranks.RankWire,
+    identity: ranks.RankIdentity,
     server: str,
     ways: Sequence[Way],
     deadline: float,
@@ -131,7 +122,7 @@ def connect_to(
     Raises Disconnected and RankRefused.
     """
     while True:
-        failures: list[Disconnected | RankRefused] = []
+        failures: list[Disconnected | ranks.RankRefused] = []
         for way in ways:
             left = max(deadline - time.monotonic(), DIAL_INTERVAL)
             try:
@@ -142,7 +133,7 @@ def connect_to(
             try:
                 on_attempt(connection)
                 agree(connection, wire.client(identity, server, connection.address))
-            except (Disconnected, RankRefused) as error:
+            except (Disconnected, ranks.RankRefused) as error:
                 if len(ways) == 1:
                     raise
                 failures.append(error)
@@ -159,7 +150,7 @@ def _send_end(peer: str, connection: RankSocket, end: bytes) -> None:
 
 
 def agree(
-    connection: RankSocket, handshake: RankHandshake, add: Add = _send_end
+    connection: RankSocket, handshake: ranks.RankHandshake, add: Add = _send_end
 ) -> None:
     """Carry out a handshake.
 
@@ -172,7 +163,7 @@ def agree(
     limit.start()
     try:
         _agree(connection, handshake, add)
-    except RankRefused as refusal:
+    except ranks.RankRefused as refusal:
         with contextlib.suppress(Disconnected):
             connection.send(refusal.send)
         connection.close()
@@ -184,7 +175,7 @@ def agree(
         limit.cancel()
 
 
-def _agree(connection: RankSocket, handshake: RankHandshake, add: Add) -> None:
+def _agree(connection: RankSocket, handshake: ranks.RankHandshake, add: Add) -> None:
     connection.set_timeout(HANDSHAKE_TIMEOUT)
     handshake.on_open(connection.certificate)
     connection.send(handshake.start(time.monotonic()))
@@ -234,13 +225,13 @@ class _Labels:
         self._kind = kind
         self._index = 0
 
-    def next(self, at: GroupStep) -> SegmentLabel:
-        label = SegmentLabel(
+    def next(self, at: GroupStep) -> ranks.SegmentLabel:
+        label = ranks.SegmentLabel(
             self._kind,
             self._operation,
             self._index,
-            at.generation & GENERATION_MAX,
-            at.step & STEP_MAX,
+            at.generation & ranks.GENERATION_MAX,
+            at.step & ranks.STEP_MAX,
         )
         self._index += 1
         return label
@@ -256,7 +247,7 @@ class OutgoingLink:
     def __init__(
         self,
         connect: Callable[[], RankSocket],
-        wire: SegmentWire,
+        wire: ranks.SegmentWire,
         on_failure: Callable[[str], None],
     ) -> None:
         self._connect = connect
@@ -340,7 +331,7 @@ class OutgoingLink:
 class IncomingLink:
     """Receives segments from one rank."""
 
-    def __init__(self, connection: RankSocket, wire: SegmentWire) -> None:
+    def __init__(self, connection: RankSocket, wire: ranks.SegmentWire) -> None:
         self._connection = connection
         self._wire = wire
         self._labels = _Labels()
@@ -376,7 +367,7 @@ class IncomingLink:
         self._connection.close()
 
 
-def _mismatch(label: SegmentLabel, expected: SegmentLabel) -> str:
+def _mismatch(label: ranks.SegmentLabel, expected: ranks.SegmentLabel) -> str:
     """Return in what a label differs from the expected one."""
     for name, found, wanted in zip(label._fields, label, expected, strict=True):
         if found != wanted:

@@ -17,12 +17,8 @@ from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
 from shoal.protocols.seam.ranks import SegmentWire
 from shoal.training.elastic_group import ElasticGroup
+from shoal.training.generations import sequence
 from shoal.training.generations.messages import RankState
-from shoal.training.generations.sequence import (
-    FORMATION_TIMEOUT,
-    Greeting,
-    RendezvousLink,
-)
 from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.launch import script
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
@@ -43,7 +39,7 @@ _asks_for_writer: list[bool] = []  # whether its script has called ``is_writer``
 def join_run(
     timeout: float = TIMEOUT,
     *,
-    meeting: float = FORMATION_TIMEOUT,
+    meeting: float = sequence.FORMATION_TIMEOUT,
     admits: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ElasticGroup:
@@ -66,7 +62,7 @@ def join_run(
         saves=admits or bool(_asks_for_writer) or script.RUN_OUTPUT not in environment,
     )
 
-    def connect(greeting: Greeting) -> RendezvousLink:
+    def connect(greeting: sequence.Greeting) -> sequence.RendezvousLink:
         return RunLink(
             *_coordinator(environment),
             size=int(environment["WORLD_SIZE"]),

@@ -26,13 +26,7 @@ from shoal.protocols.seam.ranks import ArrayWire, RankIdentity, RankRefused
 from shoal.training.collectives import Array, Place, ring_order
 from shoal.training.links import RankAcceptor, connect_to
 from shoal.training.rank_port import GroupEnded
-from shoal.transports.rank_socket import (
-    Disconnected,
-    RankListener,
-    RankSocket,
-    dial,
-    exchange,
-)
+from shoal.transports import rank_socket
 
 TIMEOUT = 120.0  # seconds for one array, as in the other programs
 VECTOR_HEAD = 15  # bytes before the numbers of a float32 vector
@@ -64,7 +58,7 @@ class MixedGroup:
     def __init__(
         self,
         wire: ArrayWire,
-        listener: RankListener,
+        listener: rank_socket.RankListener,
         rank: int,
         names: Sequence[str],
         *,
@@ -79,7 +73,7 @@ class MixedGroup:
         self._encrypts = bool(token) if tls is None else tls
         self._timeout = timeout
         self._identity = RankIdentity(names[rank], token, os.urandom, fleet)
-        self._connections: dict[int, RankSocket] = {}
+        self._connections: dict[int, rank_socket.RankSocket] = {}
         self._changed = threading.Condition()
         self._reason = ""
         self._acceptor = RankAcceptor(
@@ -108,12 +102,12 @@ class MixedGroup:
         deadline = time.monotonic() + within
         for rank, (host, port) in addresses.items():
             try:
-                way = partial(dial, host, port, encrypts=self._encrypts)
+                way = partial(rank_socket.dial, host, port, encrypts=self._encrypts)
                 name = self._names[rank]
                 connection = connect_to(
                     self._wire, self._identity, name, [way], deadline
                 )
-            except (Disconnected, RankRefused) as error:
+            except (rank_socket.Disconnected, RankRefused) as error:
                 raise self.end(f"rank {rank}: {error}") from error
             self._add(rank, connection)
         with self._changed:
@@ -162,7 +156,7 @@ class MixedGroup:
         except StopIteration as ended:
             result: Array = ended.value
             return result
-        except (Disconnected, PeerError) as error:
+        except (rank_socket.Disconnected, PeerError) as error:
             raise self.end(str(error)) from error
 
     def _exchange(self, action: Exchange, deadline: float) -> Array:
@@ -172,7 +166,7 @@ class MixedGroup:
             outgoing.append((self._connections[to], (memoryview(head), numbers)))
         received: list[memoryview] = []
         source = action.source
-        exchange(
+        rank_socket.exchange(
             outgoing,
             None if source is None else self._connections[source],
             self._read(received),
@@ -205,11 +199,13 @@ class MixedGroup:
             raise NotAdmitted(f"{name!a} is no rank of this group")
         return self._identity.secret
 
-    def _add_client(self, name: str, connection: RankSocket, end: bytes) -> None:
+    def _add_client(
+        self, name: str, connection: rank_socket.RankSocket, end: bytes
+    ) -> None:
         connection.send(end)
         self._add(self._names.index(name), connection)
 
-    def _add(self, rank: int, connection: RankSocket) -> None:
+    def _add(self, rank: int, connection: rank_socket.RankSocket) -> None:
         with self._changed:
             # The other programs take a later connection for the same rank.
             replaced = self._connections.get(rank)

@@ -16,7 +16,7 @@ from gateway.serving import Pool, eventually
 from shoal.domain.errors import QueueFull
 from shoal.domain.facts import JobStarted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.gateway.jobs import events
+from shoal.gateway.http import responses
 from shoal.gateway.jobs.events import SUBSCRIBERS_MAX, EventSubscriptions
 from shoal.protocols.dispatch import Config
 
@@ -203,7 +203,7 @@ async def test_disconnected_listener_does_not_cancel_the_job(pool: Pool) -> None
 async def test_keepalive_comments_are_sent(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEEPALIVE_EVERY", 0.01)
+    monkeypatch.setattr(responses, "KEEPALIVE_EVERY", 0.01)
     job_id = await committed(pool)
     async with listen(pool, job_id) as listener:
         await eventually(lambda: listener.text.count(": keep-alive\n\n") > 1)

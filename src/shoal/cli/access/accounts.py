@@ -5,28 +5,20 @@ from urllib.parse import quote
 
 import click
 
+from shoal.cli import terminal
 from shoal.cli.options import pass_api_with_json
-from shoal.cli.terminal import (
-    Columns,
-    format_day,
-    format_peer,
-    printable,
-    show,
-    show_table,
-    table,
-)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
-COLUMNS: Columns = {
-    "ACCOUNT": lambda account: format_peer(account["peer"], account["name"]),
+COLUMNS: terminal.Columns = {
+    "ACCOUNT": lambda account: terminal.format_peer(account["peer"], account["name"]),
     "BALANCE": lambda account: dollars(account["balance"]),
     "WITH SUBS": lambda account: dollars(account["standing"]),
     "OVERDRAFT": lambda account: _overdraft(account),
 }
-TRANSFERS: Columns = {
-    "AT": lambda transfer: format_day(transfer["at"]),
+TRANSFERS: terminal.Columns = {
+    "AT": lambda transfer: terminal.format_day(transfer["at"]),
     "FROM": "debit",
     "TO": "credit",
     "AMOUNT": lambda transfer: dollars(transfer["amount"]),
@@ -49,7 +41,7 @@ def command() -> None:
 def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List all accounts."""
     found = api.request_all(PATH)
-    show_table(found, as_json, COLUMNS, found["data"], NO_TRANSFERS)
+    terminal.show_table(found, as_json, COLUMNS, found["data"], NO_TRANSFERS)
     if found["data"] and not as_json:
         click.echo(f"total {dollars(found['total'])}")
 
@@ -60,10 +52,10 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 def show_account(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Show an account and its latest transfers."""
     account = api.request(_path(name))
-    lines = table(COLUMNS, [account])
+    lines = terminal.table(COLUMNS, [account])
     if account["transfers"]:
-        lines += ["", *table(TRANSFERS, account["transfers"])]
-    show(account, as_json, *lines)
+        lines += ["", *terminal.table(TRANSFERS, account["transfers"])]
+    terminal.show(account, as_json, *lines)
 
 
 @command.command("credit")
@@ -78,7 +70,7 @@ def credit(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     body = {"amount": parse_dollars(amount)}
     account = api.request(f"{_path(name)}/credit", body)
     text = f"balance of {_owner(account)}: {dollars(account['balance'])}"
-    show(account, as_json, text)
+    terminal.show(account, as_json, text)
 
 
 @command.command("budget")
@@ -93,7 +85,7 @@ def budget(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     body = {"budget": None if amount == "none" else parse_dollars(amount)}
     account = api.request(f"{_path(name)}/budget", body, method="PUT")
     text = f"overdraft limit of {_owner(account)}: {_overdraft(account)}"
-    show(account, as_json, text)
+    terminal.show(account, as_json, text)
 
 
 def _path(name: str) -> str:
@@ -101,7 +93,7 @@ def _path(name: str) -> str:
 
 
 def _owner(account: dict[str, Any]) -> str:
-    return printable(format_peer(account["peer"], account["name"]))
+    return terminal.printable(terminal.format_peer(account["peer"], account["name"]))
 
 
 def _overdraft(account: dict[str, Any]) -> str:

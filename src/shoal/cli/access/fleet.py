@@ -9,12 +9,7 @@ from typing import Any
 import click
 import segno
 
-from shoal.app.fleet_files import (
-    load_shared_token,
-    save_fleet,
-    save_shared_token,
-    with_fleet,
-)
+from shoal.app import fleet_files
 from shoal.cli.options import config_file_option, data_dir_option, json_option
 from shoal.cli.terminal import printable, show
 from shoal.config import secret_files
@@ -72,12 +67,12 @@ def pair(
     if joined is None:
         token, name = _own_fleet(wire, fleets, folder, config_file)
         if share:
-            save_shared_token(Path.home(), fleets, token)
+            fleet_files.save_shared_token(Path.home(), fleets, token)
         _show(wire, fleets, token, name, as_json=as_json)
         return
-    files = [save_fleet(folder, fleets, *joined)]
+    files = [fleet_files.save_fleet(folder, fleets, *joined)]
     if share:
-        files.append(save_shared_token(Path.home(), fleets, joined[0]))
+        files.append(fleet_files.save_shared_token(Path.home(), fleets, joined[0]))
     fleet = f"the fleet {joined[1]!r}" if joined[1] else "the fleet"
     paths = [*map(str, files)]
     show(
@@ -137,7 +132,7 @@ def _fleet_to_join(
     if [url is not None, stdin, theirs].count(True) > 1:
         raise ConfigError("URL, --stdin and --theirs exclude each other")
     if theirs:
-        token = os.environ.get(fleets.variable) or load_shared_token(
+        token = os.environ.get(fleets.variable) or fleet_files.load_shared_token(
             Path.home(), fleets
         )
         if not token:
@@ -153,7 +148,9 @@ def _own_fleet(
     wire: AnyWireProtocol, fleets: FleetAccess[Any], folder: Path, file: Path | None
 ) -> tuple[str, str]:
     """Return the token and the name of this machine's fleet."""
-    config = with_fleet(load(wire.config, wire.name, {}, file), fleets, folder)
+    config = fleet_files.with_fleet(
+        load(wire.config, wire.name, {}, file), fleets, folder
+    )
     token, name = fleets.credentials(config)
     if not token and (folder / secret_files.TOKEN_FILE).exists():
         token = secret_files.first_token(folder, None)

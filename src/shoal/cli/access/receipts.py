@@ -8,12 +8,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from shoal.cli.options import (
-    data_dir_option,
-    json_option,
-    limit_option,
-    pass_api_with_json,
-)
+from shoal.cli import options
 from shoal.cli.terminal import Columns, format_day, show, show_page
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
@@ -48,9 +43,9 @@ def command() -> None:
 
 
 @command.command("ls")
-@limit_option("receipts")
+@options.limit_option("receipts")
 @click.option("--before", type=int, metavar="N", help="Only receipts before this one.")
-@pass_api_with_json
+@options.pass_api_with_json
 def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) -> None:
     """List the newest receipts."""
     found = api.request(PATH, query={"limit": limit, "before": before})
@@ -67,7 +62,7 @@ def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) ->
     "salt of its hash.  Only with the key of the job.",
 )
 @_output_option
-@pass_api_with_json
+@options.pass_api_with_json
 def export(
     api: CoordinatorApi,
     id_: str,
@@ -86,7 +81,7 @@ def export(
 @command.command("growth")
 @click.argument("since", type=int)
 @_output_option
-@pass_api_with_json
+@options.pass_api_with_json
 def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) -> None:
     """Write a proof that the log is append-only since a checkpoint, as JSON.
 
@@ -100,7 +95,7 @@ def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) 
 
 
 @command.command("key")
-@pass_api_with_json
+@options.pass_api_with_json
 def key(api: CoordinatorApi, as_json: bool) -> None:
     """Show the coordinator's public key."""
     log = api.request("/v1/log")
@@ -124,8 +119,8 @@ def key(api: CoordinatorApi, as_json: bool) -> None:
     "the coordinator's APIs, or the line of a batch.  Needs a file of export "
     "--request.",
 )
-@json_option
-@data_dir_option
+@options.json_option
+@options.data_dir_option
 def verify(
     file: Path,
     given_key: str | None,

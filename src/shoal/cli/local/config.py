@@ -12,16 +12,7 @@ from shoal.app.fleet_files import with_fleet
 from shoal.cli.log import LOG_FILE
 from shoal.cli.options import config_file_option, data_dir_option, json_option
 from shoal.cli.terminal import Columns, show, show_table
-from shoal.config import JoinConfig, ServeConfig, X402Config
-from shoal.config.loader import (
-    LoadedSetting,
-    SettingSource,
-    check_file,
-    flag,
-    load,
-    load_settings,
-    variable,
-)
+from shoal.config import JoinConfig, ServeConfig, X402Config, loader
 from shoal.engines.gguf_files import model_folders
 from shoal.protocols import discover
 
@@ -42,7 +33,7 @@ COLUMNS: Columns = {
 @dataclass(frozen=True, slots=True)
 class _Effective:
     section: str
-    setting: LoadedSetting
+    setting: loader.LoadedSetting
     source: str
     """What people call its source."""
 
@@ -88,12 +79,12 @@ def show_settings(
     Each is shown with its source: the default, a variable, or the file.  A flag of
     `shoal serve` or `shoal join` overrides all of them.  Secrets are masked.
     """
-    check_file(config_file, CONFIGS.keys())
+    loader.check_file(config_file, CONFIGS.keys())
     found = [
         each
         for section in sections or CONFIGS
         for each in _effective(section, config_file)
-        if not given or each.source != SettingSource.DEFAULT.value
+        if not given or each.source != loader.SettingSource.DEFAULT.value
     ]
     settings = [_as_json(each) for each in found]
     shown = {"file": str(config_file), "settings": settings}
@@ -111,7 +102,7 @@ def path(config_file: Path, data_dir: Path, as_json: bool) -> None:
     `clients` is the folder in which other commands than serve look for the key of a
     coordinator, if it is not the folder of serve's settings.
     """
-    serve = load(ServeConfig, "serve", {}, config_file)
+    serve = loader.load(ServeConfig, "serve", {}, config_file)
     paths = {
         "config": [config_file],
         "data": [serve.data_dir],
@@ -131,7 +122,7 @@ def path(config_file: Path, data_dir: Path, as_json: bool) -> None:
 def _effective(section: str, file: Path) -> Iterator[_Effective]:
     """Yield the settings of a section.  Raises ConfigError."""
     config: type[Any] = CONFIGS[section]
-    loaded = load_settings(config, section, {}, file)
+    loaded = loader.load_settings(config, section, {}, file)
     paired = _paired(section, file)
     for each in loaded:
         source = each.origin or each.source.value
@@ -146,8 +137,8 @@ def _paired(section: str, file: Path) -> dict[str, tuple[object, str]]:
     protocol = discover().get(section)
     if protocol is None:
         return {}
-    folder = load(ServeConfig, "serve", {}, file).data_dir
-    before = load(protocol.config, section, {}, file)
+    folder = loader.load(ServeConfig, "serve", {}, file).data_dir
+    before = loader.load(protocol.config, section, {}, file)
     after = with_fleet(before, protocol.fleets, folder)
     return {
         each.name: (value, str(folder / FLEET_FILE))
@@ -161,8 +152,8 @@ def _as_json(each: _Effective) -> dict[str, object]:
     return {
         "section": each.section,
         "name": declared.name,
-        "flag": flag(each.section, declared),
-        "variable": variable(each.section, declared),
+        "flag": loader.flag(each.section, declared),
+        "variable": loader.variable(each.section, declared),
         "value": each.value,
         "source": each.source,
     }

@@ -8,16 +8,9 @@ from urllib.parse import quote
 
 import click
 
+from shoal.cli import terminal
 from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.pool.machines import machines
-from shoal.cli.terminal import (
-    Columns,
-    format_day,
-    format_peer,
-    printable,
-    show,
-    show_table,
-)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.pool.roster import suggest_names
@@ -27,14 +20,14 @@ Order: TypeAlias = dict[str, Any]
 """The order in force for a node, as the API describes it."""
 
 PATH = "/admin/workers"
-COLUMNS: Columns = {
-    "NAME": lambda node: format_peer(node.title, ", ".join(node.ids)),
+COLUMNS: terminal.Columns = {
+    "NAME": lambda node: terminal.format_peer(node.title, ", ".join(node.ids)),
     "STATE": lambda node: ", ".join(node.states),
     "WIRES": lambda node: ", ".join(node.wires),
     "MODELS": lambda node: len(node.models),
     "FUNCTIONS": lambda node: len(node.functions),
     "RUNNING": lambda node: f"{node.running}/{node.slots}",
-    "SINCE": lambda node: format_day(node.since),
+    "SINCE": lambda node: terminal.format_day(node.since),
 }
 NO_NODES = "no nodes: `shoal join-line` prints the command that adds one"
 NOT_CONNECTED = "no worker of this name is connected now"
@@ -69,10 +62,10 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the machines of the pool."""
     found = machines(api.request("/admin/status"))
     listed = {"data": [each.as_json() for each in found]}
-    show_table(listed, as_json, COLUMNS, found, NO_NODES)
+    terminal.show_table(listed, as_json, COLUMNS, found, NO_NODES)
     for each in found:
         if each.remark and not as_json:
-            click.echo(printable(f"{each.name}: {each.remark}"))
+            click.echo(terminal.printable(f"{each.name}: {each.remark}"))
 
 
 def _order_parameters(function: F) -> F:
@@ -221,7 +214,7 @@ def _drained(api: CoordinatorApi, order: Order) -> Order:
 
 def _print(action: str, orders: Iterable[Order], *, as_json: bool) -> None:
     for each in orders:
-        show(each, as_json, printable(describe(action, each)))
+        terminal.show(each, as_json, terminal.printable(describe(action, each)))
 
 
 def _path(name: str) -> str:

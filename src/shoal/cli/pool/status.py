@@ -11,18 +11,9 @@ from typing import Any
 
 import click
 
+from shoal.cli import terminal
 from shoal.cli.options import pass_api_with_json
 from shoal.cli.pool.machines import NOT_ADMITTED, PENDING, Machine, machines
-from shoal.cli.terminal import (
-    Columns,
-    console,
-    format_age,
-    format_day,
-    printable,
-    shortened,
-    show,
-    table,
-)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
 
@@ -52,7 +43,7 @@ STATES = {
 TROUBLES = frozenset({NOT_ADMITTED, "unfit", "leaving", "suspected", "failed"})
 """States of machines that no operator has ordered, in which jobs do not get there."""
 
-NODES: Columns = {
+NODES: terminal.Columns = {
     "NODE": lambda node: ":".join(filter(None, (node["wire"], node["name"]))),
     "ADDRESS": "address",
     "STATE": "state",
@@ -79,7 +70,7 @@ NODES: Columns = {
 @pass_api_with_json
 def command(api: CoordinatorApi, watch: bool, limit: int | None, as_json: bool) -> None:
     """Show a pool's machines and jobs; what needs attention comes first."""
-    if watch and not as_json and not console().is_terminal:
+    if watch and not as_json and not terminal.console().is_terminal:
         raise click.UsageError("--watch needs a terminal, or --json")
     if not watch:
         _print(api, limit, as_json=as_json)
@@ -94,7 +85,7 @@ def command(api: CoordinatorApi, watch: bool, limit: int | None, as_json: bool) 
 def _print(api: CoordinatorApi, limit: int | None, *, as_json: bool) -> None:
     status = api.request(PATH)
     lines = () if as_json else status_lines(status, api.base_url, time.time(), limit)
-    show(status, as_json, *lines)
+    terminal.show(status, as_json, *lines)
 
 
 def _watch(api: CoordinatorApi, limit: int | None) -> None:
@@ -102,13 +93,13 @@ def _watch(api: CoordinatorApi, limit: int | None) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=console(), screen=True, auto_refresh=False) as live:
+    with Live(console=terminal.console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
                 status = api.at_once.request(PATH)
                 lines = [*status_lines(status, api.base_url, time.time(), limit)]
             except ConnectionLost as error:
-                lines = [printable(str(error)), "", "trying again …"]
+                lines = [terminal.printable(str(error)), "", "trying again …"]
             live.update(Text.from_ansi("\n".join(lines)), refresh=True)
             time.sleep(WATCH_INTERVAL)
 
@@ -125,17 +116,17 @@ def status_lines(
     yield _counts(status, found)
     if status["unencrypted"]:
         plain = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
-        yield printable(f"connections without encryption: {', '.join(plain)}")
+        yield terminal.printable(f"connections without encryption: {', '.join(plain)}")
     if not status["ready"]:
-        yield printable(f"no jobs are accepted: {status['why_not']}")
+        yield terminal.printable(f"no jobs are accepted: {status['why_not']}")
     if degraded := status.get("degraded"):  # not of earlier coordinators
-        yield printable(f"jobs are slow: {degraded}")
+        yield terminal.printable(f"jobs are slow: {degraded}")
     yield ""
     if not status["workers"]:
         yield NO_WORKERS
     if found:
         listed = found[:limit]
-        head, *rows = table(_columns(now), listed, wrap=False)
+        head, *rows = terminal.table(_columns(now), listed, wrap=False)
         yield head
         for row, machine in zip(rows, listed, strict=True):
             yield row
@@ -148,7 +139,7 @@ def status_lines(
             yield f"relay: {_relay(relay)}"
     if status["nodes"]:
         yield ""
-        yield from table(NODES, status["nodes"])
+        yield from terminal.table(NODES, status["nodes"])
 
 
 def _urgency(machine: Machine) -> int:
@@ -167,7 +158,7 @@ def _urgency(machine: Machine) -> int:
 
 
 def _head(status: Mapping[str, Any], url: str, now: float) -> str:
-    age = format_age(now - status["started_at"])
+    age = terminal.format_age(now - status["started_at"])
     return f"Shoal {status['version']} at {url}, up {age}"
 
 
@@ -188,10 +179,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _columns(now: float) -> Columns:
+def _columns(now: float) -> terminal.Columns:
     """Return the columns of machines."""
     return {
-        "MACHINE": lambda machine: _cut(shortened(machine.name), NAME_MAX),
+        "MACHINE": lambda machine: _cut(terminal.shortened(machine.name), NAME_MAX),
         "STATE": lambda machine: _cut(" ".join(machine.states), STATE_MAX),
         "BUSY": lambda machine: (
             f"{machine.running}/{machine.slots}" if machine.slots else ""
@@ -201,7 +192,7 @@ def _columns(now: float) -> Columns:
         "MEM": lambda machine: _highest(machine, "memory", "{:.0f}%"),
         "TEMP": lambda machine: _highest(machine, "temperature", "{:.0f} °C"),
         "UP": lambda machine: (
-            "" if machine.since is None else format_age(now - machine.since)
+            "" if machine.since is None else terminal.format_age(now - machine.since)
         ),
     }
 
@@ -248,7 +239,7 @@ def _orders(machine: Machine, status: Mapping[str, Any]) -> Iterator[str]:
     """Yield what operators ordered about a machine that is away."""
     for order in status["orders"]:
         if order["name"] in machine.orders and not order["workers"]:
-            at = format_day(order["since"])
+            at = terminal.format_day(order["since"])
             name = shlex.quote(order["name"])
             yield from _indented(
                 f"{STATES[order['state']]} with the key {order['by']}, {at}; "
@@ -262,8 +253,10 @@ def _indented(text: str, *, whole: bool = False) -> Iterator[str]:
 
     Long ids are cut, unless it is ``whole``, as a command that people copy is.
     """
-    line = printable(text if whole else shortened(text)).replace("\n", "\\n")
-    width = max(console().width, 40)
+    line = terminal.printable(text if whole else terminal.shortened(text)).replace(
+        "\n", "\\n"
+    )
+    width = max(terminal.console().width, 40)
     yield from textwrap.wrap(
         line, width, initial_indent=INDENT, subsequent_indent=INDENT * 2
     )

@@ -22,12 +22,7 @@ from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, NotFound, Unauthorized
-from shoal.engines.gguf_files import (
-    DEMO_MODEL,
-    find_models,
-    has_demo_model,
-    model_folders,
-)
+from shoal.engines import gguf_files
 from shoal.pool.roster import similar_names
 
 MODELS = "/v1/models"
@@ -56,9 +51,9 @@ def command(
     worker is.  Both end with this command: `shoal serve` and `shoal join` keep a pool.
     """
     if model is None:
-        if not has_demo_model():
+        if not gguf_files.has_demo_model():
             raise click.UsageError("name a model: shoal run MODEL")
-        model = DEMO_MODEL
+        model = gguf_files.DEMO_MODEL
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         if not _is_running(api):
@@ -149,7 +144,9 @@ def _join_with(
 
 def _file_names(folder: Path) -> set[str]:
     """Return the names of the models in the GGUF files of this machine."""
-    return {each.stem for each in find_models(model_folders(folder))}
+    return {
+        each.stem for each in gguf_files.find_models(gguf_files.model_folders(folder))
+    }
 
 
 def _new_model(api: CoordinatorApi, name: str, before: Mapping[str, int]) -> str:

@@ -18,19 +18,13 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shoal.app.fleet_files import load_fleet
+from shoal.cli.worker import join_target
 from shoal.cli.worker.join_models import (
     ENGINE_SIZE,
     FunctionsBeside,
     WorkerContext,
     base_profile,
     make_agent,
-)
-from shoal.cli.worker.join_target import (
-    HTTP,
-    JoinTarget,
-    placeholder_direct,
-    resolve_direct,
-    resolve_target,
 )
 from shoal.config import JoinConfig
 from shoal.domain.credentials import without_fingerprint
@@ -70,7 +64,7 @@ CreateMember: TypeAlias = Callable[[FunctionBackend], FunctionMembership]
 
 
 async def start_functions(
-    config: JoinConfig, target: JoinTarget, stack: AsyncExitStack
+    config: JoinConfig, target: join_target.JoinTarget, stack: AsyncExitStack
 ) -> FunctionBackend:
     """Start the processes that run functions; leaving ``stack`` ends them.
 
@@ -99,14 +93,14 @@ async def start_functions(
     return FunctionBackend(caller, blobs)
 
 
-def _coordinator_variables(target: JoinTarget) -> Mapping[str, str]:
+def _coordinator_variables(target: join_target.JoinTarget) -> Mapping[str, str]:
     """Return the address of a coordinator with HTTP, for its functions' processes."""
     parts = urlsplit(target.url)
-    if parts.scheme not in HTTP:
+    if parts.scheme not in join_target.HTTP:
         return {}
     fingerprint = b"" if target.fingerprint is None else target.fingerprint
     return {
-        COORDINATOR_URL: f"{HTTP[parts.scheme]}://{parts.netloc}",
+        COORDINATOR_URL: f"{join_target.HTTP[parts.scheme]}://{parts.netloc}",
         COORDINATOR_FINGERPRINT: fingerprint.hex(),
     }
 
@@ -256,7 +250,7 @@ def _decline_models(work: Work) -> None:
 
 async def resolve_call_target(
     url: str, wire: str, token: str, data: Path
-) -> JoinTarget:
+) -> join_target.JoinTarget:
     """Return the target for functions; the arguments are as for ``resolve_target``.
 
     With a ``wire`` for functions, the URL may be that of a peer on it; else it is that
@@ -269,7 +263,7 @@ async def resolve_call_target(
     wires = {each.name: each for each in discover().values() if supports_calls(each)}
     if not wires:
         raise ConfigError("--tasks: no installed wire carries functions")
-    if url and urlsplit(url).scheme not in HTTP:
+    if url and urlsplit(url).scheme not in join_target.HTTP:
         if wire not in wires:
             peers = [each.name for each in wires.values() if each.address is not None]
             raise ConfigError(
@@ -279,15 +273,15 @@ async def resolve_call_target(
         plain, fingerprint = without_fingerprint(token)
         if not plain:
             url, plain = _in_stored_fleet(url, wires[wire], data)
-        return JoinTarget(url, wires[wire], plain, fingerprint)
+        return join_target.JoinTarget(url, wires[wire], plain, fingerprint)
     named = discover().get(wire)
     task_wire = named if named is not None and _runs_only_tasks(named) else None
     try:
-        coordinator = await resolve_target(url, "auto", token, data)
+        coordinator = await join_target.resolve_target(url, "auto", token, data)
     except ConfigError:  # an unknown program, whose wire the user knows
         if task_wire is None:
             raise
-        return await resolve_target(url, wire, token, data)
+        return await join_target.resolve_target(url, wire, token, data)
     by_default = next((each for each in wires.values() if each.preferred), None)
     target = replace(
         coordinator,
@@ -305,11 +299,11 @@ async def resolve_call_target(
             return replace(coordinator, protocol=task_wire)
         return target
     try:
-        direct = await resolve_direct(target)
+        direct = await join_target.resolve_direct(target)
     except Unavailable:  # machines start in any order
         if task_wire is not None:
             return replace(coordinator, protocol=task_wire, direct="")
-        return replace(target, direct=placeholder_direct(target.url))
+        return replace(target, direct=join_target.placeholder_direct(target.url))
     if not direct:
         raise ConfigError(
             f"{coordinator.display_url} has no port for functions: its --join-token is "
@@ -345,7 +339,9 @@ def _runs_only_tasks(protocol: AnyWireProtocol) -> bool:
     return carries_tasks and not supports_calls(protocol)
 
 
-def check_task_options(config: JoinConfig, target: JoinTarget, *, models: bool) -> None:
+def check_task_options(
+    config: JoinConfig, target: join_target.JoinTarget, *, models: bool
+) -> None:
     """Raise ConfigError for options that a wire for tasks cannot serve.
 
     ``models``: the same connection offers models too.
@@ -400,7 +396,7 @@ async def ray_engines(
 
 async def ray_membership(
     config: JoinConfig,
-    target: JoinTarget,
+    target: join_target.JoinTarget,
     stack: AsyncExitStack,
     create_member: CreateMember,
     on_event: Callable[[WorkerEvent], None],

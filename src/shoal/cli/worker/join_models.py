@@ -24,16 +24,11 @@ from shoal.transports.clock import LoopClock
 from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import CertificateNotTrusted
 from shoal.transports.link import Link, LinkClosed
+from shoal.worker import model_offers
 from shoal.worker.agent import Agent, MachineProbe, OnModelMessage, WorkerEvent
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
-from shoal.worker.model_offers import (
-    JointOffers,
-    OfferedEngine,
-    OfferedModel,
-    SeparateOffers,
-)
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
@@ -105,7 +100,7 @@ def model_memberships(
     worker: WorkerContext,
     sources: Sequence[EngineSource],
     beside: FunctionsBeside | None = None,
-) -> Sequence[SeparateOffers | JointOffers]:
+) -> Sequence[model_offers.SeparateOffers | model_offers.JointOffers]:
     """Return the offers of the engines' models; the caller runs each.
 
     Functions may be ``beside`` on a wire with one connection for all models.
@@ -126,7 +121,7 @@ def _joint_offers(
     worker: WorkerContext,
     sources: Sequence[EngineSource],
     beside: FunctionsBeside | None,
-) -> JointOffers:
+) -> model_offers.JointOffers:
     """Return the offer of all models over one connection."""
     public_key = worker.signer.public_key.hex() if worker.signer else ""
 
@@ -172,14 +167,14 @@ def _joint_offers(
             beside.backend.caller.on_lent = agent.update_lent_slots
         return agent
 
-    def on_event(offered: OfferedModel | None, event: WorkerEvent) -> None:
+    def on_event(offered: model_offers.OfferedModel | None, event: WorkerEvent) -> None:
         about: dict[str, object] = {"wire": worker.target.protocol.name}
         if offered is not None:
             about = _about(worker, offered.model, offered.slots)
         worker.report(worker.name, about, event)
 
     engines = [
-        OfferedEngine(
+        model_offers.OfferedEngine(
             _monitor(worker, each, worker.name),
             each.offered_models,
             _slots(worker, each),
@@ -187,8 +182,8 @@ def _joint_offers(
         for each in sources
     ]
     if beside is None:
-        return JointOffers(engines, describe, create_agent, on_event)
-    return JointOffers(
+        return model_offers.JointOffers(engines, describe, create_agent, on_event)
+    return model_offers.JointOffers(
         *(engines, describe, create_agent, on_event),
         other_offers=(beside.offer,),
         report_others=beside.report,
@@ -197,7 +192,7 @@ def _joint_offers(
 
 def _separate_offers(
     worker: WorkerContext, source: EngineSource, name: str
-) -> SeparateOffers:
+) -> model_offers.SeparateOffers:
     """Return the offer of an engine's models, each over its own connection."""
     slots = _slots(worker, source)
     monitor = _monitor(worker, source, name)
@@ -223,7 +218,7 @@ def _separate_offers(
         functions = worker.functions
         return make_agent(worker, profile, find, report, functions=functions)
 
-    return SeparateOffers(
+    return model_offers.SeparateOffers(
         monitor,
         source.offered_models,
         create_agent,

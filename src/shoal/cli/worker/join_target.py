@@ -23,13 +23,8 @@ from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.transports import http_client
 from shoal.transports.dialer import Scheme
-from shoal.transports.http_client import (
-    CertificateNotTrusted,
-    NotHttp,
-    NotTls,
-    request_json,
-)
 from shoal.transports.mdns import ANY_ADDRESS, addresses_of
 from shoal.transports.tls import fingerprint_of
 
@@ -257,9 +252,9 @@ async def _at_url(
         if guessed:
             return replace(target, protocol=await _by_probe(url, preferred))
     except Unavailable as error:
-        if isinstance(error, CertificateNotTrusted | NotTls):
+        if isinstance(error, http_client.CertificateNotTrusted | http_client.NotTls):
             raise ConfigError(str(error)) from error
-        if isinstance(error, NotHttp):
+        if isinstance(error, http_client.NotHttp):
             raise ConfigError(
                 f"{_web_url(url)}: what answers there does not speak HTTP; give the "
                 "address that `shoal serve` printed"
@@ -315,7 +310,9 @@ async def _ask(url: str, named: str, fingerprint: bytes | None = None) -> object
     """Return the JSON at a URL.  Raises Unavailable if there is none in time."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT):
-            return await request_json(url, fingerprint=fingerprint, named=named)
+            return await http_client.request_json(
+                url, fingerprint=fingerprint, named=named
+            )
     except TimeoutError as error:
         raise Unavailable(f"{named}: no answer within {HEALTH_TIMEOUT:g} s") from error
 

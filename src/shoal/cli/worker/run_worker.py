@@ -13,6 +13,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shoal.app.worker_ports import WorkerPorts
+from shoal.cli.worker import worker_report
 from shoal.cli.worker.join_functions import (
     RAY,
     CreateMember,
@@ -42,27 +43,12 @@ from shoal.cli.worker.join_target import (
 )
 from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
 from shoal.cli.worker.pairing import pair_worker, pairing_at
-from shoal.cli.worker.worker_report import (
-    ModelLoader,
-    report_omitted_models,
-    without_url,
-    worker_reporter,
-)
 from shoal.config import JoinConfig
 from shoal.config.known_coordinators import KnownCoordinator, remember_coordinator
 from shoal.domain.errors import ConfigError
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
-from shoal.engines import gguf_files, local_servers
-from shoal.engines.selection import (
-    FIELDS,
-    EngineOptions,
-    EngineSource,
-    SearchLocations,
-    find_engines,
-    limit_models,
-    parse_model_option,
-)
+from shoal.engines import gguf_files, local_servers, selection
 from shoal.ledger.keys import Signer
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
@@ -173,7 +159,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     name = stack.enter_context(_name(arguments, targets))
     if arguments.listening is not None and not config.name:
         name += LISTENING_SUFFIX
-    sources: Sequence[EngineSource] = ()
+    sources: Sequence[selection.EngineSource] = ()
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
     meter, joined = HealthMeter(), asyncio.Event()
@@ -196,9 +182,9 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         ),
         throttle,
         partial(library.on_message, targets.main.display_url),
-        worker_reporter(targets.main, as_json=arguments.as_json),
+        worker_report.worker_reporter(targets.main, as_json=arguments.as_json),
         joined.set,
-        ModelLoader(as_json=arguments.as_json),
+        worker_report.ModelLoader(as_json=arguments.as_json),
         created_at(_key_file(targets.main, config, name, arguments.data)),
         traces=None if spans is None else JobTracer(spans, LoopClock(), name),
         remember=partial(_remember, arguments.data, targets.main),
@@ -236,8 +222,9 @@ def _gave_up(target: JoinTarget, why: str) -> str:
     url = target.display_url
     advice = f"; {target.advice}" if target.advice else ""
     return (
-        f"nothing answers at {url} after {GIVE_UP_AFTER:g} s: {without_url(why, url)}"
-        f"{advice}; `shoal service install join` waits for as long as it takes"
+        f"nothing answers at {url} after {GIVE_UP_AFTER:g} s: "
+        f"{worker_report.without_url(why, url)}{advice}; "
+        "`shoal service install join` waits for as long as it takes"
     )
 
 
@@ -303,25 +290,25 @@ async def _sources(
     target: JoinTarget,
     engines: tuple[str, ...],
     stack: AsyncExitStack,
-) -> Sequence[EngineSource]:
+) -> Sequence[selection.EngineSource]:
     """Find the engines, with as many of their models as the wire carries."""
     config = arguments.config
-    options = EngineOptions(
+    options = selection.EngineOptions(
         engines,
         arguments.models,
         config.slots,
         config.engine_key,
         config.context,
         config.threads,
-        any_field=FIELDS[config.fields],
+        any_field=selection.FIELDS[config.fields],
     )
-    locations = SearchLocations(
+    locations = selection.SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)
     )
-    sources = await find_engines(options, locations, stack)
-    offered, omitted = limit_models(sources, target.protocol.models_max)
+    sources = await selection.find_engines(options, locations, stack)
+    offered, omitted = selection.limit_models(sources, target.protocol.models_max)
     if omitted:
-        report_omitted_models(
+        worker_report.report_omitted_models(
             [name for each in offered for name in each.names], omitted
         )
         await _close_others(sources, offered)
@@ -329,7 +316,7 @@ async def _sources(
 
 
 async def _close_others(
-    sources: Sequence[EngineSource], offered: Sequence[EngineSource]
+    sources: Sequence[selection.EngineSource], offered: Sequence[selection.EngineSource]
 ) -> None:
     """Free the memory of models that are not offered."""
     for source in sources:
@@ -339,7 +326,7 @@ async def _close_others(
 
 def _library_server(arguments: JoinArguments) -> LibraryServer:
     """Return what sends local models to peers that copy them."""
-    named = map(parse_model_option, arguments.models)
+    named = map(selection.parse_model_option, arguments.models)
     files = [(name, path) for name, path in named if path is not None]
     caches = [each.folder for each in gguf_files.model_folders(arguments.data)]
     return LibraryServer(shareable_library(files, caches))
@@ -365,7 +352,7 @@ async def _memberships(
     worker: WorkerContext,
     arguments: JoinArguments,
     targets: JoinTargets,
-    sources: Sequence[EngineSource],
+    sources: Sequence[selection.EngineSource],
     stack: AsyncExitStack,
 ) -> Sequence[Membership]:
     """Start the functions, and return the offers of functions and engines."""
@@ -413,7 +400,9 @@ def _on_one_connection(targets: JoinTargets) -> bool:
     )
 
 
-async def _loaded(loader: ModelLoader, source: EngineSource) -> EngineSource:
+async def _loaded(
+    loader: worker_report.ModelLoader, source: selection.EngineSource
+) -> selection.EngineSource:
     """Return a source with its model loaded."""
     if source.is_unloaded:
         await loader.load(source)

@@ -13,18 +13,11 @@ from aiohttp import web
 from shoal.domain.credentials import Scope, day_of
 from shoal.domain.errors import InvalidRequest, ShoalError
 from shoal.gateway.context import Gateway
+from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import (
-    CSV_TYPE,
-    ClientGone,
-    json_response,
-    well_formed,
-    without_keys,
-    write,
-)
 from shoal.store.ledger import MINUTES_KEPT, UsageField, UsagePlace, UsageSum
 
 api = Operations()
@@ -120,7 +113,7 @@ async def list_minutes(gateway: Gateway, query: MinutesQuery) -> MinuteList:
     Scope.READ,
     lists=True,
     answer=UsageList,
-    text_media=CSV_TYPE,
+    text_media=responses.CSV_TYPE,
 )
 async def list_usage(
     gateway: Gateway, request: web.Request, caller: ApiCaller, query: UsageQuery
@@ -145,20 +138,20 @@ async def list_usage(
 
     found = await page(query.after)
     if query.format == "json":
-        return json_response(found)
+        return responses.json_response(found)
     name = f"shoal-usage-{_text(since)}-{_text(until)}.csv"
     response = web.StreamResponse(headers=_table_headers(name))
     await response.prepare(request)
     try:
-        await write(request, response, _table([UsageRow.__struct_fields__]))
-        await write(request, response, _table(map(_cells, found.data)))
+        await responses.write(request, response, _table([UsageRow.__struct_fields__]))
+        await responses.write(request, response, _table(map(_cells, found.data)))
         while found.next is not None:
             async with gateway.access.list_turn(caller):
                 found = await page(found.next)
                 rows = _table(map(_cells, found.data))
-            await write(request, response, rows)
-        await write(request, response, b"", last=True)
-    except ClientGone:
+            await responses.write(request, response, rows)
+        await responses.write(request, response, b"", last=True)
+    except responses.ClientGone:
         record_of(request).error = "client_gone"
     except ShoalError as error:
         record_of(request).error = error_status(error).code
@@ -209,7 +202,7 @@ def _row(used: UsageSum, *, names_machines: bool) -> UsageRow:
         None if used.day is None else _text(used.day),
         used.key,
         used.model,
-        node if names_machines or node is None else without_keys(node),
+        node if names_machines or node is None else responses.without_keys(node),
         used.requests,
         used.prompt_tokens,
         used.completion_tokens,
@@ -219,7 +212,7 @@ def _row(used: UsageSum, *, names_machines: bool) -> UsageRow:
 
 def _table_headers(name: str) -> Mapping[str, str]:
     return {
-        "Content-Type": f"{CSV_TYPE}; charset=utf-8",
+        "Content-Type": f"{responses.CSV_TYPE}; charset=utf-8",
         "Content-Disposition": f'attachment; filename="{name}"',
     }
 
@@ -227,7 +220,7 @@ def _table_headers(name: str) -> Mapping[str, str]:
 def _table(rows: Iterable[Iterable[str | int]]) -> bytes:
     written = io.StringIO()
     csv.writer(written).writerows(rows)
-    return well_formed(written.getvalue()).encode()
+    return responses.well_formed(written.getvalue()).encode()
 
 
 def _cells(row: UsageRow) -> Iterable[str | int]:

@@ -15,14 +15,8 @@ from shoal.domain.errors import AlreadyEnded, InvalidRequest, NotFound
 from shoal.gateway.batches.files import FileId, find_place, owned_file
 from shoal.gateway.batches.lines import DIALECTS
 from shoal.gateway.context import Gateway
+from shoal.gateway.http import decoding
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import (
-    Ignored,
-    Metadata,
-    decode,
-    is_given,
-    unsupported,
-)
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.operation import Operations
 from shoal.store.batches import BatchStatus, StoredBatch
@@ -43,8 +37,8 @@ class CreateBatch(msgspec.Struct, frozen=True):
     input_file_id: FileId
     endpoint: str
     completion_window: str
-    metadata: Metadata | None = None
-    output_expires_after: Ignored | UnsetType = UNSET
+    metadata: decoding.Metadata | None = None
+    output_expires_after: decoding.Ignored | UnsetType = UNSET
 
 
 class BatchErrorObject(msgspec.Struct, frozen=True):
@@ -114,11 +108,11 @@ async def create_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> BatchObject:
     def decode_body(data: bytes) -> CreateBatch:
-        return decode(_decoder, data)
+        return decoding.decode(_decoder, data)
 
     body = await gateway.bodies.decode(request, caller.name, decode_body)
-    if is_given(body.output_expires_after):
-        raise unsupported("output_expires_after")
+    if decoding.is_given(body.output_expires_after):
+        raise decoding.unsupported("output_expires_after")
     if body.endpoint not in DIALECTS:
         expected = ", ".join(DIALECTS)
         raise InvalidRequest(f"endpoint: expected one of {expected}", "endpoint")

@@ -13,14 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.gateway.context import Gateway
+from shoal.gateway.http import forms
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import required, unsupported
-from shoal.gateway.http.forms import (
-    PIECE,
-    PIECE_TIMEOUT,
-    ReceivedForm,
-    receive_form,
-)
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
@@ -29,14 +24,7 @@ from shoal.gateway.http.responses import (
     well_formed,
     write,
 )
-from shoal.store.batches import (
-    FILES_MAX,
-    BatchStore,
-    FileFilter,
-    FilePurpose,
-    FileStore,
-    StoredFile,
-)
+from shoal.store import batches
 
 api = Operations()
 
@@ -80,7 +68,7 @@ class FileListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     purpose: str | UnsetType = UNSET
     after: FileId | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 1000
+    limit: Annotated[int, Meta(ge=1, le=batches.FILES_MAX)] = 1000
     order: Literal["asc", "desc"] = "desc"
 
 
@@ -90,14 +78,14 @@ async def create_file(
 ) -> FileObject:
     at = gateway.clock.wall()
     async with gateway.files.uploading(caller.name) as uploaded:
-        form = await receive_form(request, uploaded)
+        form = await forms.receive_form(request, uploaded)
         _check_fields(form)
         gateway.access.ensure_active(caller)  # an upload takes a while
         stored = await gateway.files.keep(
             uploaded,
             caller.name,
             well_formed(form.file_name),
-            FilePurpose.BATCH,
+            batches.FilePurpose.BATCH,
             at,
             _expires_at(form, at),
         )
@@ -108,14 +96,14 @@ async def create_file(
 async def list_files(
     gateway: Gateway, caller: ApiCaller, query: FileListQuery
 ) -> FileList:
-    purposes = {each.value: each for each in FilePurpose}
+    purposes = {each.value: each for each in batches.FilePurpose}
     purpose = None
     if query.purpose is not UNSET:
         if query.purpose not in purposes:
             return FileList([], False, None, None)
         purpose = purposes[query.purpose]
     after = await find_place(gateway.store.files, query.after, caller)
-    wanted = FileFilter(caller.name, purpose, after, query.order == "desc")
+    wanted = batches.FileFilter(caller.name, purpose, after, query.order == "desc")
     found = await gateway.files.listed(wanted, query.limit + 1)
     now = gateway.clock.wall()
     page = found[: query.limit]
@@ -163,15 +151,17 @@ async def fetch_content(
         response.content_length = found.size
         await response.prepare(request)
         try:
-            while piece := await asyncio.to_thread(content.read, PIECE):
-                await write(request, response, piece, timeout=PIECE_TIMEOUT)
-            await write(request, response, b"", last=True, timeout=PIECE_TIMEOUT)
+            while piece := await asyncio.to_thread(content.read, forms.PIECE):
+                await write(request, response, piece, timeout=forms.PIECE_TIMEOUT)
+            await write(request, response, b"", last=True, timeout=forms.PIECE_TIMEOUT)
         except ClientGone:
             record_of(request).error = "client_gone"
     return response
 
 
-async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> StoredFile:
+async def owned_file(
+    gateway: Gateway, file_id: str, caller: ApiCaller
+) -> batches.StoredFile:
     """Return a file that the caller may read.  Raises NotFound."""
     found = await gateway.files.find(file_id, gateway.clock.wall())
     mine = found is not None and found.owner == caller.name
@@ -181,7 +171,9 @@ async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> Store
 
 
 async def find_place(
-    store: FileStore | BatchStore, id_: str | UnsetType, caller: ApiCaller
+    store: batches.FileStore | batches.BatchStore,
+    id_: str | UnsetType,
+    caller: ApiCaller,
 ) -> int | None:
     """Return the place of the file or batch that a page is after, if one is given.
 
@@ -199,19 +191,19 @@ async def find_place(
     return found.number
 
 
-def _check_fields(form: ReceivedForm) -> None:
+def _check_fields(form: forms.ReceivedForm) -> None:
     for name in (form.fields.keys() | form.lists.keys()) - FIELDS:
         raise unsupported(name[:80])
     purpose = required(form.fields.get("purpose"), "purpose")
-    if purpose != FilePurpose.BATCH.value:
+    if purpose != batches.FilePurpose.BATCH.value:
         raise InvalidRequest(
-            f"purpose: expected {FilePurpose.BATCH.value}, got {purpose[:40]!r}: files "
-            "are for batches",
+            f"purpose: expected {batches.FilePurpose.BATCH.value}, got "
+            f"{purpose[:40]!r}: files are for batches",
             "purpose",
         )
 
 
-def _expires_at(form: ReceivedForm, at: float) -> float | None:
+def _expires_at(form: forms.ReceivedForm, at: float) -> float | None:
     """Return when a file expires, in Unix seconds; None: never."""
     anchor, seconds = form.fields.get(ANCHOR), form.fields.get(SECONDS)
     if anchor is None and seconds is None:
@@ -229,7 +221,7 @@ def _expires_at(form: ReceivedForm, at: float) -> float | None:
     return at + int(given)
 
 
-def _shown(stored: StoredFile) -> FileObject:
+def _shown(stored: batches.StoredFile) -> FileObject:
     return FileObject(
         stored.id,
         stored.size,

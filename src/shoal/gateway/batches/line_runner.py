@@ -8,14 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
-from shoal.batches.line_jobs import (
-    CheckedLine,
-    LineEnd,
-    LineGivenUp,
-    LinePostponed,
-    LineRequest,
-    LineUnauthorized,
-)
+from shoal.batches import line_jobs
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.errors import (
     Cancelled,
@@ -85,11 +78,11 @@ class PoolLineJobs:
         default_factory=lambda: asyncio.Semaphore(READING_MAX)
     )
 
-    def check(self, endpoint: str, data: bytes) -> CheckedLine:
+    def check(self, endpoint: str, data: bytes) -> line_jobs.CheckedLine:
         line = decode_line(data)
         if line.url != endpoint:
             raise InvalidRequest(f"url: expected {endpoint}, as the batch", "url")
-        return CheckedLine(line.custom_id, model_of(line))
+        return line_jobs.CheckedLine(line.custom_id, model_of(line))
 
     def rejection(self, batch: StoredBatch, model: str) -> str | None:
         pool, now = self.gateway.hub.pool, self.gateway.clock.now()
@@ -108,7 +101,7 @@ class PoolLineJobs:
     def on_room(self, call: Callable[[], None]) -> None:
         self.gateway.hub.on_queue_room(call)
 
-    async def run(self, request: LineRequest) -> LineEnd:
+    async def run(self, request: line_jobs.LineRequest) -> line_jobs.LineEnd:
         line = _RunningLine(request, line_key(request.batch.id, request.line))
         try:
             end = await self._run(line)
@@ -116,7 +109,7 @@ class PoolLineJobs:
             # A restart would run the line again, and end in the same way.
             log.exception("batch=%s line=%d", request.batch.id, request.line)
             end = line.failed(ShoalError("the coordinator failed: its log says why"))
-        if not isinstance(end, LinePostponed):
+        if not isinstance(end, line_jobs.LinePostponed):
             del self._lost[line.key]
         return end
 
@@ -129,20 +122,20 @@ class PoolLineJobs:
     ) -> LineResult:
         return LineResult(line, encode_left_out(data, status), failed=True)
 
-    async def _run(self, line: "_RunningLine") -> LineEnd:
+    async def _run(self, line: "_RunningLine") -> line_jobs.LineEnd:
         try:
             caller = self.gateway.access.caller_of(line.request.batch.owner)
             asked = await self._read(line, caller)
             running = await self._running(self._job(line, asked, caller), caller, line)
             if running is None:
-                return LineGivenUp()
+                return line_jobs.LineGivenUp()
             async with running as reader:
                 line.job_id = reader.job_id
                 with self._cancellable(line.request.batch.id, reader.job_id):
                     outcome = await reader.outcome()
             return await self._result(line, asked, reader.job_id, outcome)
         except Unauthorized as error:
-            return LineUnauthorized(str(error))
+            return line_jobs.LineUnauthorized(str(error))
         except ShoalError as error:
             return self._end_by(error, line)
 
@@ -222,27 +215,27 @@ class PoolLineJobs:
 
         return LineResult(line.request.line, await asyncio.to_thread(encode))
 
-    def _end_by(self, error: ShoalError, line: "_RunningLine") -> LineEnd:
+    def _end_by(self, error: ShoalError, line: "_RunningLine") -> line_jobs.LineEnd:
         """Return what follows from an error."""
         if isinstance(error, Cancelled) and str(error) == WITH_BATCH:
-            return LineGivenUp()
+            return line_jobs.LineGivenUp()
         if isinstance(error, WorkerLost):
             self._lost[line.key] += 1
         again = isinstance(error, WorkerLost) and self._lost[line.key] < LOST_MAX
         if not (again or isinstance(error, POSTPONING)):
             return line.failed(error)
         if not line.request.may_begin:
-            return LineGivenUp()
+            return line_jobs.LineGivenUp()
         pause = error.retry_after if isinstance(error, Unavailable) else PAUSE_MIN
         seconds = min(max(pause, PAUSE_MIN), PAUSE_MAX)
-        return LinePostponed(seconds, str(error), alone=again)
+        return line_jobs.LinePostponed(seconds, str(error), alone=again)
 
 
 @dataclass(slots=True)
 class _RunningLine:
     """A line, and what is known of it so far."""
 
-    request: LineRequest
+    request: line_jobs.LineRequest
     key: str  # its job's idempotency key
     custom_id: str = ""
     job_id: JobId | None = None

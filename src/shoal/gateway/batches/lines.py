@@ -19,13 +19,10 @@ from shoal.domain.errors import InvalidRequest, ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Inference
+from shoal.gateway.chat.openai import embeddings
 from shoal.gateway.chat.openai.answers import answer_form
 from shoal.gateway.chat.openai.chat_request import decode_chat_request
 from shoal.gateway.chat.openai.completion_request import decode_completion_request
-from shoal.gateway.chat.openai.embeddings import (
-    decode_embedding_request,
-    encode_embeddings,
-)
 from shoal.gateway.chat.responses.request import decode_response_request
 from shoal.gateway.chat.responses.response_object import ResponseDraft
 from shoal.gateway.chat.responses.stored_responses import chat_of, storable
@@ -165,7 +162,7 @@ async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
 
 async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
     asked = await gateway.bodies.decode_bytes(
-        body, caller.name, decode_embedding_request
+        body, caller.name, embeddings.decode_embedding_request
     )
     texts: list[str] = []
     if asked.tokens:
@@ -173,7 +170,7 @@ async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
     work = asked.work(texts)
 
     def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:
-        return encode_embeddings(asked, outcome, usage_of(work, outcome))
+        return embeddings.encode_embeddings(asked, outcome, usage_of(work, outcome))
 
     return DecodedLine(work, "input", encode)
 

@@ -14,6 +14,7 @@ from shoal.coordinator.call_grants import LeasedCall
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
+from shoal.domain import errors
 from shoal.domain.credentials import (
     CALL_PREFIX,
     BrowserSession,
@@ -22,22 +23,9 @@ from shoal.domain.credentials import (
     permitted_priority,
     without_fingerprint,
 )
-from shoal.domain.errors import (
-    Forbidden,
-    KeyExpired,
-    KeyRevoked,
-    SessionEnded,
-    Unauthorized,
-)
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Priority
-from shoal.gateway.http.authentication import (
-    REVOKED,
-    Keyring,
-    authorization_in,
-    carries_key,
-    is_local,
-)
+from shoal.gateway.http import authentication
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
 from shoal.gateway.http.list_limits import ListLimits
@@ -128,7 +116,7 @@ class Access:
         self,
         hub: Hub,
         clock: Clock,
-        keyring: Keyring,
+        keyring: authentication.Keyring,
         store: KeyStore,
         *,
         open_loopback: bool = False,
@@ -165,12 +153,12 @@ class Access:
         caller = await self._authenticate(request, anonymous, exact=exact)
         self._admit(request, caller)
         if caller.call is not None and not by_calls:
-            raise Forbidden(
+            raise errors.Forbidden(
                 "the credential of a running call submits jobs, and reads and cancels "
                 "those; this takes an API key"
             )
         if not caller.has_scope(needed):
-            raise Forbidden(
+            raise errors.Forbidden(
                 f"the API key {caller.name} has the scope {caller.key.scope.value}; "
                 f"this takes one with the scope {needed.value}"
             )
@@ -219,20 +207,20 @@ class Access:
         """
         at = self._clock.wall()
         try:
-            if carries_key(headers):
-                authorization = authorization_in(headers)
+            if authentication.carries_key(headers):
+                authorization = authentication.authorization_in(headers)
                 if (call := self._call_in(authorization)) is not None:
                     self._hub.grants.owner(call)
                 else:
                     self.keyring.authenticate(authorization, at)
                 return True
-            if self._open_loopback and is_local(address, headers):
+            if self._open_loopback and authentication.is_local(address, headers):
                 return True
             session = self.sessions.find(headers, at, secure=secure)
             if session is None:
                 return False
             self.keyring.by_digest(session.key_digest, at)
-        except Unauthorized:
+        except errors.Unauthorized:
             return False
         return True
 
@@ -303,7 +291,7 @@ class Access:
         finally:
             self._quotas.forget(key)
             if key.revoked_at is None:  # else another key may have the name by now
-                self._hub.cancel_all_of(key.name, REVOKED)
+                self._hub.cancel_all_of(key.name, authentication.REVOKED)
             await self.sessions.end_all_of(key)
 
     def forget_ended(self, before: float) -> None:
@@ -344,7 +332,7 @@ class Access:
     async def _authenticate(
         self, request: web.Request, anonymous: Key | None, *, exact: bool
     ) -> ApiCaller:
-        authorization = authorization_in(request.headers)
+        authorization = authentication.authorization_in(request.headers)
         if (call := self._call_in(authorization)) is not None:
             owner = self.caller_of(self._hub.grants.owner(call))
             key = replace(owner.key, scope=Scope.USE)
@@ -354,7 +342,9 @@ class Access:
             return ApiCaller(await self._check_key(request, authorization, exact=exact))
         if (signed_in := self._signed_in(request)) is not None:
             return signed_in
-        if self._open_loopback and is_local(request.remote or "", request.headers):
+        if self._open_loopback and authentication.is_local(
+            request.remote or "", request.headers
+        ):
             return ApiCaller(LOOPBACK_KEY)
         if anonymous is not None:
             return ApiCaller(anonymous)
@@ -399,9 +389,9 @@ class Access:
             return self.keyring.authenticate(
                 authorization, self._clock.wall(), exact=exact
             )
-        except (KeyExpired, KeyRevoked):
+        except (errors.KeyExpired, errors.KeyRevoked):
             raise  # not a guess: the key was valid once
-        except Unauthorized:
+        except errors.Unauthorized:
             if authorization:
                 await self._record_failure(kind, request)
             raise
@@ -416,12 +406,12 @@ class Access:
         digest = self.sessions.codes.redeem(code, at)
         if digest is None:
             await self._record_failure(kind, request)
-            raise Unauthorized(
+            raise errors.Unauthorized(
                 "the link has been used, or has expired: `shoal dashboard` prints "
                 "another one"
             )
         return self.keyring.by_digest(digest, at)
 
 
-def _session_ended() -> SessionEnded:
-    return SessionEnded("the browser was signed out: sign in again")
+def _session_ended() -> errors.SessionEnded:
+    return errors.SessionEnded("the browser was signed out: sign in again")

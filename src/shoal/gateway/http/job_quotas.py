@@ -28,13 +28,8 @@ from shoal.domain.work import (
     Transcription,
     Work,
 )
+from shoal.gateway.http import quotas
 from shoal.gateway.http.authentication import REVOKED, Keyring
-from shoal.gateway.http.quotas import (
-    DetachedReservations,
-    KeyLimiter,
-    KeyLimiters,
-    Reservation,
-)
 from shoal.store.port import KeyStore
 from shoal.transports.clock import Clock, Timer
 
@@ -56,8 +51,8 @@ class JobQuotas:
         self._clock = clock
         self._keyring = keyring
         self._store = store
-        self._limiters = KeyLimiters()
-        self._detached_jobs = DetachedReservations(clock.now)
+        self._limiters = quotas.KeyLimiters()
+        self._detached_jobs = quotas.DetachedReservations(clock.now)
         hub.subscribe(self._detached_jobs.on_fact)
         for restored in hub.pool.jobs.values():
             self._reserve_again(restored.job)
@@ -141,8 +136,8 @@ class JobQuotas:
             self._detached_jobs.hold(job.id, job.work, limiter, reservation)
 
     async def _reserve(
-        self, limiter: KeyLimiter, tokens: int, key: Key, headers: dict[str, str]
-    ) -> Reservation:
+        self, limiter: quotas.KeyLimiter, tokens: int, key: Key, headers: dict[str, str]
+    ) -> quotas.Reservation:
         """Reserve the tokens that a job may use; add the limits to the headers."""
         try:
             reservation = limiter.reserve(tokens, self._clock.now())

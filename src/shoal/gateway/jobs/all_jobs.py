@@ -26,14 +26,7 @@ from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain
 from shoal.pool.gang_rules import explain_gang
 from shoal.pool.lifecycle import JobState
-from shoal.store.port import (
-    JobFilter,
-    JobRun,
-    RecordedFact,
-    StoredJob,
-    StoredJobSummary,
-    summarize,
-)
+from shoal.store import port
 
 api = Operations()
 
@@ -152,7 +145,7 @@ async def list_jobs(
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
     before = await find_cursor(gateway, query.before or None, caller)
-    wanted = JobFilter(owner, states, before=before, text=query.search.strip())
+    wanted = port.JobFilter(owner, states, before=before, text=query.search.strip())
     page = await gateway.store.recent(wanted, query.limit)
     runs = await gateway.store.runs([each.id for each in page.jobs])
     shown = [_listed(*each) for each in zip(page.jobs, runs, strict=True)]
@@ -167,7 +160,7 @@ async def show_job(
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
     history = await gateway.store.history(stored.job.id)
     return JobDetail(
-        **_summary(summarize(stored), history),
+        **_summary(port.summarize(stored), history),
         outcome=outcome,
         gang=stored.job.terms.gang,
     )
@@ -219,7 +212,7 @@ async def explain_job(
 
 async def _visible_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> StoredJob:
+) -> port.StoredJob:
     """Return the requested job.
 
     Raises NotFound, or Forbidden if it is another key's and the caller may not see all.
@@ -236,11 +229,13 @@ async def _visible_job(
     return stored
 
 
-def _listed(job: StoredJobSummary, run: JobRun) -> JobListed:
+def _listed(job: port.StoredJobSummary, run: port.JobRun) -> JobListed:
     return JobListed(**_summary(job, run.facts), usage=_usage(run.usage))
 
 
-def _summary(job: StoredJobSummary, history: Sequence[RecordedFact]) -> dict[str, Any]:
+def _summary(
+    job: port.StoredJobSummary, history: Sequence[port.RecordedFact]
+) -> dict[str, Any]:
     summary = JobSummary(
         job.id,
         job.state.value,
@@ -257,7 +252,7 @@ def _summary(job: StoredJobSummary, history: Sequence[RecordedFact]) -> dict[str
     return msgspec.structs.asdict(summary)
 
 
-def _explained_facts(history: Sequence[RecordedFact]) -> list[ExplainedFact]:
+def _explained_facts(history: Sequence[port.RecordedFact]) -> list[ExplainedFact]:
     return [
         ExplainedFact(
             each.at,
@@ -275,7 +270,7 @@ def _without_keys(event: ExplainedFact) -> ExplainedFact:
     return msgspec.structs.replace(event, worker=worker, text=without_keys(event.text))
 
 
-def _last_worker(history: Sequence[RecordedFact]) -> str | None:
+def _last_worker(history: Sequence[port.RecordedFact]) -> str | None:
     """Return the worker that ended a job, or else the last one that ran it."""
     described = zip(history, subjects(history), strict=True)
     workers = [

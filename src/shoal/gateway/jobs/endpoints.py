@@ -9,13 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from shoal.domain import errors
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import (
-    AlreadyEnded,
-    InvalidRequest,
-    NotFound,
-    ShoalError,
-)
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -84,7 +79,7 @@ async def owned_summary(
     found = await gateway.store.summary(job_id)
     mine = found is not None and caller.owns(found.owner, job_id)
     if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
-        raise NotFound(NOT_FOUND)
+        raise errors.NotFound(NOT_FOUND)
     return found
 
 
@@ -95,7 +90,7 @@ async def _owned_job(
     stored = await gateway.store.job(job_id)
     mine = stored is not None and caller.owns(stored.job.owner, job_id)
     if stored is None or not (mine or caller.has_scope(Scope.MONITOR)):
-        raise NotFound(missing.format(job_id))
+        raise errors.NotFound(missing.format(job_id))
     return stored
 
 
@@ -125,10 +120,10 @@ async def cancel_keyed_job(
 ) -> web.Response:
     key = request.headers.get(IDEMPOTENCY_KEY)
     if not key:
-        raise InvalidRequest(f"{IDEMPOTENCY_KEY}: missing", IDEMPOTENCY_KEY)
+        raise errors.InvalidRequest(f"{IDEMPOTENCY_KEY}: missing", IDEMPOTENCY_KEY)
     stored = await gateway.store.by_idempotency_key(caller.name, key)
     if stored is None:
-        raise NotFound(NOT_FOUND)
+        raise errors.NotFound(NOT_FOUND)
     return await _cancel(gateway, request, caller, stored.job.id)
 
 
@@ -164,7 +159,7 @@ async def awaited_job(
         return stored
     with (
         gateway.hub.observe_job(job_id) as reader,
-        suppress(TimeoutError, ShoalError),  # the store has the job's state
+        suppress(TimeoutError, errors.ShoalError),  # the store has the job's state
     ):
         if reader is not None:
             async with asyncio.timeout(seconds):
@@ -205,9 +200,9 @@ async def find_cursor(
     job_id = JobId(before)
     try:
         await owned_summary(gateway, job_id, caller)
-    except NotFound:
+    except errors.NotFound:
         text = f"before: there is no job {before}: it never was, or was pruned"
-        raise InvalidRequest(text, "before") from None
+        raise errors.InvalidRequest(text, "before") from None
     return job_id
 
 
@@ -237,7 +232,7 @@ async def _cancel(
         state = stored.state
         if state is JobState.CANCELLED:
             return await _job_response(gateway, stored)
-    raise AlreadyEnded(
+    raise errors.AlreadyEnded(
         f"job {job_id} has ended already ({STATUSES[state]}): there is nothing "
         "to cancel"
     )

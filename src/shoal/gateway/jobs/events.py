@@ -17,17 +17,12 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, QueueFull
 from shoal.domain.ids import JobId
 from shoal.gateway.context import Gateway
+from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.errors import PLAIN_ERRORS, write_events
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import (
-    KEEPALIVE_EVERY,
-    SSE_KEEPALIVE,
-    SSE_TYPE,
-    encode_json,
-)
 from shoal.gateway.jobs.endpoints import owned_summary
 from shoal.gateway.jobs.job_view import error_code
 from shoal.ledger.canonical import to_time
@@ -95,7 +90,7 @@ SUBSCRIPTIONS = web.AppKey("subscriptions", EventSubscriptions)
     "Stream a job's events",
     Scope.READ,
     by_calls=True,
-    media=SSE_TYPE,
+    media=responses.SSE_TYPE,
 )
 async def stream_events(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -140,10 +135,10 @@ async def _new_events(
             return
         seen += len(new)
         # Some facts are signalled shortly before they are stored.
-        pause = LOOK_AGAIN if woken and not new else KEEPALIVE_EVERY
+        pause = LOOK_AGAIN if woken and not new else responses.KEEPALIVE_EVERY
         woken = await _wait_for_signal(signal, pause)
-        if not woken and pause is KEEPALIVE_EVERY:
-            yield SSE_KEEPALIVE
+        if not woken and pause is responses.KEEPALIVE_EVERY:
+            yield responses.SSE_KEEPALIVE
 
 
 async def _wait_for_signal(signal: asyncio.Event, seconds: float) -> bool:
@@ -218,5 +213,5 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (
         number,
         name.encode(),
-        encode_json(event),
+        responses.encode_json(event),
     )

@@ -7,25 +7,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from shoal.domain import json_limits
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import JobTerms, Policy, Privacy, Webhook
-from shoal.domain.json_limits import (
-    NESTING_MAX,
-    has_more_values,
-    is_too_deep,
-    may_be_too_deep,
-)
 from shoal.domain.work import ANY_MODEL, JSON, Chat, JobKind, Task
+from shoal.gateway.http import decoding
 from shoal.gateway.http.body import BODY_MAX
-from shoal.gateway.http.decoding import (
-    MODEL_MAX,
-    SMALL,
-    TokenCount,
-    decode,
-    decode_field,
-    size_of,
-    validation_error,
-)
 from shoal.gateway.jobs.webhooks import signing_key
 from shoal.ledger.prices import PriceList
 
@@ -83,7 +70,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 
     prompt: str
     model: Any = None
-    max_tokens: TokenCount | None = None
+    max_tokens: decoding.TokenCount | None = None
 
 
 _commits = msgspec.json.Decoder(CommitJob)
@@ -103,7 +90,9 @@ def decode_commit(
     """
     if not data or data.lstrip()[:1] == b"[":
         raise InvalidRequest(MISSING)
-    body = decode(_commits, data, 2 * VALUES_MAX)  # the payload has its own limit
+    body = decoding.decode(
+        _commits, data, 2 * VALUES_MAX
+    )  # the payload has its own limit
     job_type, payload, user_id = body.job_type, body.payload, body.user_id
     if (
         isinstance(job_type, UnsetType)
@@ -132,12 +121,14 @@ def is_falsy(raw: Raw, field: str) -> bool:
 
     Raises InvalidRequest if it is not JSON.
     """
-    return size_of(raw) <= SMALL and decode_field(_any, raw, field) in (None, 0, "")
+    return decoding.size_of(raw) <= decoding.SMALL and decoding.decode_field(
+        _any, raw, field
+    ) in (None, 0, "")
 
 
 def decode_user(raw: Raw, field: str = "user_id") -> str:
     """Decode a user's id.  Raises InvalidRequest."""
-    value = decode_field(_user_ids, raw, field)
+    value = decoding.decode_field(_user_ids, raw, field)
     text = value if isinstance(value, str) else bytes(raw).decode()
     if len(text) > USER_MAX:
         raise InvalidRequest(f"{field}: more than {USER_MAX} characters", field)
@@ -149,8 +140,8 @@ def decode_user(raw: Raw, field: str = "user_id") -> str:
 
 def _kind(job_type: Raw) -> CommitKind:
     name = None
-    if size_of(job_type) <= SMALL:
-        name = decode_field(_any, job_type, "job_type")
+    if decoding.size_of(job_type) <= decoding.SMALL:
+        name = decoding.decode_field(_any, job_type, "job_type")
     if not isinstance(name, str) or name not in KINDS:
         raise InvalidRequest(INVALID_TYPE, "job_type")
     return KINDS[name]
@@ -158,11 +149,13 @@ def _kind(job_type: Raw) -> CommitKind:
 
 def _decode_payload(raw: Raw) -> JSON:
     text = bytes(raw).decode()
-    if has_more_values(text, VALUES_MAX):
+    if json_limits.has_more_values(text, VALUES_MAX):
         raise InvalidRequest(f"payload: more than {VALUES_MAX} values", "payload")
-    value: JSON = decode_field(_any, raw, "payload", BODY_MAX)
-    if may_be_too_deep(text) and is_too_deep(value):
-        raise InvalidRequest(f"payload: nested more than {NESTING_MAX} deep", "payload")
+    value: JSON = decoding.decode_field(_any, raw, "payload", BODY_MAX)
+    if json_limits.may_be_too_deep(text) and json_limits.is_too_deep(value):
+        raise InvalidRequest(
+            f"payload: nested more than {json_limits.NESTING_MAX} deep", "payload"
+        )
     return value
 
 
@@ -178,10 +171,10 @@ def _chat(payload: JSON) -> Chat:
     try:
         asked = msgspec.convert(payload, _Prompt)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), "payload") from error
+        raise decoding.validation_error(str(error), "payload") from error
     model = asked.model if isinstance(asked.model, str) and asked.model else ANY_MODEL
-    if len(model) > MODEL_MAX:
-        text = f"payload.model: more than {MODEL_MAX} characters"
+    if len(model) > decoding.MODEL_MAX:
+        text = f"payload.model: more than {decoding.MODEL_MAX} characters"
         raise InvalidRequest(text, "payload.model")
     message = {"role": "user", "content": asked.prompt}
     limit = TOKENS if asked.max_tokens is None else asked.max_tokens

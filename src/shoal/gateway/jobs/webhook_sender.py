@@ -32,16 +32,8 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId
+from shoal.gateway.jobs import webhooks
 from shoal.gateway.jobs.webhook_turns import CONCURRENT_MAX, WebhookTurns
-from shoal.gateway.jobs.webhooks import (
-    DELAYS_MAX,
-    SOCKET_FACTORIES,
-    EgressPolicy,
-    WebhookResults,
-    encode_message,
-    retry_delay,
-    signed_headers,
-)
 from shoal.store.port import Store, StoredJob
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 from shoal.transports.clock import Clock
@@ -82,12 +74,12 @@ class WebhookSender:
         store: Store,
         clock: Clock,
         render: Render,
-        egress_policy: EgressPolicy,
+        egress_policy: webhooks.EgressPolicy,
         chance: Callable[[], float],
         answer_timeout: float = ANSWER_TIMEOUT,
-        results: WebhookResults | None = None,
+        results: webhooks.WebhookResults | None = None,
     ) -> None:
-        self._results = WebhookResults() if results is None else results
+        self._results = webhooks.WebhookResults() if results is None else results
         self._store = store
         self._health = hub.store_health
         self._clock = clock
@@ -146,7 +138,7 @@ class WebhookSender:
             # Resolve the name for each delivery: receivers move.
             use_dns_cache=False,
             force_close=True,
-            socket_factory=SOCKET_FACTORIES[self._egress_policy],
+            socket_factory=webhooks.SOCKET_FACTORIES[self._egress_policy],
         )
         return ClientSession(
             connector=connector,
@@ -162,7 +154,7 @@ class WebhookSender:
         offset, last = self._clock.wall() - self._clock.now(), self._clock_offset
         if last is None or offset < last - JUMP_MIN:
             at = self._clock.wall()
-            await self._store.webhooks.limit_delays(at, DELAYS_MAX)
+            await self._store.webhooks.limit_delays(at, webhooks.DELAYS_MAX)
         if last is None or abs(offset - last) > JUMP_MIN:
             self._clock_offset = offset
 
@@ -215,10 +207,12 @@ class WebhookSender:
         stored = await self._store.job(call.job_id)
         if stored is None:
             return _Failure("the job was pruned", final=True)
-        body = encode_message(stored, await self._render(stored))
+        body = webhooks.encode_message(stored, await self._render(stored))
         at = int(self._clock.wall())
         try:
-            headers = signed_headers(call.job_id, body, call.webhook.secret, at)
+            headers = webhooks.signed_headers(
+                call.job_id, body, call.webhook.secret, at
+            )
             async with (
                 asyncio.timeout(self._answer_timeout),
                 session.post(
@@ -253,7 +247,9 @@ class WebhookSender:
                 "delivered webhook job=%s host=%s attempts=%d", job_id, host, attempts
             )
             return
-        pause = None if failure.final else retry_delay(attempts, self._chance())
+        pause = (
+            None if failure.final else webhooks.retry_delay(attempts, self._chance())
+        )
         if pause is None:
             self._results.given_up += 1
         else:

@@ -15,12 +15,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.http.responses import without_keys
-from shoal.gateway.models.listing import (
-    ModelSummary,
-    seen_by,
-    summarize_model,
-    usable_workers,
-)
+from shoal.gateway.models import listing
 from shoal.models.names import NAME_MAX, estimated_size
 from shoal.pool.worker import Worker
 
@@ -83,12 +78,12 @@ class PlacedModelList(msgspec.Struct, frozen=True):
     lists=True,
 )
 async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
-    pool, owner = gateway.hub.pool, seen_by(caller)
+    pool, owner = gateway.hub.pool, listing.seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
     machines = _machines(gateway) if sees_machines else []
     models: list[PlacedModel] = []
     for name in sorted(pool.roster.models):
-        workers = usable_workers(pool, name, owner)
+        workers = listing.usable_workers(pool, name, owner)
         if not workers:
             continue
         if len(models) % TURN == TURN - 1:
@@ -103,7 +98,7 @@ async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
             having = {peer_of(worker.id) for worker in workers}
             fits = _fits(size, machines, having, estimated=estimated)
         places = [_place(gateway, worker, named=sees_machines) for worker in workers]
-        summary = summarize_model(name, workers)
+        summary = listing.summarize_model(name, workers)
         models.append(
             _placed_model(summary, places, fits, size=size, estimated=estimated)
         )
@@ -160,7 +155,7 @@ def _place(gateway: Gateway, worker: Worker, *, named: bool) -> ModelPlace:
 
 
 def _placed_model(
-    summary: ModelSummary,
+    summary: listing.ModelSummary,
     places: list[ModelPlace],
     fits: list[ModelFit],
     *,

@@ -15,12 +15,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from shoal.domain import errors
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import (
-    QueueFull,
-    StoreError,
-    Unauthorized,
-)
 from shoal.domain.facts import Fact
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -87,7 +83,7 @@ class LiveFeed:
         """Add a client for the length of the block.  Raises QueueFull, StoreError."""
         orders = await stored_orders(self._gateway) if self._view is None else ()
         if len(self._clients) >= CLIENTS_MAX:
-            raise QueueFull(f"{CLIENTS_MAX} clients listen already")
+            raise errors.QueueFull(f"{CLIENTS_MAX} clients listen already")
         if self._view is None:
             self._view = PoolView(self._gateway, orders)
             self._next_event = self._log.next_number
@@ -173,13 +169,13 @@ class LiveFeed:
         view.orders_changed = False
         try:
             view.orders = await stored_orders(self._gateway)
-        except StoreError:  # the dashboard shows that the store fails
+        except errors.StoreError:  # the dashboard shows that the store fails
             view.orders_changed = True
 
     def _is_valid(self, caller: ApiCaller) -> bool:
         try:
             self._gateway.access.ensure_active(caller)
-        except Unauthorized:
+        except errors.Unauthorized:
             return False
         return True
 

@@ -22,12 +22,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import BYTES_TYPE
-from shoal.gateway.runs.hosted_runs import (
-    CONNECTIONS_MAX,
-    RUNS,
-    HostedRun,
-    RunConnection,
-)
+from shoal.gateway.runs import hosted_runs
 from shoal.gateway.runs.progress import find_members
 from shoal.gateway.runs.rank_relay import RankRelay
 from shoal.training.launch.script import PIECE_MAX
@@ -131,17 +126,17 @@ RELAY_WISHES = {
 """What a rank wants of the relay, by the query that says it."""
 
 
-def _admitted(request: web.Request) -> HostedRun:
+def _admitted(request: web.Request) -> hosted_runs.HostedRun:
     """Return the run whose token a request has; raises NotFound."""
     _, _, token = request.headers.get("Authorization", "").partition(" ")
-    run = request.app[RUNS].admit(request.match_info["run"], token.strip())
+    run = request.app[hosted_runs.RUNS].admit(request.match_info["run"], token.strip())
     http_server.admit(request)
     return run
 
 
 async def _open_socket(
-    gateway: Gateway, request: web.Request, run: HostedRun
-) -> RunConnection:
+    gateway: Gateway, request: web.Request, run: hosted_runs.HostedRun
+) -> hosted_runs.RunConnection:
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
         heartbeat=PING_EVERY,
@@ -152,13 +147,15 @@ async def _open_socket(
     if not socket.can_prepare(request):
         raise InvalidRequest(f"{request.path} is a WebSocket: connect with ws://")
     if run.is_full:
-        raise TooLarge(f"the run has {CONNECTIONS_MAX} connections already")
+        raise TooLarge(f"the run has {hosted_runs.CONNECTIONS_MAX} connections already")
     await socket.prepare(request)
     record_of(request).upgraded = True
-    return RunConnection(socket)
+    return hosted_runs.RunConnection(socket)
 
 
-async def _serve(connection: RunConnection, handle: Callable[[object], None]) -> None:
+async def _serve(
+    connection: hosted_runs.RunConnection, handle: Callable[[object], None]
+) -> None:
     """Exchange messages until the connection is closed."""
     writing = asyncio.create_task(_write(connection))
     try:
@@ -197,7 +194,7 @@ def _decode(text: str) -> Any:
         raise PeerError(f"expected JSON: {error}") from error
 
 
-async def _write(connection: RunConnection) -> None:
+async def _write(connection: hosted_runs.RunConnection) -> None:
     """Send messages as fast as the other end reads them."""
     with suppress(ConnectionError):  # it left; the reader notices by itself
         while (message := await connection.unread.get()) is not None:

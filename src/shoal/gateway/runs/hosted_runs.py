@@ -10,14 +10,7 @@ from itertools import count
 from aiohttp import web
 
 from shoal.coordinator.hub import Hub
-from shoal.domain import facts
-from shoal.domain.errors import (
-    InvalidRequest,
-    NotFound,
-    PeerError,
-    TooLarge,
-    Unavailable,
-)
+from shoal.domain import errors, facts
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.runs.rank_relay import BytePace, RankRelay
@@ -142,7 +135,9 @@ class HostedRun:
         """Count a part of a file that is to be stored.  Raises TooLarge."""
         self._stored += size
         if self._stored > PIECES_MAX:
-            raise TooLarge(f"a run may leave {PIECES_MAX >> 30} GiB: store the rest")
+            raise errors.TooLarge(
+                f"a run may leave {PIECES_MAX >> 30} GiB: store the rest"
+            )
 
     # Of the members' ranks.
 
@@ -152,13 +147,13 @@ class HostedRun:
         Raises InvalidRequest, and Unavailable if it is of another round.
         """
         if number != str(self._rounds.round.number):
-            raise Unavailable("its members have another round of the script")
+            raise errors.Unavailable("its members have another round of the script")
         machines = len(self._rounds.round.nodes)
         size = int(text) if text.isdecimal() and len(text) < 6 else 0
         if not text:
             return machines
         if not 0 < size <= RANKS_MAX or size % machines:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"size: expected a multiple of {machines}, {RANKS_MAX} at most", "size"
             )
         return size
@@ -187,7 +182,7 @@ class HostedRun:
         if self._at_ranks.get(member) is not connection:
             return  # replaced
         if not isinstance(message, dict):
-            raise PeerError("a message of a run is a JSON object")
+            raise errors.PeerError("a message of a run is a JSON object")
         assert self._rendezvous is not None, "it began with the connection"
         self._decided(self._rendezvous.receive(member, message, self._clock.now()))
 
@@ -236,7 +231,7 @@ class HostedRun:
         if isinstance(message, dict) and MEMBER in message:
             node, known = message[MEMBER], Round.of(message, self._gang.size)
             if type(node) is not int or not 0 <= node < self._gang.size:
-                raise PeerError(f"{MEMBER}: expected the number of a node")
+                raise errors.PeerError(f"{MEMBER}: expected the number of a node")
             self._nodes[name] = node
             self._answer(self._rounds.arrive(node, known, self._clock.now()))
             return
@@ -344,7 +339,7 @@ class HostedRuns:
         """Return an open run, if the token is its own; raises NotFound."""
         run = self._runs.get(run_id)
         if run is None or run_id_of(token) != run_id:
-            raise NotFound(NOT_OPEN)
+            raise errors.NotFound(NOT_OPEN)
         return run
 
     def find(self, run_id: str) -> HostedRun | None:

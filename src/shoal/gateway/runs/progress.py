@@ -16,17 +16,12 @@ from shoal.gateway.runs.hosted_runs import RUNNING, RUNS, HostedRun, story_lines
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
-from shoal.training.run_events import (
-    ID_SIZE,
-    RANKS_KEPT,
-    RankProgress,
-    member_key,
-)
+from shoal.training import run_events
 
 api = Operations()
 
 ENDED, WAITING = "ended", "waiting"
-NOTHING = RankProgress(running=False)
+NOTHING = run_events.RankProgress(running=False)
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -130,7 +125,7 @@ def _summary(run: HostedRun) -> RunSummary:
 def _ranks(run: HostedRun, *, names_machines: bool) -> list[RunRank]:
     known = run.events.progress.ranks
     ranks = []
-    for rank in sorted({*range(min(run.size, RANKS_KEPT)), *known}):
+    for rank in sorted({*range(min(run.size, run_events.RANKS_KEPT)), *known}):
         progress = known.get(rank, NOTHING)
         worker: str | None = run.worker_of(rank)
         if worker is not None and not names_machines:
@@ -166,7 +161,7 @@ async def find_members(
 
     Raises Forbidden if it is another key's and the caller may not see all.
     """
-    if len(run_id) != ID_SIZE:
+    if len(run_id) != run_events.ID_SIZE:
         return ()
     hosted = request.app[RUNS].find(run_id)
     owner = caller.name if hosted is None else hosted.owner
@@ -177,7 +172,7 @@ async def find_members(
         )
     found: list[StoredJob] = []
     for node in range(GANG_MAX):
-        key = member_key(run_id, node)
+        key = run_events.member_key(run_id, node)
         member = await gateway.store.by_idempotency_key(owner, key)
         if member is None:
             break

@@ -8,12 +8,8 @@ from urllib.parse import unquote
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
+from shoal.protocols.dispatch import messages
 from shoal.protocols.dispatch.ecmascript_json import to_string, well_formed
-from shoal.protocols.dispatch.messages import (
-    JobType,
-    ProviderType,
-    RegisterProvider,
-)
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
     AdmissionGrant,
@@ -35,13 +31,13 @@ TOKEN_REQUIRED = (
     "'Authorization: Bearer TOKEN', or start the coordinator with --dispatch-open"
 )
 
-DEVICES: Mapping[ProviderType, DeviceKind] = {
-    ProviderType.DESKTOP: DeviceKind.DESKTOP,
-    ProviderType.SEEKER: DeviceKind.PHONE,
+DEVICES: Mapping[messages.ProviderType, DeviceKind] = {
+    messages.ProviderType.DESKTOP: DeviceKind.DESKTOP,
+    messages.ProviderType.SEEKER: DeviceKind.PHONE,
 }
-CAPABILITIES: Mapping[JobType, JobKind] = {
-    JobType.LLM_INFER: JobKind.CHAT,
-    JobType.TASK: JobKind.TASK,
+CAPABILITIES: Mapping[messages.JobType, JobKind] = {
+    messages.JobType.LLM_INFER: JobKind.CHAT,
+    messages.JobType.TASK: JobKind.TASK,
 }
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -113,7 +109,7 @@ def new_worker_id(context: ProtocolContext) -> str:
     return "-".join(parts)
 
 
-def offer_of(message: RegisterProvider, config: Config) -> Offer:
+def offer_of(message: messages.RegisterProvider, config: Config) -> Offer:
     """Return the offer of a worker.  Raises PeerError if it can do nothing here."""
     kinds = frozenset(
         kind

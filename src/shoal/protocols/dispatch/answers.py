@@ -14,14 +14,7 @@ from shoal.domain.errors import PeerError
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed, RunJob
 from shoal.domain.work import JobKind
-from shoal.protocols.dispatch.ecmascript_json import (
-    NotJson,
-    canonical,
-    parse,
-    stringify,
-    to_json,
-    well_formed,
-)
+from shoal.protocols.dispatch import ecmascript_json
 from shoal.protocols.dispatch.messages import MESSAGE_MAX, REASON_MAX, JobComplete
 from shoal.protocols.dispatch.receipts import HASH, hash_of, read_bundled, sign
 from shoal.protocols.seam.context import Identity
@@ -50,7 +43,7 @@ def read_answer(
     """
     if isinstance(message.output, UnsetType):
         raise PeerError("job_complete: output is missing")
-    output = canonical(bytes(message.output))
+    output = ecmascript_json.canonical(bytes(message.output))
     warning = _mismatch(message, output)
     receipt = read_bundled(message.receipt, message.receipt_signature) or early
     done = Completed(job.job_id, job.lease, receipt=receipt)
@@ -59,12 +52,12 @@ def read_answer(
         return replace(done, rest=(written,)), warning
     fields = _text_output(output)
     if isinstance(fields.text, str):
-        rest = (well_formed(fields.text),) if fields.text else ()
+        rest = (ecmascript_json.well_formed(fields.text),) if fields.text else ()
         return replace(done, rest=rest, output=written), warning
     if job.terms.form:  # its client accepts any output
         return replace(done, output=written), warning
     error = fields.error if isinstance(fields.error, str) else ""
-    reason = well_formed(error[:REASON_MAX]) or NO_TEXT
+    reason = ecmascript_json.well_formed(error[:REASON_MAX]) or NO_TEXT
     return Failed(job.job_id, job.lease, reason), warning
 
 
@@ -90,7 +83,7 @@ def encode_answer(job_id: str, output: bytes, identity: Identity, at: float) -> 
         "receipt": Raw(receipt),
         "receipt_signature": signature,
     }
-    text = to_json(message)
+    text = ecmascript_json.to_json(message)
     if len(text) * 4 > MESSAGE_MAX and len(text.encode()) > MESSAGE_MAX:
         raise PeerError(f"the answer exceeds the limit of {MESSAGE_MAX} bytes")
     return text
@@ -103,16 +96,16 @@ def output_of(kind: JobKind, model: str, text: str) -> bytes:
     task is not JSON.
     """
     if kind is not JobKind.TASK:
-        return stringify({"text": text, "model": model})
+        return ecmascript_json.stringify({"text": text, "model": model})
     try:
-        return canonical(well_formed(text))
-    except NotJson as error:
+        return ecmascript_json.canonical(ecmascript_json.well_formed(text))
+    except ecmascript_json.NotJson as error:
         raise PeerError("the answer of the task is not JSON") from error
 
 
 def error_output(error: str) -> bytes:
     """Return the output that original workers send for a failed job."""
-    return stringify({"error": error[:REASON_MAX]})
+    return ecmascript_json.stringify({"error": error[:REASON_MAX]})
 
 
 # Private parts, in the order in which they are called.
@@ -140,6 +133,6 @@ def _text_output(output: bytes) -> _TextOutput:
     except msgspec.ValidationError:
         return _TextOutput()  # not an object
     except msgspec.DecodeError:  # lone surrogate
-        value = parse(output)
+        value = ecmascript_json.parse(output)
         fields = value if isinstance(value, dict) else {}
         return _TextOutput(fields.get("text"), fields.get("error"))

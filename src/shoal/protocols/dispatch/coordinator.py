@@ -36,18 +36,10 @@ from shoal.protocols.dispatch.messages import (
     read_metrics,
 )
 from shoal.protocols.dispatch.outstanding_jobs import OutstandingJobs
+from shoal.protocols.seam import session
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.session import (
-    Batch,
-    Close,
-    CloseCode,
-    Data,
-    Notice,
-    Output,
-    Send,
-)
 
 CLOSE_REFUSED = 4003  # Shoal's close codes; the original closes without one
 CLOSE_SILENT = 4008
@@ -100,7 +92,7 @@ class ProviderSession:
             return None
         return self._last_received + self._config.silence
 
-    def tick(self, now: float) -> Sequence[words.Event | Output]:
+    def tick(self, now: float) -> Sequence[words.Event | session.Output]:
         if self._closed:
             return ()
         if self._last_received is None:
@@ -112,14 +104,14 @@ class ProviderSession:
             return (self._close(f"not registered within {limit}", CLOSE_SILENT),)
         return (self._close(f"silent for {limit}", CLOSE_SILENT),)
 
-    def send(self, message: words.Command, now: float) -> Sequence[Output]:
+    def send(self, message: words.Command, now: float) -> Sequence[session.Output]:
         if self._closed:
             return ()
         match message:
             case words.RunJob():
                 text = encode_job(message)
                 self._jobs.add(message)
-                return (Send(text),)
+                return (session.Send(text),)
             case words.CancelJob():
                 raise Unsupported("this wire cancels no jobs")
             case words.Dismiss(reason, replaced):
@@ -131,8 +123,10 @@ class ProviderSession:
             case words.CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
-    def receive(self, batch: Batch, now: float) -> Sequence[words.Event | Output]:
-        outputs: list[words.Event | Output] = []
+    def receive(
+        self, batch: session.Batch, now: float
+    ) -> Sequence[words.Event | session.Output]:
+        outputs: list[words.Event | session.Output] = []
         for data in batch:
             if self._closed:
                 break
@@ -146,8 +140,8 @@ class ProviderSession:
         return outputs
 
     def _receive_message(
-        self, data: Data, now: float
-    ) -> Sequence[words.Event | Output]:
+        self, data: session.Data, now: float
+    ) -> Sequence[words.Event | session.Output]:
         registered = self._registered
         if registered is None and len(data) > UNREGISTERED_MESSAGE_MAX:
             # Do not parse large messages of an unregistered peer.
@@ -172,7 +166,7 @@ class ProviderSession:
 
     def _on_register(
         self, message: RegisterProvider, now: float
-    ) -> Sequence[words.Event | Output]:
+    ) -> Sequence[words.Event | session.Output]:
         accepted = _send(RegisterProviderAck("ok", self._worker_id))
         if self._registered is not None:
             if message == self._registered:
@@ -189,13 +183,13 @@ class ProviderSession:
             raise _invalid_register(str(error)) from error
         self._registered, self._last_received = message, now
         remarks = [offer.remark, _unknown_capabilities(message)]
-        notices = [Notice(each) for each in remarks if each]
+        notices = [session.Notice(each) for each in remarks if each]
         # Anyone can name a key: such a worker replaces none that has proved it.
         return (accepted, words.Joined(f"{key}/unproven", offer), *notices)
 
     def _on_heartbeat(
         self, message: ProviderHeartbeat, registered: RegisterProvider, now: float
-    ) -> Sequence[words.Event | Output]:
+    ) -> Sequence[words.Event | session.Output]:
         if message.provider_pubkey.lower() != registered.provider_pubkey.lower():
             text = "heartbeat: provider_pubkey: this connection registered another"
             raise InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
@@ -212,14 +206,16 @@ class ProviderSession:
         )
         return (ack, report, *self._note_unusable(unusable))
 
-    def _note_unusable(self, metrics: Sequence[str]) -> Sequence[Notice]:
+    def _note_unusable(self, metrics: Sequence[str]) -> Sequence[session.Notice]:
         """Return a notice for metrics that are unusable, once per connection."""
         if not metrics or self._has_noted_metrics:
             return ()
         self._has_noted_metrics = True
-        return (Notice(f"heartbeat: ignored {', '.join(metrics)}: out of range"),)
+        return (
+            session.Notice(f"heartbeat: ignored {', '.join(metrics)}: out of range"),
+        )
 
-    def _refuse(self, invalid: InvalidMessage) -> Sequence[Output]:
+    def _refuse(self, invalid: InvalidMessage) -> Sequence[session.Output]:
         """Answer an invalid message; disconnect after many in a row."""
         self._invalid += 1
         text = str(invalid)
@@ -231,12 +227,12 @@ class ProviderSession:
         reason = f"{INVALID_IN_A_ROW_MAX} invalid messages in a row"
         return (
             _send(answer),
-            self._close(reason, CloseCode.POLICY_VIOLATION, reason),
+            self._close(reason, session.CloseCode.POLICY_VIOLATION, reason),
         )
 
-    def _close(self, reason: str, code: int, text: str = "") -> Close:
+    def _close(self, reason: str, code: int, text: str = "") -> session.Close:
         self._closed = True
-        return Close(reason, code, text or reason[:100])
+        return session.Close(reason, code, text or reason[:100])
 
 
 def _unregistered(rule: str) -> InvalidMessage:
@@ -254,5 +250,5 @@ def _unknown_capabilities(message: RegisterProvider) -> str:
     return f"ignored unknown capabilities: {ascii(names)[:REASON_MAX]}" if names else ""
 
 
-def _send(message: object) -> Send:
-    return Send(to_json(message))
+def _send(message: object) -> session.Send:
+    return session.Send(to_json(message))

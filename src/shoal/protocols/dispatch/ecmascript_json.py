@@ -12,13 +12,8 @@ from typing import Any
 
 import msgspec
 
+from shoal.domain import json_limits
 from shoal.domain.errors import PeerError
-from shoal.domain.json_limits import (
-    NESTING_MAX,
-    has_more_values,
-    is_too_deep,
-    may_be_too_deep,
-)
 from shoal.domain.work import JSON
 
 VALUES_MAX = 50_000  # values in one text: about 50 ms, whatever their length
@@ -116,7 +111,7 @@ def to_string(value: object) -> str:
 
 # Private parts, in the order in which they are called.
 
-_DEEP = f"nested more deeply than {NESTING_MAX} levels"
+_DEEP = f"nested more deeply than {json_limits.NESTING_MAX} levels"
 
 
 def _read(text: str | bytes, decode: Any) -> Any:
@@ -125,14 +120,14 @@ def _read(text: str | bytes, decode: Any) -> Any:
             text = text.decode()
         elif not text.isascii():
             text.encode()  # raises for lone surrogates: only escapes may have them
-        if has_more_values(text, VALUES_MAX):
+        if json_limits.has_more_values(text, VALUES_MAX):
             raise PeerError(f"more than {VALUES_MAX} values")
         value = decode(text)
     except RecursionError as error:
         raise PeerError(_DEEP) from error
     except ValueError as error:
         raise NotJson("not JSON") from error
-    if may_be_too_deep(text) and is_too_deep(value):
+    if json_limits.may_be_too_deep(text) and json_limits.is_too_deep(value):
         raise PeerError(_DEEP)
     return value
 

@@ -14,6 +14,7 @@ from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
+from shoal.protocols.dispatch import jobs
 from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
 from shoal.protocols.dispatch.answers import (
     encode_answer,
@@ -21,11 +22,6 @@ from shoal.protocols.dispatch.answers import (
     output_of,
 )
 from shoal.protocols.dispatch.ecmascript_json import to_json
-from shoal.protocols.dispatch.jobs import (
-    check_restrictions,
-    decode_assignment,
-    decode_job,
-)
 from shoal.protocols.dispatch.messages import (
     REASON_MAX,
     CoordinatorMessage,
@@ -210,14 +206,14 @@ class DispatchWorkerSession:
         return (Notice(f"registered, worker_id {worker_id}", routine=True), *unsent)
 
     def _on_assignment(self, text: str, now: float) -> Sequence[words.Command | Output]:
-        message = decode_assignment(text)
+        message = jobs.decode_assignment(text)
         running, profile = self._state.running, self._profile
         job_id = JobId(message.job_id)
         try:
             if len(running) >= JOBS_MAX:
                 raise PeerError(f"more than {JOBS_MAX} jobs at a time")
-            check_restrictions(message, profile.only_for, profile.privacy)
-            work = decode_job(message, profile.model.name)
+            jobs.check_restrictions(message, profile.only_for, profile.privacy)
+            work = jobs.decode_job(message, profile.model.name)
         except PeerError as error:
             notice = Notice(f"job {job_id!a} is not run: {error}")
             return (notice, *self._fail(job_id, str(error), now))

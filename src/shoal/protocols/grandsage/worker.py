@@ -10,11 +10,7 @@ from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
-from shoal.protocols.grandsage.admission import (
-    CLOSE_INVALID_TOKEN,
-    CLOSE_MISSING_PARAMETER,
-    read_query,
-)
+from shoal.protocols.grandsage import admission
 from shoal.protocols.grandsage.codec import encode_end, encode_text
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
@@ -106,9 +102,9 @@ class GrandSageNodeDialer:
         if self._declined:
             return self._declined
         quoted = ascii(text[:123])[1:-1]
-        if code == CLOSE_INVALID_TOKEN:
+        if code == admission.CLOSE_INVALID_TOKEN:
             return f"the coordinator does not know this token ({quoted}): check --token"
-        if code == CLOSE_MISSING_PARAMETER:
+        if code == admission.CLOSE_MISSING_PARAMETER:
             return f"the coordinator does not take these parameters: {quoted}"
         return None  # a server also closes with 4000 on errors
 
@@ -290,7 +286,7 @@ def _text_of(piece: AnswerPiece) -> str:
 def _address(url: str, profile: WorkerProfile) -> str:
     """Return the URL to dial; ``profile`` takes precedence over the URL's query."""
     parts = split_url(url, SCHEMES, "expected ws://HOST:PORT or http://HOST:PORT")
-    parameters = read_query(parts.query)
+    parameters = admission.read_query(parts.query)
     required = {
         "token": profile.token or parameters.get("token") or NO_TOKEN,
         "model": profile.model.name,

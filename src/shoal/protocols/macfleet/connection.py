@@ -21,16 +21,9 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Call, CallStream, Task
+from shoal.protocols.macfleet.codec import tasks
 from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType
-from shoal.protocols.macfleet.codec.tasks import (
-    TaskResult,
-    decode_result,
-    error_text,
-    result_too_large,
-    task_id_at_start,
-    task_id_in,
-)
 from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
 from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs
@@ -203,20 +196,20 @@ class FleetConnection:
         """Handle a result; one that is malformed or too large fails its task."""
         if frame.dropped:
             size = len(frame.payload) + frame.dropped
-            task_id = task_id_at_start(frame.payload)
+            task_id = tasks.task_id_at_start(frame.payload)
             reason = f"{size} bytes that do not begin with a task's id"
-            error = error_text(result_too_large(size))
+            error = tasks.error_text(tasks.result_too_large(size))
         else:
             try:
-                return self._on_result(decode_result(frame.payload))
+                return self._on_result(tasks.decode_result(frame.payload))
             except PeerError as malformed:
-                task_id, reason = task_id_in(frame.payload), str(malformed)
+                task_id, reason = tasks.task_id_in(frame.payload), str(malformed)
                 error = f"the worker's result: {reason}"
         if task_id is None:
             return (Notice(f"ignored a result: {reason}"),)
-        return self._on_result(TaskResult(task_id, Raw(NIL), error))
+        return self._on_result(tasks.TaskResult(task_id, Raw(NIL), error))
 
-    def _on_result(self, result: TaskResult) -> Sequence[Event]:
+    def _on_result(self, result: tasks.TaskResult) -> Sequence[Event]:
         offer = self._probe.offer_from(result)
         return self._outbound.receive_result(result) if offer is None else (offer,)
 

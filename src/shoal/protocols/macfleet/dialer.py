@@ -8,26 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.domain.errors import ConfigError
-from shoal.protocols.macfleet.addresses import (
-    EXPECTED,
-    PLAIN_SCHEME,
-    WEB_SCHEMES,
-    fleet_in_url,
-    heartbeat_url,
-    parse_url,
-    transport_url,
-)
+from shoal.protocols.macfleet import addresses, local_node
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
 from shoal.protocols.macfleet.handshake import rejection
 from shoal.protocols.macfleet.heartbeat import PingExchange, PingSession, Pong
-from shoal.protocols.macfleet.local_node import (
-    FleetConnectionInfo,
-    FleetLocalNode,
-    FleetRole,
-    hardware_profile,
-    node_id,
-)
 from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
@@ -71,7 +56,7 @@ class FleetDialer:
     headers: Mapping[str, str] = {}
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
-        parts = parse_url(url)
+        parts = addresses.parse_url(url)
         self._membership = MembershipState(restriction=profile.restriction)
         self._was_rejected = False
         self._rejections = 0  # in a row
@@ -79,29 +64,30 @@ class FleetDialer:
         self._is_renamed = False  # the id differs from the configured name
         self._expected_id = ""  # the id in the pong
         self._transport = ""  # the URL of the transport port, if it is known
-        if parts.scheme in WEB_SCHEMES:
+        if parts.scheme in addresses.WEB_SCHEMES:
             if not profile.direct_url:
                 raise ConfigError(
-                    f"{without_query(url)}: no MacFleet port is known there; {EXPECTED}"
+                    f"{without_query(url)}: no MacFleet port is known there; "
+                    f"{addresses.EXPECTED}"
                 )
-            direct = parse_url(profile.direct_url)
-            secure = direct.scheme != PLAIN_SCHEME
+            direct = addresses.parse_url(profile.direct_url)
+            secure = direct.scheme != addresses.PLAIN_SCHEME
             self._transport = f"{direct.scheme}://{direct.netloc}"
-            self._heartbeats = heartbeat_url(direct)
+            self._heartbeats = addresses.heartbeat_url(direct)
         else:
-            secure = parts.scheme != PLAIN_SCHEME or bool(profile.token)
-            self._heartbeats = transport_url(parts.netloc, secure=secure)
-        fleet, token = fleet_in_url(parts), profile.token
-        hardware = hardware_profile(profile.hardware)
+            secure = parts.scheme != addresses.PLAIN_SCHEME or bool(profile.token)
+            self._heartbeats = addresses.transport_url(parts.netloc, secure=secure)
+        fleet, token = addresses.fleet_in_url(parts), profile.token
+        hardware = local_node.hardware_profile(profile.hardware)
         member = FleetMember(
-            node_id(profile.name),
+            local_node.node_id(profile.name),
             fleet_key(token, fleet) if token else None,
             lambda: hardware,
             profile.random_bytes,
             open_tls=secure,
         )
-        self._local = FleetLocalNode(
-            role=FleetRole.WORKER,
+        self._local = local_node.FleetLocalNode(
+            role=local_node.FleetRole.WORKER,
             member=member,
             slots=0,
             limiter=FleetRateLimiter(NoThrottle()),
@@ -149,16 +135,16 @@ class FleetDialer:
                 self._on_refused(ID_CONFLICT)
             return
         self._expected_id = pong.node_id
-        at = parse_url(self._heartbeats)
+        at = addresses.parse_url(self._heartbeats)
         announced = 0 if pong.profile is None else pong.profile.data_port
         host = at.netloc.rpartition(":")[0]
         port = announced or (at.port or 0) + 1  # the default
         self.url = f"{at.scheme}://{host}:{port}"
 
     def _session(self) -> FleetSession:
-        connection = FleetConnectionInfo(
+        connection = local_node.FleetConnectionInfo(
             dialled=True,
-            address=parse_url(self.url).netloc,
+            address=addresses.parse_url(self.url).netloc,
             expected_id=self._expected_id,
         )
         return FleetSession(self._local, connection)
@@ -175,7 +161,7 @@ class FleetDialer:
             return False
         self._is_renamed = True
         member = self._local.member
-        new_id = node_id(f"{member.node_id}{WORKER_SUFFIX}")
+        new_id = local_node.node_id(f"{member.node_id}{WORKER_SUFFIX}")
         self._local = replace(self._local, member=replace(member, node_id=new_id))
         return True
 

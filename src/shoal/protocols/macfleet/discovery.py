@@ -10,15 +10,7 @@ from functools import partial
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.addresses import HEARTBEAT_LABEL
-from shoal.protocols.macfleet.codec.hardware import (
-    CHIP_NAME_MAX,
-    CORES_MAX,
-    PORTS,
-    SIZE_MAX,
-    UNKNOWN_PROFILE,
-    HardwareProfile,
-    decode_profile,
-)
+from shoal.protocols.macfleet.codec import hardware
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine
 from shoal.protocols.macfleet.codec.keys import service_type
 from shoal.protocols.macfleet.election import compute_score
@@ -30,14 +22,7 @@ from shoal.protocols.macfleet.membership import (
     NodeAddress,
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.endpoints import (
-    DiscoveredService,
-    Listener,
-    ListenerTls,
-    OutgoingConnection,
-    ServiceBrowser,
-    ServiceRecord,
-)
+from shoal.protocols.seam import endpoints
 from shoal.protocols.seam.peer_session import PeerSession
 
 ID_MAX = 256  # characters
@@ -49,12 +34,15 @@ class NodeAnnouncement:
 
     node_id: str
     data_port: int
-    profile: HardwareProfile = UNKNOWN_PROFILE
+    profile: hardware.HardwareProfile = hardware.UNKNOWN_PROFILE
     pool_version: str = POOL_VERSION
 
 
 def encode_txt(
-    node_id: str, profile: HardwareProfile, data_port: int, links: Sequence[str] = ()
+    node_id: str,
+    profile: hardware.HardwareProfile,
+    data_port: int,
+    links: Sequence[str] = (),
 ) -> Mapping[str, str]:
     """Return the TXT record of a node of an open fleet, in upstream's field order.
 
@@ -81,7 +69,7 @@ def encode_secure_txt(node_id: str, data_port: int) -> Mapping[str, str]:
     }
 
 
-def decode_txt(service: DiscoveredService) -> NodeAnnouncement:
+def decode_txt(service: endpoints.DiscoveredService) -> NodeAnnouncement:
     """Decode a TXT record; without a ``node_id`` the service's name is the id.
 
     The announced score is ignored; it is computed from the other fields.
@@ -92,14 +80,16 @@ def decode_txt(service: DiscoveredService) -> NodeAnnouncement:
     node_id = text.get("node_id") or service.name
     if not 0 < len(node_id) <= ID_MAX or any(map(str.isspace, node_id)):
         raise PeerError(f"a node is announced with the invalid id {node_id[:ID_MAX]!r}")
-    data_port = _number(text, "data_port", PORTS.stop - 1) or service.port + 1
-    if data_port not in PORTS:
+    data_port = _number(text, "data_port", hardware.PORTS.stop - 1) or service.port + 1
+    if data_port not in hardware.PORTS:
         raise PeerError(f"a node is announced with the port {data_port}")
     profile = replace(
-        UNKNOWN_PROFILE,
-        chip=text.get("chip_name", UNKNOWN_PROFILE.chip)[:CHIP_NAME_MAX],
-        gpu_cores=_number(text, "gpu_cores", CORES_MAX),
-        ram_gb=float(_number(text, "ram_gb", int(SIZE_MAX))),
+        hardware.UNKNOWN_PROFILE,
+        chip=text.get("chip_name", hardware.UNKNOWN_PROFILE.chip)[
+            : hardware.CHIP_NAME_MAX
+        ],
+        gpu_cores=_number(text, "gpu_cores", hardware.CORES_MAX),
+        ram_gb=float(_number(text, "ram_gb", int(hardware.SIZE_MAX))),
         data_port=data_port,
     )
     version = text.get("pool_version", POOL_VERSION)[:ID_MAX]
@@ -127,7 +117,7 @@ def heartbeat_listener(
     port: int,
     *,
     spare: bool = False,
-) -> Listener:
+) -> endpoints.Listener:
     """Return the listener for heartbeats; ``spare``: it may use another port.
 
     Nodes that ping this one become known to ``registry``.
@@ -137,11 +127,15 @@ def heartbeat_listener(
     def accept(address: str, now: float) -> PeerSession:
         return PongSession(member, limiter, address, on_ping)
 
-    return Listener(
+    return endpoints.Listener(
         port,
         accept,
-        ServiceRecord(service_type(member.key), member.node_id, _TxtRecord(member)),
-        security=ListenerTls.SELF_SIGNED if member.uses_tls else ListenerTls.NONE,
+        endpoints.ServiceRecord(
+            service_type(member.key), member.node_id, _TxtRecord(member)
+        ),
+        security=endpoints.ListenerTls.SELF_SIGNED
+        if member.uses_tls
+        else endpoints.ListenerTls.NONE,
         label=HEARTBEAT_LABEL,
         flag=HEARTBEAT_FLAG,
         falls_back=spare,
@@ -151,12 +145,12 @@ def heartbeat_listener(
     )
 
 
-def browser(member: FleetMember, registry: FleetRegistry) -> ServiceBrowser:
+def browser(member: FleetMember, registry: FleetRegistry) -> endpoints.ServiceBrowser:
     """Return the browser for other nodes; it runs only if they can discover us too.
 
     A discovered node is not dialled: gossip pings it.
     """
-    return ServiceBrowser(
+    return endpoints.ServiceBrowser(
         service_type(member.key),
         partial(_on_found, member, registry),
         reciprocal=True,
@@ -169,7 +163,7 @@ def _on_ping(
     profile = None
     try:
         if ping.hardware is not None:
-            profile = decode_profile(ping.hardware)
+            profile = hardware.decode_profile(ping.hardware)
     except PeerError:
         return  # its pong would be rejected as well
     registry.on_pinged(ping.node_id, address, profile, now)
@@ -178,16 +172,16 @@ def _on_ping(
 def _on_found(
     member: FleetMember,
     registry: FleetRegistry,
-    service: DiscoveredService,
+    service: endpoints.DiscoveredService,
     now: float,
-) -> OutgoingConnection | None:
+) -> endpoints.OutgoingConnection | None:
     try:
         announcement = decode_txt(service)
     except PeerError:
         return None  # announcements are not authenticated
     # In a fleet with a token, a node's hardware is known after it has authenticated.
     record = (
-        HardwareProfile(data_port=announcement.data_port)
+        hardware.HardwareProfile(data_port=announcement.data_port)
         if member.key
         else announcement.profile
     )

@@ -10,11 +10,7 @@ from enum import Enum
 from itertools import accumulate, pairwise
 
 from shoal.domain.errors import InvalidRequest
-from shoal.protocols.macfleet.codec.hardware import (
-    UNKNOWN_PROFILE,
-    HardwareProfile,
-    reported_hardware,
-)
+from shoal.protocols.macfleet.codec import hardware
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
 from shoal.protocols.seam.endpoints import ListedNode
 
@@ -36,7 +32,7 @@ class ElectionCandidate:
     """A node in an election; ``throughput`` in samples per second, 0: unknown."""
 
     node_id: str
-    profile: HardwareProfile = UNKNOWN_PROFILE
+    profile: hardware.HardwareProfile = hardware.UNKNOWN_PROFILE
     throughput: float = 0.0
     thermal: ThermalState = ThermalState.NOMINAL
 
@@ -54,7 +50,7 @@ class BatchShare:
         return self.samples >= VIABLE_MIN
 
 
-def compute_score(profile: HardwareProfile) -> float:
+def compute_score(profile: hardware.HardwareProfile) -> float:
     """Return the score of a node, by which nodes are elected and ranked."""
     return 10.0 * profile.gpu_cores + 2.0 * profile.bandwidth_gbps + profile.ram_gb
 
@@ -153,7 +149,7 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
             weight,
             node.id == leader,
             note=_note(node),
-            hardware=reported_hardware(node.profile),
+            hardware=hardware.reported_hardware(node.profile),
         )
 
     rank, weight = ranks[registry.own_id]
@@ -167,7 +163,7 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
         rank,
         weight,
         registry.own_id == leader,
-        hardware=reported_hardware(own),
+        hardware=hardware.reported_hardware(own),
     )
     return [own_entry, *map(list_node, registry.nodes)]
 

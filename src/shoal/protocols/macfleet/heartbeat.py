@@ -12,17 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.macfleet.codec import heartbeat_lines
 from shoal.protocols.macfleet.codec.hardware import (
     HardwareProfile,
     decode_profile,
-)
-from shoal.protocols.macfleet.codec.heartbeat_lines import (
-    HeartbeatLine,
-    LineBuffer,
-    decode_ping,
-    decode_pong,
-    encode_ping,
-    encode_pong,
 )
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.member import FleetMember
@@ -64,14 +57,14 @@ class PingExchange:
         """Return the ping's line."""
         ping = self._member.own_line(hardware=self._hardware)
         self._nonce = ping.nonce
-        return encode_ping(self._member.key, ping)
+        return heartbeat_lines.encode_ping(self._member.key, ping)
 
     def receive_pong(self, line: bytes) -> Pong:
         """Decode and verify the pong.
 
         Raises PeerError if it is malformed, not signed for the fleet, or a replay.
         """
-        pong = decode_pong(self._member.key, line)
+        pong = heartbeat_lines.decode_pong(self._member.key, line)
         node_id = pong.node_id
         if not 0 < len(node_id.encode()) <= ID_MAX:
             raise PeerError(f"a node's id has 1 to {ID_MAX} bytes")
@@ -114,7 +107,7 @@ class PingSession:
         self._code = code
         self._sent = False
         self._closed = False
-        self._line = LineBuffer()
+        self._line = heartbeat_lines.LineBuffer()
 
     def tick(self, now: float) -> Sequence[Output]:
         if not self._sent:
@@ -150,11 +143,11 @@ class PingSession:
 
 LINE_TIMEOUT = 1.0  # seconds after the connection opens
 
-OnPing: TypeAlias = Callable[[HeartbeatLine, str, float], None]
+OnPing: TypeAlias = Callable[[heartbeat_lines.HeartbeatLine, str, float], None]
 """Receives a signed ping, its address and the time."""
 
 
-def _ignore(ping: HeartbeatLine, address: str, now: float) -> None:
+def _ignore(ping: heartbeat_lines.HeartbeatLine, address: str, now: float) -> None:
     pass
 
 
@@ -180,7 +173,7 @@ class PongSession:
         self._on_signed_ping = on_ping
         self._opened = False
         self._closed = False
-        self._line = LineBuffer()
+        self._line = heartbeat_lines.LineBuffer()
 
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
         if not self._opened:
@@ -219,7 +212,7 @@ class PongSession:
             return self._end("this address is banned")
         member = self._member
         try:
-            ping = decode_ping(member.key, line)
+            ping = heartbeat_lines.decode_ping(member.key, line)
         except PeerError as error:
             return self._reject(str(error), now)
         if member.key is not None and member.pings.is_replay(member.key, ping):
@@ -228,7 +221,10 @@ class PongSession:
         if member.key is not None:
             self._on_signed_ping(ping, self._address, now)
         pong = member.own_line(hardware=ping.hardware is not None)
-        return (Send(encode_pong(member.key, pong)), *self._end("answered"))
+        return (
+            Send(heartbeat_lines.encode_pong(member.key, pong)),
+            *self._end("answered"),
+        )
 
     def _reject(self, reason: str, now: float) -> Sequence[Output]:
         if self._member.key is None:

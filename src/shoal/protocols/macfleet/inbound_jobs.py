@@ -11,16 +11,8 @@ from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import CancelJob, Completed, Failed, Rejected, RunJob
 from shoal.domain.work import Call
+from shoal.protocols.macfleet.codec import tasks
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType, write_frame
-from shoal.protocols.macfleet.codec.tasks import (
-    arguments_too_large,
-    decode_task,
-    encode_result,
-    error_text,
-    task_id_at_start,
-    task_id_in,
-    timeout_error,
-)
 from shoal.protocols.macfleet.codec.values import NIL, is_plain_value
 from shoal.protocols.macfleet.function_probe import PROBE_FUNCTION
 from shoal.protocols.macfleet.local_node import FleetRole
@@ -59,14 +51,14 @@ class FleetInboundJobs:
         whole task, whether it then runs or waits, as at upstream workers.
         """
         if frame.dropped:
-            error = arguments_too_large(len(frame.payload) + frame.dropped)
+            error = tasks.arguments_too_large(len(frame.payload) + frame.dropped)
             return self._refuse(
-                task_id_at_start(frame.payload), frame, error_text(error)
+                tasks.task_id_at_start(frame.payload), frame, tasks.error_text(error)
             )
         try:
-            request = decode_task(frame.payload)
+            request = tasks.decode_task(frame.payload)
         except PeerError as error:
-            return self._refuse(task_id_in(frame.payload), frame, str(error))
+            return self._refuse(tasks.task_id_in(frame.payload), frame, str(error))
         task_id, name, args, kwargs, timeout = request
         if task_id in self._open:
             # A reply would end the first.
@@ -91,7 +83,7 @@ class FleetInboundJobs:
         for task_id in self._deadlines.pop_due(now):
             stream, timeout = self._open.pop(task_id)
             assert timeout is not None, "it has a deadline"
-            yield _encode_failure(task_id, stream, timeout_error(timeout))
+            yield _encode_failure(task_id, stream, tasks.timeout_error(timeout))
             yield CancelJob(JobId(task_id), LEASE)
 
     def send_result(self, event: JobEnd) -> Iterator[Output]:
@@ -118,12 +110,12 @@ def _encode_value(task_id: str, stream: int, value: bytes) -> Output:
     if not is_plain_value(value):
         return _encode_failure(task_id, stream, NOT_PLAIN)
     try:
-        parts = encode_result(task_id, value)
+        parts = tasks.encode_result(task_id, value)
     except (InvalidRequest, TooLarge) as error:
         return _encode_failure(task_id, stream, str(error))
     return write_frame(FrameType.RESULT, *parts, stream=stream)
 
 
 def _encode_failure(task_id: str, stream: int, error: str) -> Output:
-    parts = encode_result(task_id, None, error)
+    parts = tasks.encode_result(task_id, None, error)
     return write_frame(FrameType.RESULT, *parts, stream=stream)

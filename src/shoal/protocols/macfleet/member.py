@@ -20,13 +20,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal.protocols.macfleet import handshake_messages
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.codec.heartbeat_lines import NONCE_SIZE, HeartbeatLine
 from shoal.protocols.macfleet.codec.keys import sign
-from shoal.protocols.macfleet.handshake_messages import (
-    CHALLENGE_SIZE,
-    HandshakeRefused,
-)
 
 REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is evicted first
 
@@ -116,14 +113,14 @@ class FleetMember:
 
     def draw_challenge(self, now: float) -> bytes:
         """Return a challenge to send."""
-        challenge = self.random_bytes(CHALLENGE_SIZE)
+        challenge = self.random_bytes(handshake_messages.CHALLENGE_SIZE)
         self.challenges.add(challenge, now)
         return challenge
 
     def check_version(self, peer: str, *, signed: bool) -> None:
         """Raise HandshakeRefused if a peer uses version 1 and may not."""
         if not signed and not self.accepts_v1:
-            raise HandshakeRefused(
+            raise handshake_messages.HandshakeRefused(
                 f"{peer} speaks the handshake v1, which is not accepted here",
                 final=True,
             )

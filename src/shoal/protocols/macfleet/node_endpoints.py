@@ -10,22 +10,13 @@ from functools import partial
 
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols.macfleet.addresses import (
-    TRANSPORT_LABEL,
-    parse_contact,
-    transport_url,
-)
+from shoal.protocols.macfleet import addresses, discovery, membership
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.macfleet.config import (
     HEARTBEAT_PORT,
     TRANSPORT_PORT,
     Config,
-)
-from shoal.protocols.macfleet.discovery import (
-    CERTIFICATE_SUBJECT,
-    browser,
-    heartbeat_listener,
 )
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
 from shoal.protocols.macfleet.local_node import (
@@ -36,10 +27,6 @@ from shoal.protocols.macfleet.local_node import (
     node_id,
 )
 from shoal.protocols.macfleet.member import FleetMember
-from shoal.protocols.macfleet.membership import (
-    FleetNode,
-    FleetRegistry,
-)
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.context import ProtocolContext
@@ -122,20 +109,20 @@ def _endpoints(
     limiter, transport_limiter = (
         FleetRateLimiter(context.throttle, spares_loopback=not token) for _ in range(2)
     )
-    registry = FleetRegistry(member.node_id, machine.profile, context.warn)
+    registry = membership.FleetRegistry(member.node_id, machine.profile, context.warn)
     local = FleetLocalNode(role, member, config.slots, transport_limiter, registry)
     dialer = TransportDialer(
         lambda node: not local.seats.has_inbound(node.id), partial(_dial, local)
     )
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
-    contacts = [parse_contact(each) for each in config.peers]
+    contacts = [addresses.parse_contact(each) for each in config.peers]
     peer_addresses = {
-        parse_contact(each.address): each for each in context.peer_addresses
+        addresses.parse_contact(each.address): each for each in context.peer_addresses
     }
     result: list[Endpoint] = [
         # Before the heartbeat listener, which announces the transport port.
         _listener(config, local, machine),
-        heartbeat_listener(
+        discovery.heartbeat_listener(
             member,
             limiter,
             registry,
@@ -145,7 +132,7 @@ def _endpoints(
         FleetGossip(member, registry, contacts, dialer, peer_addresses),
     ]
     if config.browse:
-        result.append(browser(member, registry))
+        result.append(discovery.browser(member, registry))
     return result
 
 
@@ -177,21 +164,21 @@ def _listener(
         _port(config.transport_port, TRANSPORT_PORT),
         accept,
         security=ListenerTls.SELF_SIGNED if local.member.uses_tls else ListenerTls.NONE,
-        label=TRANSPORT_LABEL,
+        label=addresses.TRANSPORT_LABEL,
         flag=TRANSPORT_FLAG,
         falls_back=config.transport_port is None,
         gate=local.limiter,
-        subject=CERTIFICATE_SUBJECT,
+        subject=discovery.CERTIFICATE_SUBJECT,
         on_bound=machine.on_bound,
     )
 
 
-def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
+def _dial(local: FleetLocalNode, node: membership.FleetNode) -> OutgoingConnection:
     """Dial a node's transport; its default port if it states none.
 
     Nodes of open fleets and of version 2.1 state none.
     """
     address = str(replace(node.address, port=node.data_port))
     connection = FleetConnectionInfo(dialled=True, address=address, expected_id=node.id)
-    url = transport_url(address, secure=local.member.uses_tls)
+    url = addresses.transport_url(address, secure=local.member.uses_tls)
     return OutgoingConnection(url, lambda now: FleetSession(local, connection))

@@ -15,13 +15,8 @@ from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.work import Call, CallStream, Task
+from shoal.protocols.macfleet.codec import tasks
 from shoal.protocols.macfleet.codec.frames import FrameType, write_frame
-from shoal.protocols.macfleet.codec.tasks import (
-    TIMEOUT,
-    TaskResult,
-    encode_task,
-    timeout_error,
-)
 from shoal.protocols.macfleet.codec.values import (
     NIL,
     NotConvertible,
@@ -181,7 +176,7 @@ class FleetOutboundJobs:
         stream.closing = True
         return self._finish(stream)
 
-    def receive_result(self, result: TaskResult) -> Sequence[words.Event]:
+    def receive_result(self, result: tasks.TaskResult) -> Sequence[words.Event]:
         """Return the result of a job, or of a call in a call stream."""
         if (found := self._sent.pop(result.task_id, None)) is None:
             return ()
@@ -210,8 +205,8 @@ class FleetOutboundJobs:
             if task_id not in self._sent:  # its stream has just failed
                 continue
             _, timeout = self._sent[task_id]
-            error = f"{timeout_error(timeout)}: {NO_RESULT}"
-            yield from self.receive_result(TaskResult(task_id, Raw(NIL), error))
+            error = f"{tasks.timeout_error(timeout)}: {NO_RESULT}"
+            yield from self.receive_result(tasks.TaskResult(task_id, Raw(NIL), error))
 
     def _encode(
         self,
@@ -232,14 +227,16 @@ class FleetOutboundJobs:
         """
         named = None if isinstance(work, Task) else work.timeout
         limits = [each for each in (named, remaining) if each is not None]
-        timeout = float(min(limits, default=TIMEOUT))
+        timeout = float(min(limits, default=tasks.TIMEOUT))
         task_id = self.next_id()
-        parts = encode_task(task_id, work.name, args, kwargs, timeout)
+        parts = tasks.encode_task(task_id, work.name, args, kwargs, timeout)
         self._sent[task_id] = sent, timeout
         self._deadlines.set(task_id, now + timeout + RESULT_GRACE)
         return task_id, write_frame(FrameType.TASK, *parts)
 
-    def _end_call(self, sent: _SentCall, result: TaskResult) -> Sequence[words.Event]:
+    def _end_call(
+        self, sent: _SentCall, result: tasks.TaskResult
+    ) -> Sequence[words.Event]:
         """Return the result of a call.
 
         If the worker does not have the function, the call stream fails.

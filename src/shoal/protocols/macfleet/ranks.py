@@ -21,15 +21,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError, TooLarge
-from shoal.protocols.macfleet.codec.frames import (
-    HEADER,
-    PAYLOAD_MAX,
-    FrameReader,
-    FrameType,
-    Payload,
-    crc32,
-    encode_header,
-)
+from shoal.protocols.macfleet.codec import frames
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
@@ -67,7 +59,7 @@ class FleetRankHandshake:
     ``check`` checks the client's id.
     """
 
-    head_size = HEADER.size
+    head_size = frames.HEADER.size
 
     def __init__(
         self, handshake: FleetHandshake, check: Callable[[str], object] | None = None
@@ -83,13 +75,13 @@ class FleetRankHandshake:
 
     def body_size(self, head: bytes) -> int:
         try:
-            return FrameReader(self._handshake.limit).body_size(head)
+            return frames.FrameReader(self._handshake.limit).body_size(head)
         except PeerError as error:
             raise RankRefused(str(error)) from error
 
     def receive(self, head: bytes, body: bytes, now: float) -> HandshakeStep:
         try:
-            frame = FrameReader.read(FramedMessage(head, memoryview(body)))
+            frame = frames.FrameReader.read(FramedMessage(head, memoryview(body)))
             step = self._handshake.receive(frame, now)
             if not isinstance(step, Agreed):
                 return HandshakeStep(b"".join(step.send), None)
@@ -103,8 +95,8 @@ class FleetRankHandshake:
 class FleetRanks:
     """The messages and handshakes of one rank; see ``ArrayWire``."""
 
-    head_size = HEADER.size
-    payload_max = PAYLOAD_MAX
+    head_size = frames.HEADER.size
+    payload_max = frames.PAYLOAD_MAX
 
     def __init__(self) -> None:
         self._challenges = SentChallenges()
@@ -127,16 +119,18 @@ class FleetRanks:
 
     def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
         head, numbers = encode_array(array)
-        checksum = crc32(numbers, crc32(head))
+        checksum = frames.crc32(numbers, frames.crc32(head))
         size = len(head) + len(numbers)
-        return encode_header(FrameType.GRADIENT, size, checksum) + head, numbers
+        return frames.encode_header(
+            frames.FrameType.GRADIENT, size, checksum
+        ) + head, numbers
 
     def array_size(self, head: bytes) -> int:
         # MacFleet's programs read any frame as an array, whatever its type.
-        return FrameReader().body_size(head)
+        return frames.FrameReader().body_size(head)
 
     def decode_array(self, head: bytes, payload: memoryview) -> "Array":
-        frame = FrameReader.read(FramedMessage(head, payload))
+        frame = frames.FrameReader.read(FramedMessage(head, payload))
         return decode_array(frame.payload)
 
     def _member(self, identity: RankIdentity) -> FleetMember:
@@ -166,10 +160,10 @@ def encode_array(array: "Array") -> tuple[bytes, memoryview]:
     label = name.encode()
     shape = struct.pack(f"!{array.ndim}I", *array.shape)
     head = ARRAY_HEADER.pack(len(label), array.ndim) + shape + label
-    if len(head) + array.nbytes > PAYLOAD_MAX:
+    if len(head) + array.nbytes > frames.PAYLOAD_MAX:
         raise TooLarge(
-            f"an array of {array.nbytes} bytes exceeds the limit of {PAYLOAD_MAX} with "
-            "its header: split it"
+            f"an array of {array.nbytes} bytes exceeds the limit of "
+            f"{frames.PAYLOAD_MAX} with its header: split it"
         )
     if not array.nbytes:
         return head, memoryview(b"")
@@ -177,7 +171,7 @@ def encode_array(array: "Array") -> tuple[bytes, memoryview]:
     return head, flat.view(np.uint8).data
 
 
-def decode_array(payload: Payload) -> "Array":
+def decode_array(payload: frames.Payload) -> "Array":
     """Return the array in a payload: a view of it, writable if the payload is.
 
     Raises PeerError if it is malformed, has an unsupported dtype, or does not have the

@@ -4,15 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.domain import worker
 from shoal.domain.job import Privacy
 from shoal.domain.work import JobKind
-from shoal.domain.worker import (
-    UNKNOWN_HARDWARE,
-    DeviceKind,
-    Hardware,
-    Offer,
-    ServedModel,
-)
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.peer_addresses import PeerAddress
 from shoal.protocols.seam.session import WorkerEnd
@@ -63,7 +57,7 @@ class ProtocolContext:
     verify: Callable[[bytes, bytes, bytes], bool]
     epoch: float = 0.0
     name: str = "shoal"
-    hardware: Hardware = UNKNOWN_HARDWARE
+    hardware: worker.Hardware = worker.UNKNOWN_HARDWARE
     throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     token: str = ""
     warn: Callable[[str], None] = _ignore
@@ -99,17 +93,17 @@ class WorkerProfile:
     """
 
     name: str
-    model: ServedModel
+    model: worker.ServedModel
     slots: int
     token: str = ""
     only_for: frozenset[str] = frozenset()
     tasks: frozenset[str] = frozenset()  # names of tasks that it also runs
-    device: DeviceKind = DeviceKind.DESKTOP
+    device: worker.DeviceKind = worker.DeviceKind.DESKTOP
     identity: Identity | None = None
     epoch: float = 0.0  # seconds
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[worker.Offer, ...] = ()
     direct_url: str = ""
-    hardware: Hardware = UNKNOWN_HARDWARE
+    hardware: worker.Hardware = worker.UNKNOWN_HARDWARE
     random_bytes: Callable[[int], bytes] = _no_randomness
     passcode: str = ""
     owner: str = ""
@@ -124,7 +118,7 @@ class WorkerProfile:
     on_coordinator: Callable[[str], None] = _ignore
 
     @property
-    def first_offers(self) -> tuple[Offer, ...]:
+    def first_offers(self) -> tuple[worker.Offer, ...]:
         """What it offers at first: its own model and tasks, if nothing else is named.
 
         Nothing, if its models are still to be loaded.
@@ -133,7 +127,7 @@ class WorkerProfile:
             return self.offers
         model = self.model
         kinds = model.kinds - {JobKind.TASK}
-        offer = Offer(
+        offer = worker.Offer(
             kinds=kinds | {JobKind.TASK} if self.tasks else kinds,
             models=frozenset({model.name}),
             slots=self.slots,

@@ -14,20 +14,14 @@ import struct
 from typing import Final
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.seam.noise import (
-    KEY_SIZE,
-    SECOND_SIZE_MIN,
-    TAG_SIZE,
-    Opener,
-    Sealer,
-)
+from shoal.protocols.seam import noise
 
 # It is the prologue as well.  On wires with 32-bit lengths it is no valid length.
 PREFACE: Final = b"shoal noise 1\n"
-FIRST_SIZE: Final = len(PREFACE) + KEY_SIZE  # bytes that the dialling end sends
-SECOND_SIZE: Final = SECOND_SIZE_MIN  # bytes of the answer
+FIRST_SIZE: Final = len(PREFACE) + noise.KEY_SIZE  # bytes that the dialling end sends
+SECOND_SIZE: Final = noise.SECOND_SIZE_MIN  # bytes of the answer
 RECORD_MAX: Final = 65535  # bytes of ciphertext
-PLAIN_MAX: Final = RECORD_MAX - TAG_SIZE  # bytes of plaintext in a record
+PLAIN_MAX: Final = RECORD_MAX - noise.TAG_SIZE  # bytes of plaintext in a record
 
 _SIZE = struct.Struct(">H")
 
@@ -41,7 +35,7 @@ def may_be_preface(beginning: bytes | bytearray) -> bool:
 class RecordSealer:
     """Encrypts one direction of a stream."""
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: noise.Sealer) -> None:
         self._seal = sealer.seal
 
     def seal(self, data: bytes | memoryview) -> bytes:
@@ -60,7 +54,7 @@ class RecordSealer:
 class RecordOpener:
     """Decrypts one direction of a stream; holds at most one incomplete record."""
 
-    def __init__(self, opener: Opener) -> None:
+    def __init__(self, opener: noise.Opener) -> None:
         self._open = opener.open
         self._number = 0
         self._held = bytearray()

@@ -8,23 +8,15 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Event, Joined
+from shoal.protocols.seam import session
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, ToPeer
-from shoal.protocols.seam.session import (
-    Batch,
-    Bulk,
-    Close,
-    Notice,
-    Output,
-    Send,
-    Session,
-)
 
 THE_WORKER = ""
 """The key of the single peer."""
 
 
-class SoleWorkerEnd(Session[Event, Command], Protocol):
+class SoleWorkerEnd(session.Session[Event, Command], Protocol):
     """A wire's session with a worker.
 
     It may change ``accepts`` and ``grant`` until the worker joins.
@@ -50,25 +42,29 @@ class SoleWorkerSession:
     def deadline(self) -> float | None:
         return self._worker.deadline
 
-    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+    def receive(
+        self, batch: session.Batch, now: float
+    ) -> Sequence[PeerMessage | session.Output]:
         return self._tagged(self._worker.receive(batch, now))
 
-    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+    def send(self, message: ToPeer, now: float) -> Sequence[session.Output]:
         command = cast(Command, message.message)  # ``accepts`` names commands only
         return self._worker.send(command, now)
 
-    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+    def tick(self, now: float) -> Sequence[PeerMessage | session.Output]:
         return self._tagged(self._worker.tick(now))
 
     def _tagged(
-        self, outputs: Sequence[Event | Output]
-    ) -> Sequence[PeerMessage | Output]:
-        tagged: list[PeerMessage | Output] = []
+        self, outputs: Sequence[Event | session.Output]
+    ) -> Sequence[PeerMessage | session.Output]:
+        tagged: list[PeerMessage | session.Output] = []
         for output in outputs:
             match output:
                 case AnswerChunk():  # first: one per token
                     tagged.append(PeerMessage(THE_WORKER, output))
-                case Send() | Bulk() | Close() | Notice():
+                case (
+                    session.Send() | session.Bulk() | session.Close() | session.Notice()
+                ):
                     tagged.append(output)
                 case Joined(name):
                     cancels = CancelJob in self._worker.accepts

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId
 from shoal.domain.model_messages import ModelMessage
+from shoal.protocols.seam import session
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.peer_session import (
@@ -22,17 +23,6 @@ from shoal.protocols.seam.peer_session import (
     PeerMessage,
     PeerSession,
     ToPeer,
-)
-from shoal.protocols.seam.session import (
-    Admitted,
-    Batch,
-    BoundSession,
-    Bulk,
-    Close,
-    HandlesConnectionLoss,
-    Notice,
-    Output,
-    Send,
 )
 
 JOBS_MAX = 4096  # open jobs per worker, for all peers
@@ -172,22 +162,24 @@ class WorkerSession:
     def deadline(self) -> float | None:
         return None if self._inner is None else self._inner.deadline
 
-    def tick(self, now: float) -> Sequence[words.Command | Admitted | Output]:
+    def tick(
+        self, now: float
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         left: list[words.Command] = []
         if self._inner is None:
             self._inner = self._new_session(now)
-            if self._binding and isinstance(self._inner, BoundSession):
+            if self._binding and isinstance(self._inner, session.BoundSession):
                 self._inner.bind(self._binding)
             left = [self._cancel(job_id) for job_id in [*self._jobs.running]]
         return [*left, *self.translate(self._inner.tick(now), now)]
 
     def receive(
-        self, batch: Batch, now: float
-    ) -> Sequence[words.Command | Admitted | Output]:
+        self, batch: session.Batch, now: float
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         assert self._inner is not None, "a session is ticked before it receives data"
         return self.translate(self._inner.receive(batch, now), now)
 
-    def send(self, message: words.Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[session.Output]:
         if self._inner is None:
             return ()
         match message:
@@ -220,20 +212,20 @@ class WorkerSession:
         return outputs
 
     def translate(
-        self, outputs: Sequence[PeerMessage | Output], now: float
-    ) -> list[words.Command | Admitted | Output]:
+        self, outputs: Sequence[PeerMessage | session.Output], now: float
+    ) -> list[words.Command | session.Admitted | session.Output]:
         """Translate outputs of the inner session for the worker."""
         translated = [
             *chain.from_iterable(self._translate_one(each, now) for each in outputs)
         ]
         refusal = self._state.declined or self._state.refusal
-        if refusal and not any(isinstance(each, Close) for each in translated):
-            translated.append(Close(refusal))
+        if refusal and not any(isinstance(each, session.Close) for each in translated):
+            translated.append(session.Close(refusal))
         return translated
 
     def _translate_one(
-        self, output: PeerMessage | Output, now: float
-    ) -> Sequence[words.Command | Admitted | Output]:
+        self, output: PeerMessage | session.Output, now: float
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         match output:
             case PeerMessage(peer, words.RunJob() as request):
                 return self._start_job(peer, request, now)
@@ -252,15 +244,15 @@ class WorkerSession:
             case PeerMessage(peer, PeerJoined() as joined):
                 return self._on_joined(peer, joined)
             case PeerMessage(_, PeerDescribed(profile)):
-                return (Admitted(profile),)
+                return (session.Admitted(profile),)
             case PeerMessage():
                 return ()  # offers of a peer
-            case Send() | Bulk() | Close() | Notice():
+            case session.Send() | session.Bulk() | session.Close() | session.Notice():
                 return (output,)
 
     def _send_call_event(
         self, message: words.CallMessage, now: float
-    ) -> Sequence[Output]:
+    ) -> Sequence[session.Output]:
         assert self._inner is not None, "the job came from the inner session"
         match message:
             case words.CallProgress() | words.CallsReturned():
@@ -276,11 +268,11 @@ class WorkerSession:
 
     def _call_stream_command(
         self, peer: str, message: words.PushCalls | words.CancelCalls
-    ) -> Sequence[words.Command | Output]:
+    ) -> Sequence[words.Command | session.Output]:
         job_id = self._jobs.find(peer, message)
         return () if job_id is None else (replace(message, job_id=job_id),)
 
-    def _on_joined(self, peer: str, joined: PeerJoined) -> Sequence[Admitted]:
+    def _on_joined(self, peer: str, joined: PeerJoined) -> Sequence[session.Admitted]:
         state = self._state
         if joined.respects_offers:
             self._respectful.add(peer)
@@ -288,7 +280,7 @@ class WorkerSession:
             state.declined = unenforceable(state.restriction)
             return ()
         state.admitted, state.peer_name = True, joined.name
-        return (Admitted(),)
+        return (session.Admitted(),)
 
     def _rejection(self, peer: str) -> str:
         """Return why a new job of a peer is rejected; empty: it is not."""
@@ -300,14 +292,14 @@ class WorkerSession:
 
     def _start_job(
         self, peer: str, request: words.RunJob, now: float
-    ) -> Sequence[words.Command | Output]:
+    ) -> Sequence[words.Command | session.Output]:
         if reason := self._rejection(peer):
             rejected = words.Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
         job_id = self._jobs.add(peer, request)
         if job_id is None:
-            return (Notice(f"ignored duplicate job {request.job_id!a}"),)
+            return (session.Notice(f"ignored duplicate job {request.job_id!a}"),)
         returnable = peer in self._respectful  # only Shoal's coordinators requeue it
         return (replace(request, job_id=job_id, returnable=returnable),)
 
@@ -328,7 +320,9 @@ def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
 
 
 @runtime_checkable
-class FramedPeerSession(FramedSession[PeerMessage], HandlesConnectionLoss, Protocol):
+class FramedPeerSession(
+    FramedSession[PeerMessage], session.HandlesConnectionLoss, Protocol
+):
     """A session with peers on a byte stream that a link splits into messages."""
 
 
@@ -355,16 +349,18 @@ class FramedWorkerSession:
 
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
-    ) -> Sequence[words.Command | Admitted | Output]:
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         return self._worker.translate(self._framed.receive_messages(messages, now), now)
 
     def receive(
-        self, batch: Batch, now: float
-    ) -> Sequence[words.Command | Admitted | Output]:
+        self, batch: session.Batch, now: float
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         return self._worker.receive(batch, now)
 
-    def send(self, message: words.Event, now: float) -> Sequence[Output]:
+    def send(self, message: words.Event, now: float) -> Sequence[session.Output]:
         return self._worker.send(message, now)
 
-    def tick(self, now: float) -> Sequence[words.Command | Admitted | Output]:
+    def tick(
+        self, now: float
+    ) -> Sequence[words.Command | session.Admitted | session.Output]:
         return self._worker.tick(now)

@@ -20,25 +20,8 @@ from shoal.domain.worker import Offer
 from shoal.protocols.seam.peer_session import PeerDescribed
 from shoal.protocols.seam.session import Close, Notice, Output, PeerProfile, Send
 from shoal.protocols.tealenet.admission import PeerCredentials, admit, passcodes_match
+from shoal.protocols.tealenet.codec import hardware, messages, scalars
 from shoal.protocols.tealenet.codec.envelope import VERSION, PayloadForm
-from shoal.protocols.tealenet.codec.hardware import (
-    DeviceInfo,
-    device_info,
-    read_hardware,
-    shown_name,
-)
-from shoal.protocols.tealenet.codec.messages import (
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    HelloAck,
-)
-from shoal.protocols.tealenet.codec.scalars import (
-    from_date,
-    normalized_id,
-    to_date,
-    well_formed,
-)
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender, model_names
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import LinkProfile, TealeConnection, TealePeer
@@ -134,33 +117,33 @@ class Greeting:
         return (Notice(f"{self.label} {remark}"),) if remark else ()
 
 
-def read_greeting(message: Hello | HelloAck) -> Greeting:
+def read_greeting(message: messages.Hello | messages.HelloAck) -> Greeting:
     """Read a peer's introduction."""
     device, version = message.device_info, message.protocol_version
     newer = f"speaks version {version} of the protocol; this end speaks {VERSION}"
     profile = PeerProfile(
-        shown_name(device.name),
-        read_hardware(device.hardware),
-        owner=well_formed(message.owner_user_id or ""),
+        hardware.shown_name(device.name),
+        hardware.read_hardware(device.hardware),
+        owner=scalars.well_formed(message.owner_user_id or ""),
         protocol_version=version,
-        registered_at=from_date(device.registered_at),
+        registered_at=scalars.from_date(device.registered_at),
         remark=newer if version > VERSION else "",
     )
-    device_id = normalized_id(device.id)
+    device_id = scalars.normalized_id(device.id)
     passcode = message.cluster_passcode_hash
     return Greeting(device_id, message.loaded_models, passcode, profile)
 
 
-def hello(local: TealeLocalNode, offers: Sequence[Offer], now: float) -> Hello:
+def hello(local: TealeLocalNode, offers: Sequence[Offer], now: float) -> messages.Hello:
     """Return the hello for a dialled peer."""
     models = model_names(offers)
     device = _device(local, models, now)
-    return Hello(device, VERSION, models, local.passcode, local.owner)
+    return messages.Hello(device, VERSION, models, local.passcode, local.owner)
 
 
 def hello_ack(
     local: TealeLocalNode, offers: Sequence[Offer], peer: Greeting, now: float
-) -> HelloAck:
+) -> messages.HelloAck:
     """Return the helloAck for a peer that dialled.
 
     It has the passcode's hash, which is all that admission needs, only if the peer
@@ -169,19 +152,21 @@ def hello_ack(
     models = model_names(offers)
     shown = passcodes_match(local.passcode, peer.passcode)
     device = _device(local, models, now)
-    return HelloAck(
+    return messages.HelloAck(
         device, VERSION, models, local.passcode if shown else None, local.owner
     )
 
 
-def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
-    at = to_date(now + local.epoch)
+def _device(
+    local: TealeLocalNode, models: Sequence[str], now: float
+) -> hardware.DeviceInfo:
+    at = scalars.to_date(now + local.epoch)
     registered_at = local.registered_at
-    return device_info(
+    return hardware.device_info(
         local.device_id,
         local.name,
         local.hardware,
-        registered_at=at if registered_at is None else to_date(registered_at),
+        registered_at=at if registered_at is None else scalars.to_date(registered_at),
         seen_at=at,
         models=models,
     )
@@ -286,13 +271,13 @@ class PeerHandshake:
                 return (self._ack(now),)
 
     def receive_greeting(
-        self, message: Hello | HelloAck, now: float
+        self, message: messages.Hello | messages.HelloAck, now: float
     ) -> Sequence[Output]:
         """Process the peer's hello or helloAck; ignore an unexpected one."""
         if not self._profile.requires_hello:
             return self._answer_unneeded(message, now)
         dialled = self._connection.dialled
-        if not isinstance(message, HelloAck if dialled else Hello):
+        if not isinstance(message, messages.HelloAck if dialled else messages.Hello):
             return ()
         if self._stage is HandshakeStage.ACK_DELAYED:
             return ()
@@ -319,7 +304,7 @@ class PeerHandshake:
         return newer
 
     def receive_first_heartbeat(
-        self, heartbeat: Heartbeat | HeartbeatAck, now: float
+        self, heartbeat: messages.Heartbeat | messages.HeartbeatAck, now: float
     ) -> tuple[TealePeerState, Sequence[PeerDescribed | Event]] | None:
         """Return the peer's state and first events; None before its greeting."""
         greeting, peer = self._greeting, self.peer
@@ -345,7 +330,7 @@ class PeerHandshake:
     def _state(self, peer: TealePeer, now: float) -> TealePeerState:
         return TealePeerState(peer, self._profile, now, self._local.passcode)
 
-    def _hello(self, now: float) -> Hello:
+    def _hello(self, now: float) -> messages.Hello:
         return hello(self._local, self._heartbeats.offers, now)
 
     @property
@@ -356,10 +341,10 @@ class PeerHandshake:
         return f"no {expected} within {HELLO_TIMEOUT:g} s"
 
     def _answer_unneeded(
-        self, message: Hello | HelloAck, now: float
+        self, message: messages.Hello | messages.HelloAck, now: float
     ) -> Sequence[Output]:
         """Answer the hello of a peer that need not send one."""
-        if isinstance(message, HelloAck) or self.peer is None:
+        if isinstance(message, messages.HelloAck) or self.peer is None:
             return ()
         greeting = read_greeting(message)
         visible = self._heartbeats.offers if self.peer.submits_jobs else ()

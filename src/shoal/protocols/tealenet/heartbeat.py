@@ -8,14 +8,9 @@ heartbeat every few seconds, and immediately after a change; see
 from collections.abc import Sequence
 
 from shoal.domain.worker import SPEED_BY_THERMAL_LEVEL, Offer, WorkerLoad
+from shoal.protocols.tealenet.codec import scalars
 from shoal.protocols.tealenet.codec.envelope import PayloadForm
 from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
-from shoal.protocols.tealenet.codec.scalars import (
-    MODELS_MAX,
-    NAME_MAX,
-    to_date,
-    well_formed,
-)
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import LinkProfile, TealePeer
 
@@ -108,7 +103,7 @@ class HeartbeatSender:
         models = self._model_names(self.offers) if shown else ()
         return kind(
             device_id=self._local.device_id,
-            timestamp=to_date(now + self._local.epoch),
+            timestamp=scalars.to_date(now + self._local.epoch),
             thermal_level=load.thermal.value,
             throttle_level=_throttle_level(load),
             loaded_models=models,
@@ -125,9 +120,9 @@ def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
     """Return the names of the offered models."""
     offered = [name for offer in offers for name in sorted(offer.models)]
     names = dict.fromkeys(
-        well_formed(name) for name in offered if len(name) <= NAME_MAX
+        scalars.well_formed(name) for name in offered if len(name) <= scalars.NAME_MAX
     )
-    return tuple(names)[:MODELS_MAX]
+    return tuple(names)[: scalars.MODELS_MAX]
 
 
 def _throttle_level(load: WorkerLoad) -> int:

@@ -14,20 +14,9 @@ from shoal.domain.outcome import AnswerPiece, Fault
 from shoal.domain.server_refusals import ServerRefusal, classify_refusal
 from shoal.domain.work import Chat
 from shoal.protocols.seam.session import Data
+from shoal.protocols.tealenet.codec import chunks, messages
 from shoal.protocols.tealenet.codec.chats import write_request
-from shoal.protocols.tealenet.codec.chunks import (
-    TEMPLATE_KEY_SIZE,
-    ChunkReader,
-    ChunkTemplate,
-    find_template,
-)
 from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm
-from shoal.protocols.tealenet.codec.messages import (
-    HeartbeatAck,
-    InferenceChunk,
-    InferenceComplete,
-    InferenceError,
-)
 from shoal.protocols.tealenet.codec.scalars import ErrorCode, normalized_id, well_formed
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
@@ -144,12 +133,12 @@ class _OutboundJob:
 
     job_id: JobId
     lease: LeaseNumber
-    reader: ChunkReader
+    reader: chunks.ChunkReader
     pieces: list[AnswerPiece]
     heartbeats: int
     unread: words.RunJob | None
     batch: int = 0  # 0: no output yet
-    template: ChunkTemplate | None = None
+    template: chunks.ChunkTemplate | None = None
 
 
 class TealeOutboundJobs:
@@ -193,7 +182,7 @@ class TealeOutboundJobs:
             raise LimitExceeded("request", len(message), limit)
         assert isinstance(job.work, Chat), "no other job can be encoded"
         several = job.work.options.get("n") not in (None, 1)
-        reader = ChunkReader(request_id, several=several)
+        reader = chunks.ChunkReader(request_id, several=several)
         unread = None if self._form.known else job
         self._jobs[request_id] = _OutboundJob(
             job.job_id, job.lease, reader, [], self._heartbeats.sent, unread
@@ -216,14 +205,14 @@ class TealeOutboundJobs:
 
         None: it is another message, which the caller decodes.
         """
-        job = self._templates.get(data[:TEMPLATE_KEY_SIZE])
+        job = self._templates.get(data[: chunks.TEMPLATE_KEY_SIZE])
         if job is None or job.template is None:
             return None
         text = job.template.text(data)
         return self._progress(job, [text]) if text else None
 
     def receive_chunk(
-        self, message: InferenceChunk, data: Data
+        self, message: messages.InferenceChunk, data: Data
     ) -> Sequence[words.AnswerChunk]:
         """Return the output in a chunk; within a batch it extends the last event."""
         job = self._find(message.request_id)
@@ -235,13 +224,15 @@ class TealeOutboundJobs:
         # Only a first chunk with nothing but text can be a template.
         first = pieces[0] if job.batch == 0 and len(pieces) == 1 else None
         if isinstance(first, str):
-            template = find_template(data, message, first)
+            template = chunks.find_template(data, message, first)
             if template is not None:
                 job.template = template
                 self._templates[template.key] = job
         return self._progress(job, pieces)
 
-    def receive_complete(self, message: InferenceComplete) -> Sequence[words.Event]:
+    def receive_complete(
+        self, message: messages.InferenceComplete
+    ) -> Sequence[words.Event]:
         """Return the completion of a job.
 
         A real node whose model server dies completes the answer as if it were whole;
@@ -259,7 +250,7 @@ class TealeOutboundJobs:
             return (words.Rejected(job_id, lease, TRUNCATED),)
         return (words.Completed(job_id, lease, reader.finish_reason, reader.usage),)
 
-    def receive_error(self, message: InferenceError) -> Sequence[words.Event]:
+    def receive_error(self, message: messages.InferenceError) -> Sequence[words.Event]:
         """Return a job's failure, or its rejection: then another peer may do it.
 
         It is a rejection if its code says so, if it has no code and there was no
@@ -291,7 +282,7 @@ class TealeOutboundJobs:
             self._forget(self._request_ids[job.job_id, job.lease])
         return [words.Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
 
-    def receive_ack(self, ack: HeartbeatAck) -> bool:
+    def receive_ack(self, ack: messages.HeartbeatAck) -> bool:
         """Count the answer to a heartbeat; return whether the peer is idle."""
         self._acks += 1
         return not (ack.is_generating or ack.queue_depth)

@@ -10,12 +10,7 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
-from shoal.protocols.tealenet.codec.scalars import (
-    CONTEXT_MAX,
-    NAME_MAX,
-    is_derived_id,
-    well_formed,
-)
+from shoal.protocols.tealenet.codec import scalars
 
 OFFERED_MAX = 256  # models of a peer that are used
 
@@ -119,8 +114,8 @@ def offers_by_name(peer: TealePeer, description: PeerDescription) -> tuple[Offer
     It has one slot for all of them, whatever the peer announces: real peers run one
     request of a peer at a time, and let the others wait.
     """
-    names = dict.fromkeys(well_formed(name) for name in description.models)
-    models = [name for name in names if 0 < len(name) <= NAME_MAX][:OFFERED_MAX]
+    names = dict.fromkeys(scalars.well_formed(name) for name in description.models)
+    models = [name for name in names if 0 < len(name) <= scalars.NAME_MAX][:OFFERED_MAX]
     if not models:
         return ()
     return (
@@ -128,8 +123,8 @@ def offers_by_name(peer: TealePeer, description: PeerDescription) -> tuple[Offer
             kinds=CHAT_ONLY,
             models=frozenset(models),
             features=_FEATURES[peer.software],
-            context=min(max(0, description.context), CONTEXT_MAX),
+            context=min(max(0, description.context), scalars.CONTEXT_MAX),
             # A device of Shoal's may be another pool.
-            neighbour=is_derived_id(peer.name),
+            neighbour=scalars.is_derived_id(peer.name),
         ),
     )

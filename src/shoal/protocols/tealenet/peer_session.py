@@ -41,6 +41,7 @@ from shoal.protocols.seam.session import (
     PeerProfile,
     Send,
 )
+from shoal.protocols.tealenet.codec import model_sharing
 from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm, decode
 from shoal.protocols.tealenet.codec.messages import (
     Heartbeat,
@@ -55,12 +56,6 @@ from shoal.protocols.tealenet.codec.messages import (
     Message,
     ModelLoaded,
     ModelLoadError,
-)
-from shoal.protocols.tealenet.codec.model_sharing import (
-    MODEL_MESSAGES,
-    ModelSharingMessage,
-    read_model_message,
-    wire_message,
 )
 from shoal.protocols.tealenet.codec.scalars import ErrorCode
 from shoal.protocols.tealenet.handshake import (
@@ -128,7 +123,7 @@ class TealePeerSession:
         self._inbound = TealeInboundJobs(local, form, self._heartbeats)
         self.accepts = SENDABLE
         if profile.shares_models:
-            self.accepts |= MODEL_MESSAGES
+            self.accepts |= model_sharing.MODEL_MESSAGES
         self._peer_state: TealePeerState | None = None  # until the setup is complete
         self._pending: list[Rejected | CancelJob] = []  # events that sending caused
         self._pending_since = 0.0
@@ -238,7 +233,7 @@ class TealePeerSession:
             case ModelMessage() if not self._profile.shares_models:
                 raise Unsupported("models are shared on local networks only")
             case ModelMessage():
-                return (Send(self._form.encode(wire_message(message))),)
+                return (Send(self._form.encode(model_sharing.wire_message(message))),)
             case HealthReported() | Joined() | ReceiptSent() | CallMessage():
                 raise Unsupported(
                     f"TealeNet has no message for {type(message).__name__}"
@@ -360,19 +355,19 @@ class TealePeerSession:
         return outputs
 
     def _receive_model_message(
-        self, message: ModelSharingMessage, peer: TealePeer
+        self, message: model_sharing.ModelSharingMessage, peer: TealePeer
     ) -> Sequence[FromPeer | Output]:
         """Return a message's meaning.
 
         On a link that shares no models, a query or a request gets the answer that the
         model is not available: the peer would wait for another one.
         """
-        meaning = read_model_message(message)
+        meaning = model_sharing.read_model_message(message)
         if self._profile.shares_models:
             return () if peer.refusal else (meaning,)
         if not isinstance(meaning, ModelQuery | ModelRequest):
             return ()
-        answer = wire_message(ModelAnswer(meaning.model, available=False))
+        answer = model_sharing.wire_message(ModelAnswer(meaning.model, available=False))
         return (Send(self._form.encode(answer)),)
 
     def _reject_invalid(self, error: BadMessage) -> Sequence[FromPeer | Output]:

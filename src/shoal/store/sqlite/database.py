@@ -17,12 +17,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shoal.config.private_files import (
-    create_private,
-    open_lock_file,
-    restrict,
-    try_lock,
-)
+from shoal.config import private_files
 from shoal.domain.errors import InvalidRequest, StoreBroken, StoreError
 from shoal.store.sqlite.schema import migrate
 
@@ -473,12 +468,12 @@ def locked(path: Path) -> Iterator[None]:
     """
     lock = path.with_name(f"{path.name}.lock")
     try:
-        file = open_lock_file(lock)
+        file = private_files.open_lock_file(lock)
     except OSError as error:
         raise StoreError(f"{lock}: unable to open: {error.strerror}") from error
     with file:
         for _ in range(LOCK_ATTEMPTS):
-            if try_lock(file):
+            if private_files.try_lock(file):
                 break
             time.sleep(LOCK_PAUSE)
         else:
@@ -494,10 +489,10 @@ def make_private(path: Path) -> None:
     Raises StoreError.
     """
     try:
-        create_private(path)
+        private_files.create_private(path)
         for suffix in SUFFIXES[1:]:
             with suppress(FileNotFoundError):
-                restrict(path.with_name(path.name + suffix))
+                private_files.restrict(path.with_name(path.name + suffix))
     except OSError as error:
         raise StoreError(f"{path}: unable to open: {error.strerror}") from error
 

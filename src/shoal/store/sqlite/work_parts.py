@@ -12,15 +12,10 @@ from functools import partial
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Call, CallStream, JsonWork
-from shoal.store.codec import (
-    PART_SIZE,
-    head_of,
-    join_parts,
-    split_work,
-)
+from shoal.store import codec
 from shoal.store.sqlite.database import SqlRunner
 
-WRITTEN_AT_ONCE = PART_SIZE  # bytes of one transaction
+WRITTEN_AT_ONCE = codec.PART_SIZE  # bytes of one transaction
 DELETED_AT_ONCE = 16  # parts of one transaction
 JOBS_AT_ONCE = 100  # whose parts a prune deletes before it looks for more
 
@@ -49,7 +44,7 @@ class WorkParts:
             await self._delete_unused_of(jobs=1)
         self._rows[job.id] = None
         try:
-            split = await asyncio.to_thread(split_work, _storable(job), job.terms)
+            split = await asyncio.to_thread(codec.split_work, _storable(job), job.terms)
             for first, parts in _slices(split.parts):
                 write = partial(_write_ahead, job_id=job.id, first=first, parts=parts)
                 async with self._turn:
@@ -95,10 +90,10 @@ class WorkParts:
         """Return what goes to the row of a job, in the transaction that submits it."""
         row = self._rows.get(job.id)
         if row is None:
-            split = split_work(_storable(job), job.terms)
+            split = codec.split_work(_storable(job), job.terms)
             _write(sql, job.id, 0, split.parts)
             return split.row
-        if head_of(row) is not None:
+        if codec.head_of(row) is not None:
             sql.execute("DELETE FROM unclaimed_works WHERE job_id = ?", (job.id,))
         return row
 
@@ -111,11 +106,11 @@ def read_work(
     sql: sqlite3.Connection, job_id: JobId, stored: bytes | str
 ) -> bytes | str:
     """Return the work of a job, whose row has ``stored``.  Raises StoreError."""
-    head = head_of(stored)
+    head = codec.head_of(stored)
     if head is None:
         return stored
     query = "SELECT data FROM work_parts WHERE job_id = ? ORDER BY part"
-    return join_parts(head, (data for (data,) in sql.execute(query, (job_id,))))
+    return codec.join_parts(head, (data for (data,) in sql.execute(query, (job_id,))))
 
 
 def disown_parts(sql: sqlite3.Connection, job_ids: Iterable[tuple[str]]) -> None:

@@ -10,17 +10,10 @@ from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import Call, CallStream
-from shoal.tasks import process_messages
+from shoal.tasks import process, process_messages
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import BLOB_MISSING
 from shoal.tasks.limits import CLOSE_TIMEOUT, CLUSTER_START_TIMEOUT, PROCESSES_MAX
-from shoal.tasks.process import (
-    NO_VARIABLES,
-    CallProcess,
-    ChildProcess,
-    ProcessUser,
-    Timeouts,
-)
 from shoal.tasks.process_pool import ProcessPool
 
 
@@ -41,26 +34,27 @@ class RaySlot:
 
     def __init__(
         self,
-        timeouts: Timeouts,
+        timeouts: process.Timeouts,
         send: SendToDriver,
         on_end: Callable[["RaySlot"], None],
     ) -> None:
         self.timeouts = timeouts
         # Calls may wait in Ray for a processor or a process.
         self.announces_start = True
-        self.on_waiting: Callable[[CallProcess, bool], None] | None = None  # unused
+        # Unused.
+        self.on_waiting: Callable[[process.CallProcess, bool], None] | None = None
         self._send = send
         self._on_end = on_end
-        self._user: ProcessUser | None = None
+        self._user: process.ProcessUser | None = None
         self._call: int | None = None  # the number of the running call
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def user(self) -> ProcessUser | None:
+    def user(self) -> process.ProcessUser | None:
         return self._user
 
     @user.setter
-    def user(self, user: ProcessUser | None) -> None:
+    def user(self, user: process.ProcessUser | None) -> None:
         if user is None and self._user is not None and self._call is None:
             self._send((process_messages.STOP,))
         self._user, self._call = user, None
@@ -139,7 +133,7 @@ class RayCaller:
         slots: int,
         *,
         trust_code: bool,
-        variables: Mapping[str, str] = NO_VARIABLES,
+        variables: Mapping[str, str] = process.NO_VARIABLES,
     ) -> None:
         self.slots = slots
         self.on_lent: Callable[[int], None] | None = None  # Ray lends no slots
@@ -148,7 +142,7 @@ class RayCaller:
         self._modules = modules
         self._address = address
         self._variables = variables
-        self._driver: ChildProcess | None = None
+        self._driver: process.ChildProcess | None = None
         self._processes: ProcessPool | None = None
         self._running: dict[int, RaySlot] = {}
         self._number = 0
@@ -164,7 +158,7 @@ class RayCaller:
             raise ConfigError(
                 f"--engine ray: Ray is not installed: {install_extra('ray')}"
             )
-        self._driver = await ChildProcess.start(
+        self._driver = await process.ChildProcess.start(
             [*map(_driver_module, self._modules)],
             trust=self.trusts_code,
             threads=1,
@@ -243,11 +237,13 @@ class RayCaller:
             for slot in [*self._running.values()]:
                 slot.on_cluster_lost(reason)
 
-    async def _open_slot(self, on_end: Callable[[CallProcess], None]) -> CallProcess:
+    async def _open_slot(
+        self, on_end: Callable[[process.CallProcess], None]
+    ) -> process.CallProcess:
         """Return a slot in place of a process."""
         driver = self._driver
         assert driver is not None, "it was started"
-        timeouts: Timeouts = driver.timeouts
+        timeouts: process.Timeouts = driver.timeouts
         self._number += 1
         number = self._number
 
@@ -262,7 +258,7 @@ class RayCaller:
         return slot
 
 
-def _ignore_exit(driver: ChildProcess) -> None:
+def _ignore_exit(driver: process.ChildProcess) -> None:
     """Ignore a driver's exit, which ``RayCaller`` handles."""
 
 

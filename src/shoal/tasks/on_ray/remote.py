@@ -12,21 +12,9 @@ import ray
 
 from shoal import __version__
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.tasks import process_messages
-from shoal.tasks.invocation import (
-    BLOB_MISSING,
-    FunctionInvoker,
-    InvocationResult,
-    Invoke,
-    load_tasks,
-)
+from shoal.tasks import invocation, process_messages, running_call
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.process_messages import Mode
-from shoal.tasks.running_call import (
-    RUNNING,
-    set_lending_handler,
-    set_progress_handler,
-)
 
 LastProgress: TypeAlias = tuple[float | None, str]
 
@@ -79,14 +67,14 @@ def list_tasks(tasks: RayTaskModules) -> dict[str, float | None] | str:
             "install the same version on its nodes"
         )
     try:
-        return load_tasks([*tasks.modules])
+        return invocation.load_tasks([*tasks.modules])
     except ConfigError as error:
         return str(error)
 
 
 def run_call(
     tasks: RayTaskModules, slot: int, work: RayCall
-) -> tuple[InvocationResult, LastProgress | None]:
+) -> tuple[invocation.InvocationResult, LastProgress | None]:
     """Make one call; return also its last progress.
 
     The progress message may still be in transit when the call has returned.
@@ -101,10 +89,10 @@ def run_call(
     invoke = _invoker(tasks, slot, work.name, work.mode)
     if work.timed:
         _mailbox().report_start.remote(slot, work.number)
-    RUNNING.grant, RUNNING.number = work.grant, 0
-    set_progress_handler(report_progress)
+    running_call.RUNNING.grant, running_call.RUNNING.number = work.grant, 0
+    running_call.set_progress_handler(report_progress)
     returned = invoke(work.args, work.kwargs)
-    set_progress_handler(None)
+    running_call.set_progress_handler(None)
     return returned, last_progress
 
 
@@ -119,7 +107,7 @@ class RayCallStream:
         self, tasks: RayTaskModules, slot: int, name: str, mode: int, grant: str
     ) -> None:
         self._invoke = _invoker(tasks, slot, name, mode)
-        RUNNING.grant = grant
+        running_call.RUNNING.grant = grant
         self._returns: list[tuple[int, bytes, str]] = []
         self._available = threading.Condition()
 
@@ -129,7 +117,7 @@ class RayCallStream:
     def push(self, calls: bytes) -> None:
         """Make the calls of a push; ``take_returns`` returns their results."""
         for number, args, kwargs in process_messages.decode_pushed(calls):
-            RUNNING.number = number
+            running_call.RUNNING.number = number
             value, error, _ = self._invoke(args, kwargs)
             with self._available:
                 self._returns.append((number, value, error))
@@ -145,21 +133,25 @@ class RayCallStream:
 
     def call(self, number: int, args: bytes, kwargs: bytes) -> bytes:
         """Make a call, and return its result in the form of ``take_returns``."""
-        RUNNING.number = number
+        running_call.RUNNING.number = number
         value, error, _ = self._invoke(args, kwargs)
         return _encode([(number, value, error)])
 
 
-def _invoker(tasks: RayTaskModules, slot: int, name: str, mode: int) -> Invoke:
+def _invoker(
+    tasks: RayTaskModules, slot: int, name: str, mode: int
+) -> invocation.Invoke:
     try:
         return _function_invoker(tasks, slot).invoker(name, Mode(mode))
     except ConfigError as error:
         # The node of ``list_tasks`` could import modules that this one cannot.
         reason = f"on this node of the Ray cluster: {error}"
-        return lambda args, kwargs: InvocationResult(b"", reason, BLOB_MISSING)
+        return lambda args, kwargs: invocation.InvocationResult(
+            b"", reason, invocation.BLOB_MISSING
+        )
 
 
-def _function_invoker(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
+def _function_invoker(tasks: RayTaskModules, slot: int) -> invocation.FunctionInvoker:
     """Return the function invoker of this process, which serves every slot."""
     blobs = _blobs()
     blobs.slot = slot
@@ -167,11 +159,11 @@ def _function_invoker(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
 
 
 @cache
-def _functions(tasks: RayTaskModules) -> FunctionInvoker:
-    load_tasks([*tasks.modules])
+def _functions(tasks: RayTaskModules) -> invocation.FunctionInvoker:
+    invocation.load_tasks([*tasks.modules])
     os.environ |= dict(tasks.variables)
-    set_lending_handler(lambda waits: None)  # Ray lends no slots
-    return FunctionInvoker(_blobs().get, trust=tasks.trust)
+    running_call.set_lending_handler(lambda waits: None)  # Ray lends no slots
+    return invocation.FunctionInvoker(_blobs().get, trust=tasks.trust)
 
 
 class RayBlobs:

@@ -9,28 +9,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.training.generations.messages import (
-    NO_GENERATION,
-    EndCause,
-    EndReport,
-    RankState,
-)
+from shoal.training.generations import messages
 
 
 @dataclass(slots=True)
 class RunMember:
     """A process that has announced itself."""
 
-    state: RankState
+    state: messages.RankState
     generation: int
     is_connected: bool = True
     lost_at: float = 0.0
-    report: EndReport | None = None  # of the present generation
+    report: messages.EndReport | None = None  # of the present generation
     out: str = ""  # why it takes no part any more
 
     @property
     def is_fresh(self) -> bool:
-        return self.generation == NO_GENERATION and not self.out
+        return self.generation == messages.NO_GENERATION and not self.out
 
 
 class GenerationEnd:
@@ -54,7 +49,7 @@ class GenerationEnd:
     @property
     def admits(self) -> bool:
         """Whether the generation has ended to admit new ranks."""
-        return self._causes() == {EndCause.ADMISSION}
+        return self._causes() == {messages.EndCause.ADMISSION}
 
     @property
     def newest(self) -> int:
@@ -70,7 +65,7 @@ class GenerationEnd:
         return (
             complete
             and formed == self.newest
-            and EndCause.ADMISSION not in self._causes()
+            and messages.EndCause.ADMISSION not in self._causes()
         )
 
     @property
@@ -138,11 +133,11 @@ class GenerationEnd:
             yield f"rank {rank} {how}{''.join(noticed[:1])}"
         if not missing:
             for by, report in [*self._reports.items()][:1]:
-                if report.cause is EndCause.FAILURE:
+                if report.cause is messages.EndCause.FAILURE:
                     yield f"rank {by} reports: {report.reason}"
 
-    def _causes(self) -> set[EndCause]:
+    def _causes(self) -> set[messages.EndCause]:
         return {each.cause for each in self._reports.values()}
 
-    def _states(self) -> Sequence[RankState]:
+    def _states(self) -> Sequence[messages.RankState]:
         return [self._members[each].state for each in self.reported]

@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from shoal.domain.errors import PeerError, ShoalError, Unavailable
-from shoal.training import collectives
+from shoal.training import collectives, rank_port
 from shoal.training.collectives import Bytes, Kind
 from shoal.training.generations.member import GenerationMember
 from shoal.training.generations.messages import (
@@ -33,12 +33,6 @@ from shoal.training.generations.messages import (
     settle,
 )
 from shoal.training.group import RankGroup
-from shoal.training.rank_port import (
-    GroupEnded,
-    GroupMembership,
-    RankAddress,
-    RankPort,
-)
 
 FORMATION_TIMEOUT = 1800.0  # seconds; ranks start late, and coordinators restart
 DIAL_TIMEOUT = 5.0  # seconds; ranks of a formation listen already
@@ -98,7 +92,7 @@ class OperationSequence:
     def __init__(
         self,
         connect: Callable[[Greeting], RendezvousLink],
-        port: RankPort,
+        port: rank_port.RankPort,
         run_id: str,
         state: RankState,
         timeout: float,
@@ -249,7 +243,7 @@ class OperationSequence:
             formation, group = self._await_generation()
             try:
                 self._settle(formation, group, None)
-            except GroupEnded as error:
+            except rank_port.GroupEnded as error:
                 self._on_failure(formation, error)
             else:
                 return formation, group
@@ -264,7 +258,7 @@ class OperationSequence:
                 if not self._begin(formation, pending.key):
                     continue
                 pending.attempt(group)
-            except GroupEnded as error:
+            except rank_port.GroupEnded as error:
                 self._on_failure(formation, error)
             except ShoalError:
                 self._end(counts=False)
@@ -314,7 +308,7 @@ class OperationSequence:
         if checks and not np.array_equal(received, result):
             reason = f"the results of operation {self.operation} differ"
             self.stop(reason)
-            raise GroupEnded(reason)
+            raise rank_port.GroupEnded(reason)
 
     def _await_generation(self) -> tuple[Formation, RankGroup]:
         """Wait until there is a generation.  Raises GroupEnded."""
@@ -325,9 +319,9 @@ class OperationSequence:
                 lambda: member.out or member.formation is not None, limit
             )
             if member.out:
-                raise GroupEnded(member.out)
+                raise rank_port.GroupEnded(member.out)
             if member.formation is None or self._group is None:
-                raise GroupEnded(
+                raise rank_port.GroupEnded(
                     f"the ranks did not find each other within {limit:g} s: is the "
                     "coordinator there?"
                 )
@@ -347,7 +341,7 @@ class OperationSequence:
                 self._member.adopt()
             self._send(self._member.complete(time.monotonic(), counts=counts))
 
-    def _on_failure(self, formation: Formation, error: GroupEnded) -> None:
+    def _on_failure(self, formation: Formation, error: rank_port.GroupEnded) -> None:
         """Report the end of a generation."""
         suspect = error.suspect
         report = EndReport(
@@ -405,7 +399,7 @@ class OperationSequence:
         if self._group is not None:
             self._group.close()
         names = tuple(each.gang_rank for each in formation.ranks)
-        membership = GroupMembership(
+        membership = rank_port.GroupMembership(
             self._run_id,
             formation.generation,
             formation.rank,
@@ -416,7 +410,9 @@ class OperationSequence:
         links = self._port.open_group(membership, self._timeout, DIAL_TIMEOUT)
         links.set_addresses(
             {
-                rank: RankAddress(self._reachable(each.hosts), each.port, each.port_id)
+                rank: rank_port.RankAddress(
+                    self._reachable(each.hosts), each.port, each.port_id
+                )
                 for rank, each in enumerate(formation.ranks)
             }
         )

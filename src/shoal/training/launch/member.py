@@ -24,28 +24,15 @@ from typing import IO, TypedDict
 from shoal.domain.errors import ConfigError, ShoalError, Unavailable
 from shoal.processes.programs import describe_exit
 from shoal.tasks.sent_task import sent_as
-from shoal.training import run_events
-from shoal.training.launch import MEMBER_CALL, script, script_start
+from shoal.training import run_events, run_link
+from shoal.training.launch import MEMBER_CALL, script, script_lines, script_start
 from shoal.training.launch.master_access import (
     MasterDoor,
     MasterForwarder,
     is_reachable,
 )
 from shoal.training.launch.member_reports import MemberReports
-from shoal.training.launch.script_lines import (
-    BAR_END,
-    OutputLines,
-    hash_in,
-    values_in,
-)
 from shoal.training.run_events import run_id_of
-from shoal.training.run_link import (
-    EVENTS,
-    RelayedSockets,
-    RunLink,
-    store_piece,
-    tls_for,
-)
 from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.transports.rank_socket import address_towards
 
@@ -95,12 +82,12 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
     """
     coordinator = _own_coordinator()
     reports = MemberReports(plan["node"])
-    tls = tls_for(coordinator.fingerprint)
-    link = RunLink(
+    tls = run_link.tls_for(coordinator.fingerprint)
+    link = run_link.RunLink(
         coordinator.url,
         plan["token"],
         tls=tls,
-        purpose=EVENTS,
+        purpose=run_link.EVENTS,
         greeting=reports.greeting,
     )
     reports.start(link)
@@ -115,7 +102,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
                 raise Unavailable(f"no answer from {coordinator.url}")
             while not _start(plan, coordinator, folder, reports).run():
                 pass  # a machine is lost: the script begins anew on the others
-            store = partial(store_piece, coordinator.url, plan["token"], tls)
+            store = partial(run_link.store_piece, coordinator.url, plan["token"], tls)
             return {
                 "machine": gethostname(),
                 "files": script.collect_output(output, store),
@@ -197,8 +184,10 @@ class _Start:
         except OSError as error:
             raise Unavailable(f"no route to {coordinator.url}: {error}") from error
 
-        def relay() -> RelayedSockets:
-            return RelayedSockets(coordinator.url, token, coordinator.fingerprint)
+        def relay() -> run_link.RelayedSockets:
+            return run_link.RelayedSockets(
+                coordinator.url, token, coordinator.fingerprint
+            )
 
         if self.place.node == 0:
             port = script.free_port(run_id_of(token))
@@ -343,7 +332,7 @@ class RankProcess:
             self._process.wait()
 
     def _read(self, stream: IO[bytes], keep: bool) -> None:
-        lines = OutputLines()
+        lines = script_lines.OutputLines()
         with stream:
             while data := os.read(stream.fileno(), READ_SIZE):
                 for line in lines.feed(data):
@@ -352,13 +341,13 @@ class RankProcess:
             self._on_line(line, keep)
 
     def _on_line(self, line: str, keep: bool) -> None:
-        if line.endswith(BAR_END):
+        if line.endswith(script_lines.BAR_END):
             self._reports.bar(self.rank, line)
             return
-        if (found := hash_in(line)) is not None:
+        if (found := script_lines.hash_in(line)) is not None:
             self._reports.hash(self.rank, *found)
             return
-        values, shown = values_in(line)
+        values, shown = script_lines.values_in(line)
         if values:
             self._reports.values(self.rank, values)
         if keep:

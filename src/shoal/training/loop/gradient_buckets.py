@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.compression.error_feedback import (
-    ErrorFeedback,
-    FeedbackCompression,
-)
+from shoal.training.compression import error_feedback
 from shoal.training.group_values import Collectives
 
 BUCKET_SIZE = 25 << 20  # bytes, as PyTorch's
@@ -40,7 +37,7 @@ class GradientBuckets:
         parameters: Iterable[Tensor],
         group: Collectives,
         bucket_size: int = BUCKET_SIZE,
-        compression: FeedbackCompression | None = None,
+        compression: error_feedback.FeedbackCompression | None = None,
     ) -> None:
         self._group = group
         self._compression = compression
@@ -102,7 +99,7 @@ class GradientBuckets:
         """Drop what compression has left out: that of steps that do not count."""
         for bucket in self._buckets:
             if self._compression is not None and bucket.own.dtype == torch.float32:
-                bucket.feedback = ErrorFeedback(self._compression)
+                bucket.feedback = error_feedback.ErrorFeedback(self._compression)
 
     def close(self) -> None:
         """Remove the hooks, and end the thread."""
@@ -141,7 +138,7 @@ class _Bucket:
         self.own = torch.zeros(length, dtype=dtype)
         self.sums = torch.zeros(length, dtype=dtype)
         self.missing = len(parameters)
-        self.feedback: ErrorFeedback | None = None
+        self.feedback: error_feedback.ErrorFeedback | None = None
         self._at: dict[int, slice] = {}
         begin = 0
         for each in parameters:

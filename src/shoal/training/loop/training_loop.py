@@ -19,13 +19,8 @@ import torch
 from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
+from shoal.training.checkpoints import state_tree
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
-from shoal.training.checkpoints.state_tree import (
-    draw_anew,
-    memory_of,
-    random_state,
-    set_random_state,
-)
 from shoal.training.generations.messages import RankMissing
 from shoal.training.group_values import (
     Collectives,
@@ -60,7 +55,7 @@ def digest_of(tensors: Iterable[Tensor]) -> bytes:
     """Return the SHA-256 of the numbers of some tensors."""
     digest = hashlib.sha256()
     for each in tensors:
-        digest.update(memory_of(each).numpy())
+        digest.update(state_tree.memory_of(each).numpy())
     return digest.digest()
 
 
@@ -210,7 +205,7 @@ class TrainingLoop:
         self._restore(found.state)
         self._saved = self._step
         if len(found.ranks) == size:
-            set_random_state(found.ranks[rank])
+            state_tree.set_random_state(found.ranks[rank])
         else:
             self._remarks.append(
                 f"continued from step {self._step} with {size} ranks instead of "
@@ -349,7 +344,9 @@ class TrainingLoop:
     def _save(self) -> None:
         assert self._checkpoints is not None
         agree_on_buffers(self._group, self._trained.model.buffers())
-        saved = self._checkpoints.save(self._step, self._state(), random_state())
+        saved = self._checkpoints.save(
+            self._step, self._state(), state_tree.random_state()
+        )
         self._saved = self._step
         self._remarks += [f"checkpoint failed: {each}" for each in saved.errors]
 
@@ -378,7 +375,7 @@ class TrainingLoop:
     def _draw_anew(self) -> None:
         """Seed the random numbers, differently on each rank."""
         member = members_of(self._group)[self._group.place.rank]
-        draw_anew(self._plan.seed, self._step, member)
+        state_tree.draw_anew(self._plan.seed, self._step, member)
 
 
 def members_of(group: Collectives) -> Sequence[int]:

@@ -13,6 +13,7 @@ from harness.profiles import examples
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
 from shoal.protocols.macfleet import ranks as codec
+from shoal.protocols.macfleet.codec import frames
 from shoal.protocols.macfleet.codec.frames import FrameType, frame_header
 from shoal.protocols.macfleet.ranks import decode_array, encode_array
 
@@ -149,7 +150,7 @@ def test_read_only_payloads_give_read_only_arrays() -> None:
 def test_arrays_too_large_for_upstream_are_not_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "PAYLOAD_MAX", 100)
+    monkeypatch.setattr(frames, "PAYLOAD_MAX", 100)
 
     with pytest.raises(TooLarge, match="split it"):
         encode_array(np.zeros(100, np.uint8))

@@ -8,22 +8,18 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from shoal.cli.local.doctor.checks import (
-    COORDINATOR_CHECKS,
-    MACHINE_CHECKS,
-    Examined,
-    Finding,
-    Severity,
-    find_health,
-    warning,
-)
+from shoal.cli.local.doctor import checks
 from shoal.cli.options import config_file_option, pass_api_with_json
 from shoal.cli.terminal import console, printable
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.config.loader import load
 
-STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.FAILED: "bold red"}
+STYLES = {
+    checks.Severity.OK: "green",
+    checks.Severity.WARNING: "yellow",
+    checks.Severity.FAILED: "bold red",
+}
 START = "to begin a pool here: shoal serve; for one elsewhere, give --url and --api-key"
 
 
@@ -37,8 +33,8 @@ def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
     """
     serve = load(ServeConfig, "serve", {"data_dir": str(api.data_dir)}, config_file)
     worst = 0
-    for finding in examine(Examined(api, serve)):
-        worst |= finding.severity is Severity.FAILED
+    for finding in examine(checks.Examined(api, serve)):
+        worst |= finding.severity is checks.Severity.FAILED
         if as_json:
             click.echo(
                 json.dumps({**asdict(finding), "severity": finding.severity.value})
@@ -48,20 +44,20 @@ def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
     return worst
 
 
-def examine(examined: Examined) -> Iterator[Finding]:
+def examine(examined: checks.Examined) -> Iterator[checks.Finding]:
     """Yield what is found, as it is found."""
-    health, why_not = find_health(examined.api)
+    health, why_not = checks.find_health(examined.api)
     examined = replace(examined, health=health)
-    for check in MACHINE_CHECKS:
+    for check in checks.MACHINE_CHECKS:
         yield from check(examined)
     if health is None:
-        yield warning("coordinator", why_not, START)
+        yield checks.warning("coordinator", why_not, START)
         return
-    for check in COORDINATOR_CHECKS:
+    for check in checks.COORDINATOR_CHECKS:
         yield from check(examined)
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: checks.Finding) -> None:
     out = console()
     line = Text.assemble(
         (f"{finding.severity.value:8}", STYLES[finding.severity]),

@@ -14,13 +14,7 @@ import click
 from click.core import ParameterSource
 
 from shoal.cli.options import SettingOption, json_option
-from shoal.cli.pool.service.managers import (
-    Launchd,
-    ServiceDefinition,
-    ServiceManager,
-    Systemd,
-    write,
-)
+from shoal.cli.pool.service import managers
 from shoal.cli.terminal import Columns, show, show_table
 from shoal.config.loader import SECRET_FILE, USER_FILE
 from shoal.domain.errors import ConfigError
@@ -68,7 +62,7 @@ def install(
     manager = _manager(definition)
     environment = _environment_file(service)
     if definition.variables:
-        write(environment, environment_text(definition.variables))
+        managers.write(environment, environment_text(definition.variables))
     else:
         environment.unlink(missing_ok=True)
     manager.write(definition, environment if definition.variables else None)
@@ -118,7 +112,9 @@ def status(services: tuple[str, ...], as_json: bool) -> None:
     show_table({"data": found}, as_json, COLUMNS, found)
 
 
-def _manager(definition: ServiceDefinition | None = None) -> ServiceManager:
+def _manager(
+    definition: managers.ServiceDefinition | None = None,
+) -> managers.ServiceManager:
     """Return what manages services here; raises ConfigError if nothing does."""
     if sys.platform == "win32":
         task = "" if definition is None else f": {schtasks_command(definition)}"
@@ -126,10 +122,10 @@ def _manager(definition: ServiceDefinition | None = None) -> ServiceManager:
             "there are no services of users on Windows; Task Scheduler starts a "
             f"program at each logon{task}"
         )
-    return Launchd() if sys.platform == "darwin" else Systemd()
+    return managers.Launchd() if sys.platform == "darwin" else managers.Systemd()
 
 
-def schtasks_command(definition: ServiceDefinition) -> str:
+def schtasks_command(definition: managers.ServiceDefinition) -> str:
     """Return the command by which Windows' Task Scheduler starts a service.
 
     Its secrets are left to the variables of the user.
@@ -154,7 +150,7 @@ def define_service(
     command: click.Command,
     arguments: Sequence[str],
     environment: Mapping[str, str] = os.environ,
-) -> ServiceDefinition:
+) -> managers.ServiceDefinition:
     """Return the service of a command with these arguments.
 
     Raises click.UsageError if the command refuses them, ConfigError if a variable
@@ -177,7 +173,7 @@ def define_service(
     for variable, value in variables.items():
         if not value.isprintable():
             raise ConfigError(f"{variable}: expected a single line of text")
-    return ServiceDefinition(
+    return managers.ServiceDefinition(
         name, [*_program(), name, *words], Path.cwd(), variables, drain + STOP_RESERVE
     )
 

@@ -8,24 +8,12 @@ from urllib.parse import quote
 import click
 from rich.filesize import decimal
 
+from shoal.cli import terminal
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api_with_json
-from shoal.cli.terminal import (
-    Columns,
-    format_peer,
-    show,
-    show_table,
-    transfer_progress,
-)
 from shoal.cli.use.models import pull, stored
 from shoal.cli.use.models.source import WEB, CopySource, download_from
-from shoal.cli.use.models.stored import (
-    folder_option,
-    models_folder,
-    stored_json,
-    stored_lines,
-)
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.models.download import DownloadedModel, DownloadRequest
@@ -35,7 +23,7 @@ from shoal.models.trained import add_trained_model
 from shoal.models.transfer import UNANNOUNCED_MAX
 from shoal.transports.clock import LoopClock
 
-FOUND: Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
+FOUND: terminal.Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
 ADDRESSES_HINT = (
     "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
     "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
@@ -69,7 +57,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     rows = [_found_row(each, own) for each in found["data"]]
     asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
     nothing = f"no peer shares {name} ({asked} asked); to share it: {SHARE}"
-    show_table(found, as_json, FOUND, rows, nothing)
+    terminal.show_table(found, as_json, FOUND, rows, nothing)
     if rows and not as_json:
         first = next((each["address"] for each in rows if each["address"]), None)
         copy = f"to copy it: shoal models get {name} --from {first}"
@@ -117,7 +105,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     metavar="GB",
     help="Limit of a model whose size the peer does not announce.",
 )
-@folder_option("--to")
+@stored.folder_option("--to")
 @json_option
 @log_options("warning")
 def get(
@@ -136,7 +124,7 @@ def get(
     """Copy a model from a coordinator or another peer on the local network."""
     log_to_stderr(log_level, log_format)
     size_max = int(unannounced_max * 1e9)
-    to = models_folder(folder)
+    to = stored.models_folder(folder)
     request = DownloadRequest(_model_name(name), to, replace, size_max)
     source = CopySource(where, passcode, token, plain=plain)
     source.check()
@@ -147,7 +135,7 @@ def get(
 
         clock = LoopClock()
         began = clock.now()
-        with transfer_progress(request.model, hidden=as_json) as update:
+        with terminal.transfer_progress(request.model, hidden=as_json) as update:
             async with asyncio.TaskGroup() as tasks:
                 download = tasks.create_task(
                     download_from(source, request, on_progress)
@@ -158,8 +146,8 @@ def get(
             return EXIT_STOPPED
         copied = stored_model(download.result().path, request.model)
         seconds = round(clock.now() - began, 3)
-        shown = stored_json(copied) | {"seconds": seconds}
-        show(shown, as_json, *stored_lines(copied))
+        shown = stored.stored_json(copied) | {"seconds": seconds}
+        terminal.show(shown, as_json, *stored.stored_lines(copied))
         return 0
 
     return run_loop(copy)
@@ -172,7 +160,7 @@ def get(
     "--bytes", "of_bytes", is_flag=True, help="Tokens are bytes: no tokenizer.json."
 )
 @click.option("--replace", is_flag=True, help="Replace an existing model.")
-@folder_option("--to")
+@stored.folder_option("--to")
 @json_option
 def add(
     name: str,
@@ -188,13 +176,13 @@ def add(
     tokenizer.json.
     """
     added = add_trained_model(
-        models_folder(folder),
+        stored.models_folder(folder),
         _model_name(name),
         trained.expanduser(),
         of_bytes=of_bytes,
         replace=replace,
     )
-    show(stored_json(added), as_json, *stored_lines(added))
+    terminal.show(stored.stored_json(added), as_json, *stored.stored_lines(added))
 
 
 def _secret(address: str, own: str) -> str:
@@ -209,7 +197,7 @@ def _found_row(copy: dict[str, Any], own: str) -> dict[str, str]:
     """Return the row of a copy: its peer, size, and address to copy it from."""
     address = own if copy["passed_on"] else copy["address"]
     return {
-        "peer": format_peer(copy["name"], copy["peer"]) or "this coordinator",
+        "peer": terminal.format_peer(copy["name"], copy["peer"]) or "this coordinator",
         "size": "" if copy["size"] is None else decimal(copy["size"]),
         "address": address.removeprefix("tcp://"),
     }

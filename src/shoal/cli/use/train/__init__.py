@@ -7,24 +7,9 @@ from pathlib import Path
 import click
 
 from shoal.cli.options import parse_pair, pass_api
-from shoal.cli.use.train.run_display import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    SUBMITTED,
-    RunDisplay,
-    display,
-)
+from shoal.cli.use.train import run_display
+from shoal.client import training_run
 from shoal.client.coordinator import CoordinatorApi
-from shoal.client.training_run import (
-    BACKENDS,
-    PROCESSES_MAX,
-    QUEUE_SECONDS,
-    RunFailed,
-    TrainingRun,
-    fetch_output,
-    launch,
-)
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.job import GANG_MAX
 from shoal.training.run_rounds import machines
@@ -46,7 +31,7 @@ FETCH = "fetch"
 def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     """Fetch the files that the script of a run has left in $SHOAL_OUTPUT."""
     try:
-        for name in fetch_output(run, output, **api.options):
+        for name in training_run.fetch_output(run, output, **api.options):
             click.echo(output / name)
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror}") from error
@@ -73,7 +58,7 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
 )
 @click.option(
     "--nproc-per-node",
-    type=click.IntRange(1, PROCESSES_MAX),
+    type=click.IntRange(1, training_run.PROCESSES_MAX),
     default=1,
     show_default=True,
     metavar="K",
@@ -81,8 +66,8 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
 )
 @click.option(
     "--backend",
-    type=click.Choice(BACKENDS),
-    default=BACKENDS[0],
+    type=click.Choice(training_run.BACKENDS),
+    default=training_run.BACKENDS[0],
     show_default=True,
     help="Backend of torch.distributed that the script finds in $SHOAL_RUN_BACKEND.",
 )
@@ -120,8 +105,8 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
 @click.option(
     "--queue",
     type=float,
-    default=QUEUE_SECONDS,
-    show_default=f"{QUEUE_SECONDS:g}",
+    default=training_run.QUEUE_SECONDS,
+    show_default=f"{training_run.QUEUE_SECONDS:g}",
     metavar="SECONDS",
     help="Limit of the wait for the machines.",
 )
@@ -168,7 +153,7 @@ def command(
         raise ConfigError(f"--min-nodes {min_nodes}: expected at most --nodes, {nodes}")
     if output is not None:
         _try_folder(output)
-    run = launch(
+    run = training_run.launch(
         script,
         arguments,
         nodes=nodes,
@@ -188,17 +173,19 @@ def command(
             submitted = {"run": run.id, "jobs": run.jobs}
             click.echo(json.dumps(submitted) if as_json else run.id)
             return 0
-        with display(nodes, nproc_per_node, as_json=as_json) as shown:
+        with run_display.display(nodes, nproc_per_node, as_json=as_json) as shown:
             return _watch(run, shown, output)
     finally:
         run.close()
 
 
-def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
+def _watch(
+    run: training_run.TrainingRun, shown: run_display.RunDisplay, output: Path | None
+) -> int:
     """Show a run until its end; Ctrl-C cancels it."""
     try:
         text = f"{run.id}: waiting for {machines(len(run.jobs))}"
-        shown.show({"event": SUBMITTED, "run": run.id, "text": text})
+        shown.show({"event": run_display.SUBMITTED, "run": run.id, "text": text})
         for event in run.events():
             if event is not None:
                 shown.show(event)
@@ -206,19 +193,19 @@ def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
             if output is not None:
                 _save(run, output)
             results = run.result()
-        except RunFailed as error:
-            shown.show({"event": FAILED, "run": run.id, "text": str(error)})
+        except training_run.RunFailed as error:
+            shown.show({"event": run_display.FAILED, "run": run.id, "text": str(error)})
             raise
         count = sum(each is not None for each in results)
         text = f"done: {count} of {machines(len(results))}"
-        shown.show({"event": DONE, "run": run.id, "text": text})
+        shown.show({"event": run_display.DONE, "run": run.id, "text": text})
     except KeyboardInterrupt:
         _cancel(run, shown)
         raise
     return 0
 
 
-def _save(run: TrainingRun, output: Path) -> None:
+def _save(run: training_run.TrainingRun, output: Path) -> None:
     try:
         run.save_output(output)
     except OSError as error:
@@ -228,7 +215,7 @@ def _save(run: TrainingRun, output: Path) -> None:
         ) from error
 
 
-def _cancel(run: TrainingRun, shown: RunDisplay) -> None:
+def _cancel(run: training_run.TrainingRun, shown: run_display.RunDisplay) -> None:
     """Cancel a run, and say so; a second Ctrl-C leaves at once."""
     try:
         click.echo("shoal train: cancelling; Ctrl-C again leaves the run", err=True)
@@ -242,7 +229,7 @@ def _cancel(run: TrainingRun, shown: RunDisplay) -> None:
             err=True,
         )
     else:
-        shown.show({"event": CANCELLED, "run": run.id, "text": "cancelled"})
+        shown.show({"event": run_display.CANCELLED, "run": run.id, "text": "cancelled"})
 
 
 def _try_folder(folder: Path) -> None:

@@ -14,14 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from shoal.domain.errors import InvalidRequest, LimitExceeded, PeerError, TooLarge
+from shoal.protocols.macfleet.codec import values
 from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
-from shoal.protocols.macfleet.codec.values import (
-    NIL,
-    NO_ARGS,
-    NO_KWARGS,
-    IncompatibleValue,
-    check_compatible,
-)
 
 TASK_MAX = 64 << 20  # bytes
 RESULT_MAX = PAYLOAD_MAX
@@ -69,15 +63,15 @@ class TaskResult(NamedTuple):
 class _TaskMap(msgspec.Struct, frozen=True):
     task_id: str
     name: str
-    args: Raw = Raw(NO_ARGS)
-    kwargs: Raw = Raw(NO_KWARGS)
+    args: Raw = Raw(values.NO_ARGS)
+    kwargs: Raw = Raw(values.NO_KWARGS)
     timeout: float | int | None = TIMEOUT
 
 
 class _ResultMap(msgspec.Struct, frozen=True):
     task_id: str
     ok: bool | int
-    value: Raw = Raw(NIL)
+    value: Raw = Raw(values.NIL)
     error: str | None = None
 
 
@@ -130,8 +124,8 @@ def decode_task(payload: Payload) -> TaskRequest:
         raise LimitExceeded("task", len(payload), TASK_MAX)
     try:
         decoded = _decode_task_map(payload)
-        args = Raw(NO_ARGS) if _is_nil(decoded.args) else decoded.args
-        kwargs = Raw(NO_KWARGS) if _is_nil(decoded.kwargs) else decoded.kwargs
+        args = Raw(values.NO_ARGS) if _is_nil(decoded.args) else decoded.args
+        kwargs = Raw(values.NO_KWARGS) if _is_nil(decoded.kwargs) else decoded.kwargs
         _check("args", args, _ARRAYS)
         _check("kwargs", kwargs, _MAPS)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -163,7 +157,7 @@ def encode_result(
     fields: Fields = [
         (b"task_id", _encode(task_id)),
         (b"ok", _encode(error is None)),
-        (b"value", NIL if value is None else value),
+        (b"value", values.NIL if value is None else value),
         (b"error", _encode(decoded)),
     ]
     parts = _encode_map(fields)
@@ -269,7 +263,7 @@ def _encode_map(fields: Fields) -> PayloadParts:
 
 
 def _is_nil(raw: Raw) -> bool:
-    return len(raw) == 1 and bytes(raw) == NIL
+    return len(raw) == 1 and bytes(raw) == values.NIL
 
 
 def _check_outgoing(
@@ -286,10 +280,10 @@ def _check_outgoing(
 def _check(field: str, value: bytes | Raw, first_bytes: frozenset[int] | None) -> None:
     view = memoryview(value)
     if first_bytes is not None and view[0] not in first_bytes:
-        raise IncompatibleValue(
+        raise values.IncompatibleValue(
             f"{field} is not {'an array' if first_bytes is _ARRAYS else 'a map'}"
         )
-    check_compatible(view)
+    values.check_compatible(view)
 
 
 def _well_formed(text: str) -> str:

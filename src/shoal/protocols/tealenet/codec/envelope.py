@@ -17,19 +17,8 @@ from shoal.domain.answer_assembly import describe_invalid_fields
 from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import NESTING_MAX, has_more_values, is_too_deep
 from shoal.protocols.seam.session import Data
+from shoal.protocols.tealenet.codec import messages
 from shoal.protocols.tealenet.codec.chats import describe_invalid_chat
-from shoal.protocols.tealenet.codec.messages import (
-    KINDS,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    HelloAck,
-    InferenceChunk,
-    InferenceRequest,
-    Message,
-    ModelTransferChunk,
-    SentMessage,
-)
 from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json, wire_name
 
 VERSION = 1  # of the protocol; no peer checks it
@@ -54,7 +43,7 @@ class BadMessage(PeerError):
         self.request_id = request_id
 
 
-def decode(data: Data) -> Message | None:
+def decode(data: Data) -> messages.Message | None:
     """Decode a message; None for an unknown kind, as a newer peer may send.
 
     Ignores keys beside the kind.  The last of duplicate keys counts, as for Rust
@@ -68,13 +57,13 @@ def decode(data: Data) -> Message | None:
     if form is None or (form.holds_many and len(text) > LONG):
         return _decode_any(text)
     try:
-        message: Message = form.wrapped.decode(text).layer.payload
+        message: messages.Message = form.wrapped.decode(text).layer.payload
     except (ValueError, RecursionError):
         return _decode_any(text)  # another form, or invalid: this says why
     return _validated(form, message, text)
 
 
-def encode(message: SentMessage, flat: bool = False) -> bytes:
+def encode(message: messages.SentMessage, flat: bool = False) -> bytes:
     """Encode a message; ``flat``: in the document's form, which Macs do not read.
 
     That form has nulls where the document writes "or null", since a program that knows
@@ -137,11 +126,11 @@ class PayloadForm:
         if flat is not None:
             self.flat, self.known, self._unanswered = flat, True, False
 
-    def encode(self, message: SentMessage) -> bytes:
+    def encode(self, message: messages.SentMessage) -> bytes:
         """Encode a message.  Raises PeerError if it is nested too deeply."""
         return encode(message, self.flat)
 
-    def encode_again(self, message: SentMessage) -> Sequence[bytes]:
+    def encode_again(self, message: messages.SentMessage) -> Sequence[bytes]:
         """Encode a message that repeats an unanswered one."""
         encoded = self.encode(message)
         return (encoded,) if self.known else (encoded, encode(message, not self.flat))
@@ -152,10 +141,10 @@ class PayloadForm:
 _INTRODUCED = "cluster_passcode_hash", "owner_user_id"
 _REPORTED = "organization_id", "owner_user_id"
 _OR_NULL: Mapping[type, tuple[str, ...]] = {
-    Hello: _INTRODUCED,
-    HelloAck: _INTRODUCED,
-    Heartbeat: _REPORTED,
-    HeartbeatAck: _REPORTED,
+    messages.Hello: _INTRODUCED,
+    messages.HelloAck: _INTRODUCED,
+    messages.Heartbeat: _REPORTED,
+    messages.HeartbeatAck: _REPORTED,
 }
 
 
@@ -163,14 +152,14 @@ _Validator: TypeAlias = Callable[[Any, bytes], str | None]
 """Returns what is wrong with a message, given its text as well, or None."""
 
 
-def _request_error(message: InferenceRequest, text: bytes) -> str | None:
+def _request_error(message: messages.InferenceRequest, text: bytes) -> str | None:
     if _may_be_deep(text) and is_too_deep(message.request):
         return "request: nested too deeply"
     fault = describe_invalid_chat(message.request)
     return None if fault is None else f"request: {fault}"
 
 
-def _chunk_error(message: InferenceChunk, text: bytes) -> str | None:
+def _chunk_error(message: messages.InferenceChunk, text: bytes) -> str | None:
     structured = []
     for choice in message.chunk.choices:
         delta = choice.delta or {}
@@ -185,7 +174,7 @@ def _chunk_error(message: InferenceChunk, text: bytes) -> str | None:
     return None
 
 
-def _file_error(message: ModelTransferChunk, text: bytes) -> str | None:
+def _file_error(message: messages.ModelTransferChunk, text: bytes) -> str | None:
     """Return what is wrong with a file's name: a path must not leave the folder."""
     name = message.file_name
     parts = name.split("/")
@@ -199,9 +188,9 @@ def _may_be_deep(text: bytes) -> bool:
 
 
 _VALIDATORS: Mapping[type, _Validator] = {
-    InferenceRequest: _request_error,
-    InferenceChunk: _chunk_error,
-    ModelTransferChunk: _file_error,
+    messages.InferenceRequest: _request_error,
+    messages.InferenceChunk: _chunk_error,
+    messages.ModelTransferChunk: _file_error,
 }
 """The validators of the types that need more than type checks.
 
@@ -239,7 +228,7 @@ class _Ids(msgspec.Struct, rename={"request": "requestID", "transfer": "transfer
     transfer: Any = None
 
 
-def _decode_any(text: bytes) -> Message | None:
+def _decode_any(text: bytes) -> messages.Message | None:
     """Decode a message of any form, in steps, to find out what is wrong with it."""
     text = text.removeprefix(_BOM)
     kind, payload, _ = _split(text)
@@ -247,7 +236,7 @@ def _decode_any(text: bytes) -> Message | None:
         return None
     form = _FORMS[kind.encode()]
     try:
-        message: Message = form.payload.decode(payload)
+        message: messages.Message = form.payload.decode(payload)
     except (ValueError, RecursionError) as error:
         try:
             message = _decode_leniently(form, payload)
@@ -272,7 +261,7 @@ def _split(text: bytes) -> _Parts:
         entries: dict[str, Raw] = _objects.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"expected a JSON object: {_error_text(error)}") from error
-    kinds = [kind for kind in KINDS if kind in entries]
+    kinds = [kind for kind in messages.KINDS if kind in entries]
     if not entries or len(kinds) > 1:
         found = " and ".join(kinds) or "none"
         raise BadMessage(f"expected one kind, found {found}", *kinds[:1])
@@ -288,7 +277,7 @@ def _split(text: bytes) -> _Parts:
     return _Parts(kinds[0], inner, flat=False)
 
 
-def _decode_leniently(form: _Form, payload: Raw) -> Message:
+def _decode_leniently(form: _Form, payload: Raw) -> messages.Message:
     """Read a payload whose integers may be written as 100.0, as Macs write them.
 
     Raises ValueError or RecursionError if the payload is invalid in another way.
@@ -298,7 +287,7 @@ def _decode_leniently(form: _Form, payload: Raw) -> Message:
     tree = _objects_of_any.decode(payload)
     if is_too_deep(tree):
         raise RecursionError
-    message: Message = msgspec.convert(_with_integers(tree), form.payload.type)
+    message: messages.Message = msgspec.convert(_with_integers(tree), form.payload.type)
     return message
 
 
@@ -330,7 +319,7 @@ def _error_text(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"
 
 
-def _validated(form: _Form, message: Message, text: bytes) -> Message:
+def _validated(form: _Form, message: messages.Message, text: bytes) -> messages.Message:
     if form.validator is None or (fault := form.validator(message, text)) is None:
         return message
     request_id = getattr(message, "request_id", getattr(message, "transfer_id", ""))
@@ -343,7 +332,7 @@ _layers = msgspec.json.Decoder(_Layer)
 _ids = msgspec.json.Decoder(_Ids)
 
 
-def _form(kind: str, payload: type[Message]) -> _Form:
+def _form(kind: str, payload: type[messages.Message]) -> _Form:
     layer = msgspec.defstruct("layer", [("payload", payload)], rename={"payload": "_0"})
     outer = msgspec.defstruct(
         "outer", [("layer", layer)], rename={"layer": kind}, forbid_unknown_fields=True
@@ -353,15 +342,15 @@ def _form(kind: str, payload: type[Message]) -> _Form:
         msgspec.json.Decoder(payload),
         msgspec.json.Decoder(outer),
         _VALIDATORS.get(payload),
-        payload is not ModelTransferChunk,
+        payload is not messages.ModelTransferChunk,
         f'{{"{kind}":{{"_0":'.encode(),
         f'{{"{kind}":'.encode(),
     )
 
 
 _FORMS: Mapping[bytes, _Form] = {
-    kind.encode(): _form(kind, payload) for kind, payload in KINDS.items()
+    kind.encode(): _form(kind, payload) for kind, payload in messages.KINDS.items()
 }
 _FORMS_BY_TYPE: Mapping[type, _Form] = {
-    payload: _FORMS[kind.encode()] for kind, payload in KINDS.items()
+    payload: _FORMS[kind.encode()] for kind, payload in messages.KINDS.items()
 }

@@ -13,17 +13,8 @@ from msgspec import UNSET
 
 from shoal.domain.answer_assembly import CHOICES_MAX
 from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
+from shoal.protocols.tealenet.codec import scalars
 from shoal.protocols.tealenet.codec.hardware import DeviceInfo
-from shoal.protocols.tealenet.codec.scalars import (
-    Count,
-    Date,
-    Id,
-    Int,
-    Name,
-    Names,
-    Uuid,
-    wire_name,
-)
 
 OFFSET_MAX = 2**63 - 1  # bytes
 FILE_NAME_MAX = 1024  # characters
@@ -34,16 +25,18 @@ def _always_written(value: Any) -> Any:
     return msgspec.field(default_factory=lambda: value)
 
 
-class _Payload(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+class _Payload(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename=scalars.wire_name
+):
     """The base of all payloads: absent fields are omitted."""
 
 
 class _Hello(_Payload, frozen=True):
     device_info: DeviceInfo
-    protocol_version: Int
-    loaded_models: Names = _always_written(())
-    cluster_passcode_hash: Name | None = None
-    owner_user_id: Name | None = None
+    protocol_version: scalars.Int
+    loaded_models: scalars.Names = _always_written(())
+    cluster_passcode_hash: scalars.Name | None = None
+    owner_user_id: scalars.Name | None = None
 
 
 class Hello(_Hello, frozen=True):
@@ -56,23 +49,23 @@ class HelloAck(_Hello, frozen=True):
 
 class _Heartbeat(_Payload, frozen=True):
     device_id: Annotated[
-        Id,
+        scalars.Id,
         Unread(
             "the connection names the peer; a Rust peer's id here differs from its "
             "`hello`"
         ),
     ]
     timestamp: Annotated[
-        Date,
+        scalars.Date,
         Unread("the session's own clock decides liveness: a peer's may be wrong"),
     ]
-    thermal_level: Name
-    throttle_level: Int
-    loaded_models: Names = _always_written(())
+    thermal_level: scalars.Name
+    throttle_level: scalars.Int
+    loaded_models: scalars.Names = _always_written(())
     is_generating: bool = _always_written(False)
-    queue_depth: Int = _always_written(0)
-    organization_id: Name | None = None
-    owner_user_id: Name | None = None
+    queue_depth: scalars.Int = _always_written(0)
+    organization_id: scalars.Name | None = None
+    owner_user_id: scalars.Name | None = None
     ewma_tokens_per_second: Annotated[
         float | None,
         Undocumented("only Rust peers send it, which tells them from Macs"),
@@ -91,7 +84,7 @@ class HeartbeatAck(_Heartbeat, frozen=True):
 class InferenceRequest(_Payload, frozen=True):
     """A job for a peer; ``request`` is a complete OpenAI chat completion request."""
 
-    request_id: Id
+    request_id: scalars.Id
     request: dict[str, Any]
     streaming: bool = _always_written(False)
 
@@ -99,9 +92,9 @@ class InferenceRequest(_Payload, frozen=True):
 class ChunkUsage(msgspec.Struct, frozen=True):
     """Token usage.  A Mac requires all three fields."""
 
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    total_tokens: Annotated[Count, Unread("the sum of the other two")] = 0
+    prompt_tokens: scalars.Count = 0
+    completion_tokens: scalars.Count = 0
+    total_tokens: Annotated[scalars.Count, Unread("the sum of the other two")] = 0
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -131,7 +124,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
 class InferenceChunk(_Payload, frozen=True):
     """A piece of the answer to a request."""
 
-    request_id: Id
+    request_id: scalars.Id
     chunk: ChatCompletionChunk
 
 
@@ -142,67 +135,69 @@ _NO_TOKENS = Unread("real peers count chunks, not tokens; the last chunk has the
 class InferenceComplete(_Payload, frozen=True):
     """The end of an answer.  Rust peers report the number of chunks as tokens."""
 
-    request_id: Id
-    tokens_in: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
-    tokens_out: Annotated[Count | None, _OF_RUST_PEERS] = None
+    request_id: scalars.Id
+    tokens_in: Annotated[scalars.Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
+    tokens_out: Annotated[scalars.Count | None, _OF_RUST_PEERS] = None
 
 
 class InferenceError(_Payload, frozen=True):
     """The request failed or was refused; ``code`` may be unknown."""
 
-    request_id: Id
+    request_id: scalars.Id
     error_message: str
-    code: Annotated[Name | None, Undocumented("real peers send it: `ErrorCode`")] = None
+    code: Annotated[
+        scalars.Name | None, Undocumented("real peers send it: `ErrorCode`")
+    ] = None
 
 
 class LoadModel(_Payload, frozen=True):
     """Asks a peer to load a model.  Rust peers read it, but no peer sends it."""
 
-    request_id: Id
-    model_id: Name
+    request_id: scalars.Id
+    model_id: scalars.Name
 
 
 class ModelLoaded(_Payload, frozen=True):
     """The model is loaded; loading took ``load_time_ms`` milliseconds."""
 
-    request_id: Id
-    model_id: Name
-    load_time_ms: Count
+    request_id: scalars.Id
+    model_id: scalars.Name
+    load_time_ms: scalars.Count
 
 
 class ModelLoadError(_Payload, frozen=True):
     """The model could not be loaded."""
 
-    request_id: Id
-    model_id: Name
+    request_id: scalars.Id
+    model_id: scalars.Name
     reason: str
 
 
 class ModelQueryRequest(_Payload, frozen=True):
     """Asks whether a peer has a model to copy."""
 
-    model_id: Name
+    model_id: scalars.Name
 
 
 class ModelQueryResponse(_Payload, frozen=True):
     """Whether the model is available, and its approximate total size."""
 
-    model_id: Name
+    model_id: scalars.Name
     available: bool
-    total_size_bytes: Count | None = None
+    total_size_bytes: scalars.Count | None = None
 
 
 class ModelTransferRequest(_Payload, frozen=True):
     """Requests a copy of a model; the requester chooses the transfer's id."""
 
-    transfer_id: Uuid
-    model_id: Name
+    transfer_id: scalars.Uuid
+    model_id: scalars.Name
 
 
 class ModelTransferChunk(_Payload, frozen=True):
     """A chunk of a file, base64 on the wire; real peers send at most 1 MiB."""
 
-    transfer_id: Uuid
+    transfer_id: scalars.Uuid
     file_name: Annotated[str, msgspec.Meta(min_length=1, max_length=FILE_NAME_MAX)]
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
     data: bytes
@@ -212,8 +207,8 @@ class ModelTransferChunk(_Payload, frozen=True):
 class ModelTransferComplete(_Payload, frozen=True):
     """All files of the model were sent."""
 
-    transfer_id: Uuid
-    model_id: Name
+    transfer_id: scalars.Uuid
+    model_id: scalars.Name
 
 
 SentMessage: TypeAlias = (

@@ -13,20 +13,14 @@ from shoal.domain.model_messages import (
     ModelQuery,
     ModelRequest,
 )
-from shoal.protocols.tealenet.codec.messages import (
-    ModelQueryRequest,
-    ModelQueryResponse,
-    ModelTransferChunk,
-    ModelTransferComplete,
-    ModelTransferRequest,
-)
+from shoal.protocols.tealenet.codec import messages
 
 ModelSharingMessage = (
-    ModelQueryRequest
-    | ModelQueryResponse
-    | ModelTransferRequest
-    | ModelTransferChunk
-    | ModelTransferComplete
+    messages.ModelQueryRequest
+    | messages.ModelQueryResponse
+    | messages.ModelTransferRequest
+    | messages.ModelTransferChunk
+    | messages.ModelTransferComplete
 )
 
 MODEL_MESSAGES: frozenset[type] = frozenset(
@@ -41,15 +35,17 @@ def wire_message(message: ModelMessage) -> ModelSharingMessage:
     """
     match message:
         case ModelQuery(model):
-            return ModelQueryRequest(model)
+            return messages.ModelQueryRequest(model)
         case ModelAnswer(model, available, size):
-            return ModelQueryResponse(model, available, size)
+            return messages.ModelQueryResponse(model, available, size)
         case ModelRequest(transfer_id, model):
-            return ModelTransferRequest(transfer_id, model)
+            return messages.ModelTransferRequest(transfer_id, model)
         case ModelChunk(transfer_id, file_name, offset, data, last):
-            return ModelTransferChunk(transfer_id, file_name, offset, data, last)
+            return messages.ModelTransferChunk(
+                transfer_id, file_name, offset, data, last
+            )
         case ModelDone(transfer_id, model):
-            return ModelTransferComplete(transfer_id, model)
+            return messages.ModelTransferComplete(transfer_id, model)
         case _:
             raise Unsupported(f"TealeNet has no message for {type(message).__name__}")
 
@@ -57,13 +53,13 @@ def wire_message(message: ModelMessage) -> ModelSharingMessage:
 def read_model_message(message: ModelSharingMessage) -> ModelMessage:
     """Translate a message from the wire's."""
     match message:
-        case ModelQueryRequest(model):
+        case messages.ModelQueryRequest(model):
             return ModelQuery(model)
-        case ModelQueryResponse(model, available, size):
+        case messages.ModelQueryResponse(model, available, size):
             return ModelAnswer(model, available, size)
-        case ModelTransferRequest(transfer_id, model):
+        case messages.ModelTransferRequest(transfer_id, model):
             return ModelRequest(transfer_id, model)
-        case ModelTransferChunk(transfer_id, file_name, offset, data, last):
+        case messages.ModelTransferChunk(transfer_id, file_name, offset, data, last):
             return ModelChunk(transfer_id, file_name, offset, data, last)
-        case ModelTransferComplete(transfer_id, model):
+        case messages.ModelTransferComplete(transfer_id, model):
             return ModelDone(transfer_id, model)

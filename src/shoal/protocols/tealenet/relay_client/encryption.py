@@ -22,19 +22,8 @@ from hmac import digest
 from typing import Final, TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.seam import noise
 from shoal.protocols.seam.context import Identity
-from shoal.protocols.seam.noise import (
-    KEY_SIZE,
-    SECOND_SIZE_MIN,
-    TAG_SIZE,
-    EphemeralKey,
-    KeyExchange,
-    RandomBytes,
-    SymmetricState,
-    TransportKeys,
-    message_too_short,
-    shared_secret,
-)
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Notice, Send
 
@@ -42,7 +31,7 @@ IK_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
 COUNTER_SIZE: Final = 8  # bytes
 WINDOW: Final = 2048  # packets by which one may be late
 # The payload of a first message may be absent as a whole.
-FIRST_SIZE_MIN: Final = 2 * KEY_SIZE + TAG_SIZE  # bytes
+FIRST_SIZE_MIN: Final = 2 * noise.KEY_SIZE + noise.TAG_SIZE  # bytes
 
 
 def time_payload(at: float) -> bytes:
@@ -56,11 +45,11 @@ class TealeInitiator:
     """Starts a handshake with the owner of ``peer_key``."""
 
     def __init__(
-        self, identity: Identity, peer_key: bytes, random_bytes: RandomBytes
+        self, identity: Identity, peer_key: bytes, random_bytes: noise.RandomBytes
     ) -> None:
         self._identity, self._peer_key = identity, peer_key
-        self._ephemeral = EphemeralKey(random_bytes)
-        self._state = SymmetricState(IK_NAME)
+        self._ephemeral = noise.EphemeralKey(random_bytes)
+        self._state = noise.SymmetricState(IK_NAME)
         self._state.mix_hash(peer_key)
 
     def write_first(self, payload: bytes) -> bytes:
@@ -72,15 +61,15 @@ class TealeInitiator:
         state.mix_key(_hashed_secret(self._identity.exchange, self._peer_key))
         return ephemeral.public + static + state.seal(payload)
 
-    def read_second(self, message: bytes) -> TransportKeys:
+    def read_second(self, message: bytes) -> noise.TransportKeys:
         """Read the second message; an invalid one raises PeerError, changes nothing."""
-        if len(message) < SECOND_SIZE_MIN:
-            raise message_too_short(message, SECOND_SIZE_MIN)
-        state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
+        if len(message) < noise.SECOND_SIZE_MIN:
+            raise noise.message_too_short(message, noise.SECOND_SIZE_MIN)
+        state, peer_ephemeral = copy(self._state), message[: noise.KEY_SIZE]
         state.mix_hash(peer_ephemeral)
         state.mix_key(_hashed_secret(self._ephemeral.exchange, peer_ephemeral))
         state.mix_key(_hashed_secret(self._ephemeral.exchange, self._peer_key))
-        state.open(message[KEY_SIZE:])
+        state.open(message[noise.KEY_SIZE :])
         return state.split(initiator=True)
 
 
@@ -92,23 +81,23 @@ class TealeResponder:
 
     def __init__(self, identity: Identity, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
-            raise message_too_short(message, FIRST_SIZE_MIN)
+            raise noise.message_too_short(message, FIRST_SIZE_MIN)
         self._identity = identity
-        self._state = state = SymmetricState(IK_NAME)
+        self._state = state = noise.SymmetricState(IK_NAME)
         state.mix_hash(identity.exchange_key)
-        self._peer_ephemeral = message[:KEY_SIZE]
+        self._peer_ephemeral = message[: noise.KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)
         state.mix_key(_hashed_secret(identity.exchange, self._peer_ephemeral))
-        self.peer_key = state.open(message[KEY_SIZE:FIRST_SIZE_MIN])
+        self.peer_key = state.open(message[noise.KEY_SIZE : FIRST_SIZE_MIN])
         state.mix_key(_hashed_secret(identity.exchange, self.peer_key))
         if len(message) > FIRST_SIZE_MIN:
             state.open(message[FIRST_SIZE_MIN:])
 
     def write_second(
-        self, random_bytes: RandomBytes, payload: bytes
-    ) -> tuple[bytes, TransportKeys]:
+        self, random_bytes: noise.RandomBytes, payload: bytes
+    ) -> tuple[bytes, noise.TransportKeys]:
         """Return the second message and the keys.  Call it once."""
-        state, ephemeral = self._state, EphemeralKey(random_bytes)
+        state, ephemeral = self._state, noise.EphemeralKey(random_bytes)
         state.mix_hash(ephemeral.public)
         state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_ephemeral))
         # Noise uses the responder's ephemeral and the initiator's static key here.
@@ -123,7 +112,7 @@ class TealePackets:
     Packets may be lost and reordered; a duplicate is dropped.
     """
 
-    def __init__(self, keys: TransportKeys) -> None:
+    def __init__(self, keys: noise.TransportKeys) -> None:
         self._keys = keys
         self._window = ReplayWindow()
 
@@ -134,7 +123,7 @@ class TealePackets:
 
     def open(self, packet: bytes) -> bytes | None:
         """Return the message; None if it is not genuine, too late, or a duplicate."""
-        if len(packet) < COUNTER_SIZE + TAG_SIZE:
+        if len(packet) < COUNTER_SIZE + noise.TAG_SIZE:
             return None
         counter = int.from_bytes(packet[:COUNTER_SIZE], "little")
         if not self._window.accepts(counter):
@@ -169,12 +158,12 @@ class ReplayWindow:
             self._seen |= 1 << -ahead
 
 
-def _hashed_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
+def _hashed_secret(exchange: noise.KeyExchange, public_key: bytes) -> bytes:
     """Return the hashed shared secret: HKDF-SHA256 without salt and info (RFC 5869).
 
     For an output of one block, each of HKDF's two steps is one HMAC.
     """
-    extracted = digest(bytes(32), shared_secret(exchange, public_key), sha256)
+    extracted = digest(bytes(32), noise.shared_secret(exchange, public_key), sha256)
     return digest(extracted, b"\1", sha256)
 
 
@@ -212,7 +201,7 @@ class SessionParties:
     identity: Identity
     peer_id: str
     session_id: str
-    random_bytes: RandomBytes
+    random_bytes: noise.RandomBytes
     epoch: float = 0.0
     peer_key: bytes | None = None
 

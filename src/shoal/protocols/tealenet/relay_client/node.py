@@ -17,27 +17,7 @@ from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
 from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.admission import admits_anonymous
-from shoal.protocols.tealenet.codec.relay_messages import (
-    BadRelayMessage,
-    Discover,
-    DiscoverFilter,
-    DiscoverResponse,
-    IceCandidate,
-    RelayAnswer,
-    RelayClose,
-    RelayData,
-    RelayError,
-    RelayMessage,
-    RelayOffer,
-    RelayOpen,
-    RelayPeerJoined,
-    RelayPeerLeft,
-    RelayReady,
-    RelayRegister,
-    RelayRegisterAck,
-    decode,
-    encode,
-)
+from shoal.protocols.tealenet.codec import relay_messages
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer_session import SENDABLE
 from shoal.protocols.tealenet.relay_client.peers import NodeOutput, RelayPeers
@@ -125,8 +105,8 @@ class RelayNode:
         if self._discover_at is not None and now >= self._discover_at:
             self._discover_at = now + DISCOVER_INTERVAL
             self._discovered_at = now
-            wanted = DiscoverFilter(max_peers=FOUND_MAX)
-            outputs.append(_to_relay(Discover(self.id, wanted)))
+            wanted = relay_messages.DiscoverFilter(max_peers=FOUND_MAX)
+            outputs.append(_to_relay(relay_messages.Discover(self.id, wanted)))
         outputs += self._peers.take_pending()
         return [*outputs, *self._peers.tick(now)]
 
@@ -139,7 +119,9 @@ class RelayNode:
             if self._closed:
                 break
             if session_id is not None:
-                data = [each for each in group if isinstance(each, RelayData)]
+                data = [
+                    each for each in group if isinstance(each, relay_messages.RelayData)
+                ]
                 outputs += self._peers.on_data(data, now)
                 continue
             for message in group:
@@ -156,16 +138,20 @@ class RelayNode:
             self._registration.update(message.message)
         return self._peers.send_to_all(message.message, now)
 
-    def _decoded(self, data: Data) -> RelayMessage | BadRelayMessage | None:
+    def _decoded(
+        self, data: Data
+    ) -> relay_messages.RelayMessage | relay_messages.BadRelayMessage | None:
         try:
-            return decode(data)
-        except BadRelayMessage as error:
+            return relay_messages.decode(data)
+        except relay_messages.BadRelayMessage as error:
             return error
 
     def _receive_message(
-        self, message: RelayMessage | BadRelayMessage | None, now: float
+        self,
+        message: relay_messages.RelayMessage | relay_messages.BadRelayMessage | None,
+        now: float,
     ) -> Sequence[NodeOutput]:
-        if isinstance(message, BadRelayMessage):
+        if isinstance(message, relay_messages.BadRelayMessage):
             self._invalid += 1
             if self._invalid >= INVALID_MAX:
                 why = f"{INVALID_MAX} invalid messages of the relay in a row: {message}"
@@ -173,35 +159,41 @@ class RelayNode:
             return (Notice(f"message of the relay ignored: {message}"),)
         self._invalid = 0
         match message:
-            case RelayOpen():
+            case relay_messages.RelayOpen():
                 return self._peers.on_open(message, now)
-            case RelayReady():
+            case relay_messages.RelayReady():
                 return self._peers.on_ready(message, now)
-            case RelayClose():
+            case relay_messages.RelayClose():
                 return self._peers.on_close(message, now)
-            case RelayOffer():
+            case relay_messages.RelayOffer():
                 return self._peers.on_offer(message)
-            case RelayRegisterAck():
+            case relay_messages.RelayRegisterAck():
                 return self._on_register_ack(message, now)
-            case DiscoverResponse(peers):
+            case relay_messages.DiscoverResponse(peers):
                 self._directory.update(peers, now)
                 return self._peers.dial_due(now)
-            case RelayPeerJoined():
+            case relay_messages.RelayPeerJoined():
                 # Real relays also send this whenever a node registers again.
                 self._schedule_discover(now)
                 return ()
-            case RelayPeerLeft(node_id, _):
+            case relay_messages.RelayPeerLeft(node_id, _):
                 self._directory.remove(node_id)
                 return self._peers.on_left(node_id, "it left the relay", now)
-            case RelayError():
+            case relay_messages.RelayError():
                 return self._on_error(message, now)
-            case RelayData():
+            case relay_messages.RelayData():
                 return self._peers.on_data([message], now)
-            case RelayAnswer() | IceCandidate() | RelayRegister() | Discover() | None:
+            case (
+                relay_messages.RelayAnswer()
+                | relay_messages.IceCandidate()
+                | relay_messages.RelayRegister()
+                | relay_messages.Discover()
+                | None
+            ):
                 return ()  # unknown kinds, and messages that a node never receives
 
     def _on_register_ack(
-        self, ack: RelayRegisterAck, now: float
+        self, ack: relay_messages.RelayRegisterAck, now: float
     ) -> Sequence[NodeOutput]:
         first = not self._registration.is_acknowledged
         self._registration.on_ack(ack, now)
@@ -219,7 +211,9 @@ class RelayNode:
         soon = now if since is None else max(now, since + DISCOVER_INTERVAL_MIN)
         self._discover_at = min(soon, self._discover_at or soon)
 
-    def _on_error(self, error: RelayError, now: float) -> Sequence[NodeOutput]:
+    def _on_error(
+        self, error: relay_messages.RelayError, now: float
+    ) -> Sequence[NodeOutput]:
         shown = ascii(error.message)[1:-1][:SHOWN_MAX]
         match error.code:
             case "peer_not_found":
@@ -239,9 +233,11 @@ class RelayNode:
         return (Close(reason),)
 
 
-def _session_id(message: RelayMessage | BadRelayMessage | None) -> str | None:
-    return message.session_id if isinstance(message, RelayData) else None
+def _session_id(
+    message: relay_messages.RelayMessage | relay_messages.BadRelayMessage | None,
+) -> str | None:
+    return message.session_id if isinstance(message, relay_messages.RelayData) else None
 
 
-def _to_relay(message: RelayMessage) -> Send:
-    return Send(encode(message))
+def _to_relay(message: relay_messages.RelayMessage) -> Send:
+    return Send(relay_messages.encode(message))

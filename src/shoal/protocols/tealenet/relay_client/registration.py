@@ -15,23 +15,12 @@ from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.protocols.seam.context import Identity
 from shoal.protocols.seam.session import PeerProfile
-from shoal.protocols.tealenet.codec.hardware import (
-    NodeCapabilities,
-    node_capabilities,
-    read_hardware,
-    shown_name,
-)
+from shoal.protocols.tealenet.codec import hardware, scalars
 from shoal.protocols.tealenet.codec.relay_messages import (
     CAPABILITIES_MAX,
     NodeEntry,
     RelayRegister,
     RelayRegisterAck,
-)
-from shoal.protocols.tealenet.codec.scalars import (
-    HEX_KEY,
-    MODELS_MAX,
-    NAME_MAX,
-    well_formed,
 )
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware
@@ -48,7 +37,7 @@ ENTRIES_MAX = 1000  # of one answer that are read
 COMPLETE_BELOW = 50  # nodes: an answer with fewer lists all available nodes
 FORGOTTEN_AFTER = 600.0  # seconds without an entry, as at Macs
 
-_capabilities = msgspec.json.Decoder(NodeCapabilities)
+_capabilities = msgspec.json.Decoder(hardware.NodeCapabilities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,7 @@ class NodeDirectory:
                 self._mark_unavailable(node_id)
         for entry in entries[:ENTRIES_MAX]:
             node_id = entry.node_id
-            if node_id == self._own_id or not HEX_KEY.fullmatch(node_id):
+            if node_id == self._own_id or not scalars.HEX_KEY.fullmatch(node_id):
                 continue
             if node_id not in self._known and len(self._known) >= NODES_MAX:
                 continue
@@ -141,15 +130,17 @@ class NodeDirectory:
 
 def parse_key(text: str) -> bytes | None:
     """Return a public key from its 64 hexadecimal digits; None for invalid text."""
-    return bytes.fromhex(text) if HEX_KEY.fullmatch(text.lower()) else None
+    return bytes.fromhex(text) if scalars.HEX_KEY.fullmatch(text.lower()) else None
 
 
-def _description(capabilities: NodeCapabilities, name: str) -> PeerDescription:
+def _description(capabilities: hardware.NodeCapabilities, name: str) -> PeerDescription:
     return PeerDescription(
         models=capabilities.loaded_models,
         context=max(0, capabilities.effective_context or 0),
         available=capabilities.is_available,
-        profile=PeerProfile(shown_name(name), read_hardware(capabilities.hardware)),
+        profile=PeerProfile(
+            hardware.shown_name(name), hardware.read_hardware(capabilities.hardware)
+        ),
     )
 
 
@@ -229,7 +220,7 @@ class NodeRegistration:
         return RelayRegister(
             node_id=node_id,
             public_key=node_id,
-            display_name=well_formed(self._local.name)[:NAME_MAX],
+            display_name=scalars.well_formed(self._local.name)[: scalars.NAME_MAX],
             capabilities=self._capabilities(),
             signature=self._identity.sign(node_id.encode()).hex(),
             wg_public_key=self._identity.exchange_key.hex(),
@@ -241,7 +232,7 @@ class NodeRegistration:
         # A coordinator without offers still submits jobs.
         usable = not local.serves_only or bool(offers)
         capabilities: dict[str, Any] = msgspec.to_builtins(
-            node_capabilities(
+            hardware.node_capabilities(
                 local.hardware,
                 fitting_names(public_model_names(offers), NAMES_SIZE_MAX),
                 available=usable and not self._draining and not self._load.unfit,
@@ -255,7 +246,9 @@ class NodeRegistration:
 def public_model_names(offers: Iterable[Offer]) -> list[str]:
     """Return the names of the models that plain peers can use, without duplicates."""
     names = {name for offer in offers for name in offer.models}
-    return sorted(name for name in names if 0 < len(name) <= NAME_MAX)[:MODELS_MAX]
+    return sorted(name for name in names if 0 < len(name) <= scalars.NAME_MAX)[
+        : scalars.MODELS_MAX
+    ]
 
 
 def fitting_names(names: Iterable[str], size_max: int) -> list[str]:

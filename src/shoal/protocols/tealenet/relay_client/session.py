@@ -18,6 +18,7 @@ from shoal.protocols.seam.session import (
     PeerProfile,
     Send,
 )
+from shoal.protocols.tealenet import peer
 from shoal.protocols.tealenet.codec.relay_messages import (
     NatConnectionInfo,
     RelayAnswer,
@@ -30,20 +31,8 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 )
 from shoal.protocols.tealenet.codec.scalars import HEX_KEY
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
-from shoal.protocols.tealenet.peer import (
-    WAN,
-    LinkProfile,
-    PeerDescription,
-    PeerSoftware,
-    TealeConnection,
-)
 from shoal.protocols.tealenet.peer_session import FromPeer, TealePeerSession
-from shoal.protocols.tealenet.relay_client.encryption import (
-    MessageReceived,
-    SecureOutput,
-    SecureSession,
-    SessionParties,
-)
+from shoal.protocols.tealenet.relay_client import encryption
 from shoal.protocols.tealenet.relay_client.registration import KnownNode
 
 READY_TIMEOUT = 4.0  # seconds to wait for relayReady, as gateways do
@@ -64,7 +53,7 @@ class RelaySession:
 
     def __init__(
         self,
-        parties: SessionParties,
+        parties: encryption.SessionParties,
         *,
         initiates: bool,
         new_peer_session: NewPeerSession,
@@ -77,7 +66,7 @@ class RelaySession:
         self.closed = False
         self.admitted = False
         self.peer_session: TealePeerSession | None = None
-        self._secure = SecureSession(parties, initiates=initiates)
+        self._secure = encryption.SecureSession(parties, initiates=initiates)
         self._new_peer_session = new_peer_session
         self._state_events = state_events
         self._ready = not initiates
@@ -107,7 +96,7 @@ class RelaySession:
         """Process the data that arrived together."""
         if self.closed or not self._ready:
             return ()
-        steps: list[SecureOutput] = []
+        steps: list[encryption.SecureOutput] = []
         failure: PeerError | None = None
         try:
             for data in batch:
@@ -126,13 +115,13 @@ class RelaySession:
         outputs = self.peer_session.send(message, now)
         return [each for output in outputs for each in self._encrypt(output)]
 
-    def learn_software(self, software: PeerSoftware) -> None:
+    def learn_software(self, software: peer.PeerSoftware) -> None:
         """Apply what the peer runs, which was unknown when it opened the session."""
         if self.peer_session is not None:
             self.peer_session.learn_software(software, _link_profile(software))
 
     def update_description(
-        self, description: PeerDescription, now: float
+        self, description: peer.PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:
         """Apply what the relay reports about the peer."""
         if self.closed or self.peer_session is None:
@@ -166,12 +155,14 @@ class RelaySession:
         return f"the peer sent nothing within {SILENCE_TIMEOUT:g} s"
 
     def _process(
-        self, steps: Sequence[SecureOutput], now: float
+        self, steps: Sequence[encryption.SecureOutput], now: float
     ) -> list[FromPeer | Output]:
         outputs: list[FromPeer | Output] = [
-            step for step in steps if not isinstance(step, MessageReceived)
+            step for step in steps if not isinstance(step, encryption.MessageReceived)
         ]
-        received = [step.data for step in steps if isinstance(step, MessageReceived)]
+        received = [
+            step.data for step in steps if isinstance(step, encryption.MessageReceived)
+        ]
         protection = self._secure.protection
         if self.peer_session is None and protection is not None:
             self.peer_session = self._new_peer_session(protection)
@@ -333,7 +324,7 @@ class RelaySessions:
         self, node: KnownNode, session_id: str, now: float, *, initiates: bool
     ) -> RelaySession:
         local = self._local
-        parties = SessionParties(
+        parties = encryption.SessionParties(
             identity=self._identity,
             peer_id=node.id,
             session_id=session_id,
@@ -358,7 +349,7 @@ class RelaySessions:
         local = self._local
         if isinstance(changed := self.local_state.get(OffersChanged), OffersChanged):
             local = replace(local, offers=changed.offers)
-        connection = TealeConnection(
+        connection = peer.TealeConnection(
             dialled=initiates,
             name=node.id,
             software=node.software,
@@ -376,10 +367,12 @@ class RelaySessions:
         ]
 
 
-def _link_profile(software: PeerSoftware) -> LinkProfile:
+def _link_profile(software: peer.PeerSoftware) -> peer.LinkProfile:
     """Return the link's profile; it depends on how long a peer may be silent."""
-    if software is PeerSoftware.RUST:
+    if software is peer.PeerSoftware.RUST:
         # Rust nodes read nothing while they answer a request, and gateways never send
         # heartbeats: the relay reports when they leave.
-        return replace(WAN, degraded_after=SILENCE_MAX, disconnected_after=SILENCE_MAX)
-    return WAN
+        return replace(
+            peer.WAN, degraded_after=SILENCE_MAX, disconnected_after=SILENCE_MAX
+        )
+    return peer.WAN

@@ -21,20 +21,9 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     decode_envelope,
     encode_envelope,
 )
+from shoal.protocols.tealenet.relay_server import links, registry
 from shoal.protocols.tealenet.relay_server.limits import RateBucket, RelayLimits
-from shoal.protocols.tealenet.relay_server.links import (
-    NodeLink,
-    NodeLinks,
-    error_to,
-    rate_limited,
-)
 from shoal.protocols.tealenet.relay_server.nodes import NodeRecord, RoutedSessions
-from shoal.protocols.tealenet.relay_server.registry import (
-    CLOSE_NOT_OPEN,
-    NodeRegistry,
-    RelayNotOpen,
-    RelayOutput,
-)
 
 SWEEP_INTERVAL = 5.0  # seconds between evictions
 
@@ -51,9 +40,11 @@ class RelayServer:
         self._limits = limits
         self._messages = RateBucket.full(limits.messages_in_all, 0.0)
         self._size = RateBucket.full(limits.size_in_all, 0.0)
-        self._links = NodeLinks(limits)
+        self._links = links.NodeLinks(limits)
         self._sessions = RoutedSessions(limits)
-        self._registry = NodeRegistry(context, limits, self._links, self._sessions)
+        self._registry = registry.NodeRegistry(
+            context, limits, self._links, self._sessions
+        )
         self._sweep_due: float | None = None
         self._handlers: Mapping[str, _Handler] = {
             "register": self._registry.register,
@@ -69,7 +60,7 @@ class RelayServer:
 
     def link_opened(
         self, link: int, hello: UpgradeRequest, now: float
-    ) -> Sequence[RelayOutput]:
+    ) -> Sequence[registry.RelayOutput]:
         # An HTTP request has a path; the coordinator's own link is within the process.
         is_host = not hello.path
         if not self._links.add(link, hello.address, now, is_host=is_host):
@@ -81,7 +72,7 @@ class RelayServer:
 
     def receive(
         self, link: int, batch: Sequence[Data], now: float
-    ) -> Sequence[RelayOutput]:
+    ) -> Sequence[registry.RelayOutput]:
         node_link = self._links.get(link)
         if node_link is None:
             return ()  # it is being closed
@@ -89,20 +80,20 @@ class RelayServer:
             node_link.read_at = now + wait
         if node_link.node is not None:
             node_link.node.last_heard = now
-        outputs: list[RelayOutput] = []
+        outputs: list[registry.RelayOutput] = []
         for data in batch:
             try:
                 kind, payload = decode_envelope(data)
                 handler = self._handlers.get(kind, _unsupported)
                 outputs += handler(node_link, kind, payload, now)
-            except RelayNotOpen as error:
-                outputs.append(error_to(node_link, error.code, str(error)))
-                code, why = CLOSE_NOT_OPEN
+            except registry.RelayNotOpen as error:
+                outputs.append(links.error_to(node_link, error.code, str(error)))
+                code, why = registry.CLOSE_NOT_OPEN
                 outputs.append(RelaySend(link, why, code))
                 outputs += self.link_closed(link, now)
                 break
             except BadRelayMessage as error:
-                outputs.append(error_to(node_link, error.code, str(error)))
+                outputs.append(links.error_to(node_link, error.code, str(error)))
         return outputs
 
     def address_of(self, node_id: str) -> str:
@@ -111,7 +102,7 @@ class RelayServer:
         node_link = None if node is None else self._links.get(node.link_id)
         return "" if node_link is None else node_link.origin.address
 
-    def link_closed(self, link: int, now: float) -> Sequence[RelayOutput]:
+    def link_closed(self, link: int, now: float) -> Sequence[registry.RelayOutput]:
         node_link = self._links.get(link)
         if node_link is None:
             return ()
@@ -141,8 +132,8 @@ class RelayServer:
             return sweep
         return broadcast
 
-    def tick(self, now: float) -> Sequence[RelayOutput]:
-        outputs: list[RelayOutput] = []
+    def tick(self, now: float) -> Sequence[registry.RelayOutput]:
+        outputs: list[registry.RelayOutput] = []
         if self._sweep_due is not None and now >= self._sweep_due:
             outputs += self._registry.evict(now)
             self._sweep_due = now + SWEEP_INTERVAL if self._links else None
@@ -151,7 +142,7 @@ class RelayServer:
             outputs += presence.broadcast(now)
         return outputs
 
-    def _charge(self, link: NodeLink, count: int, size: int, now: float) -> float:
+    def _charge(self, link: links.NodeLink, count: int, size: int, now: float) -> float:
         """Charge messages to a link; return the seconds without reading from it."""
         wait = max(link.messages.charge(count, now), link.size.charge(size, now))
         wait = min(wait, self._limits.pause_max)
@@ -167,25 +158,25 @@ class RelayServer:
     # Handlers by the kind of a message; all raise BadRelayMessage.
 
     def _forward_signal(
-        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[RelayOutput]:
+        self, link: links.NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[registry.RelayOutput]:
         _, other, _ = self._endpoints(link, kind, payload)
         if wait := link.openings.try_charge_one(now):
-            return (rate_limited(link, "offers", wait),)
+            return (links.rate_limited(link, "offers", wait),)
         return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _open_session(
-        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[RelayOutput]:
+        self, link: links.NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[registry.RelayOutput]:
         node, other, session_id = self._endpoints(link, kind, payload)
         if wait := link.openings.try_charge_one(now):
-            return (rate_limited(link, "sessions", wait),)
+            return (links.rate_limited(link, "sessions", wait),)
         self._sessions.open(session_id, node, other)
         return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _forward(
-        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[RelayOutput]:
+        self, link: links.NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[registry.RelayOutput]:
         node, other, session_id = self._endpoints(link, kind, payload)
         if not self._sessions.is_open(session_id, node, other):
             raise BadRelayMessage(
@@ -198,8 +189,8 @@ class RelayServer:
         return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _close_session(
-        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[RelayOutput]:
+        self, link: links.NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[registry.RelayOutput]:
         try:
             node, other, session_id = self._endpoints(link, kind, payload)
         except _NotConnected:
@@ -210,7 +201,7 @@ class RelayServer:
         return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _endpoints(
-        self, link: NodeLink, kind: str, payload: dict[str, Any]
+        self, link: links.NodeLink, kind: str, payload: dict[str, Any]
     ) -> tuple[NodeRecord, NodeRecord, str]:
         """Return a message's sender, receiver and session id.
 
@@ -246,7 +237,7 @@ class RelayServer:
 
 
 _Handler: TypeAlias = Callable[
-    [NodeLink, str, dict[str, Any], float], Sequence[RelayOutput]
+    [links.NodeLink, str, dict[str, Any], float], Sequence[registry.RelayOutput]
 ]
 
 
@@ -255,7 +246,7 @@ class _NotConnected(BadRelayMessage):
 
 
 def _unsupported(
-    link: NodeLink, kind: str, payload: dict[str, Any], now: float
-) -> Sequence[RelayOutput]:
+    link: links.NodeLink, kind: str, payload: dict[str, Any], now: float
+) -> Sequence[registry.RelayOutput]:
     shown = kind[:SHOWN_MAX]
     raise BadRelayMessage("unsupported_message", f"Unsupported relay message: {shown}")
