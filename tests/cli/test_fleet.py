@@ -17,7 +17,7 @@ from shoal.cli.main import main
 from shoal.config.secret_files import TOKEN_FILE
 from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet.addresses import FLEETS
-from shoal.protocols.macfleet.config import Config
+from shoal.protocols.macfleet.local_node import Config
 
 URL = "macfleet://pair?token=tok%20en-1234&fleet=lab%207"
 MODULES = 25  # of a side of a QR code of version 2

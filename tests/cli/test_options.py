@@ -13,7 +13,7 @@ from shoal.cli.main import main
 from shoal.cli.options import DURATION, SettingsCommand, given, setting_options
 from shoal.cli.pool.status import PATH
 from shoal.client import reconnection
-from shoal.config.loader import setting
+from shoal.domain.settings import setting
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from typing import cast
 
 import platformdirs
 
-from shoal.config.loader import USER_FILE, flag, load_setting, setting
+from shoal.config.loader import USER_FILE, flag, load_setting
 from shoal.domain.errors import ConfigError
+from shoal.domain.settings import setting
 
 USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
 

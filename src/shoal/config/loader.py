@@ -6,7 +6,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,7 +16,7 @@ import platformdirs
 
 from shoal.config.private_files import readable_by_others
 from shoal.domain.errors import ConfigError
-from shoal.domain.secret_strength import why_guessable
+from shoal.domain.settings import why_guessable
 
 T = TypeVar("T")
 
@@ -26,29 +26,6 @@ ENVIRONMENT = "SHOAL_"  # prefix of variables
 SECRET_FILE = "_FILE"  # suffix of those that name the file of a secret
 SECRET_MAX = 64 << 10  # bytes of such a file
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
-
-
-def setting(
-    help: str,
-    default: object,
-    metavar: str = "",
-    *,
-    secret: bool = False,
-    everyday: bool = False,
-) -> Any:
-    """Declare a field of a configuration, with the help text of its flag.
-
-    The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
-    whoever presents it, see ``check_secrets``, and should be readable only to its user.
-    ``everyday``: its flag is in the short help.
-    """
-    metadata = {
-        "help": help,
-        "metavar": metavar,
-        "secret": secret,
-        "everyday": everyday,
-    }
-    return field(default=default, metadata=metadata)
 
 
 def load(

@@ -12,7 +12,7 @@ from enum import Enum
 
 from shoal.domain.addresses import is_loopback, network_key
 from shoal.domain.errors import TooManyFailures
-from shoal.domain.secret_strength import is_guessable
+from shoal.domain.settings import is_guessable
 
 WINDOW = 60.0  # seconds within which failures count together
 DELAY_AFTER = 5  # failures without a delay

@@ -14,8 +14,8 @@ from shoal.protocols.macfleet.addresses import (
 )
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.dialer import REJECTIONS_MAX, FleetDialer
+from shoal.protocols.macfleet.local_node import Config
 from shoal.protocols.macfleet.node_endpoints import endpoints
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.endpoints import Listener

@@ -18,9 +18,8 @@ from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.frames import FrameType
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
-from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.gossip import FleetGossip
-from shoal.protocols.macfleet.local_node import hardware_profile, node_id
+from shoal.protocols.macfleet.local_node import Config, hardware_profile, node_id
 from shoal.protocols.macfleet.membership import NodeAddress
 from shoal.protocols.macfleet.node_endpoints import endpoints, worker_endpoints
 from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER, FleetRateLimiter

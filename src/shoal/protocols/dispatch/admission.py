@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.domain.settings import setting
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import messages
@@ -47,36 +48,22 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 class Config:
     """Settings of the wire."""
 
-    token: str = field(
-        default="",
-        metadata={
-            "help": "token of workers, beside the coordinator's join token",
-            "secret": True,
-        },
+    token: str = setting(
+        "token of workers, beside the coordinator's join token", "", secret=True
     )
-    open: bool = field(
-        default=False,
-        metadata={
-            "help": "admission of Dispatch clients and workers without a key or token"
-        },
+    open: bool = setting(
+        "admission of Dispatch clients and workers without a key or token", False
     )
-    model: str = field(
-        default="dispatch",
-        metadata={"help": "model name for workers that report none"},
+    model: str = setting("model name for workers that report none", "dispatch")
+    silence: float = setting(
+        "seconds of silence until a worker counts as lost; workers send a "
+        "heartbeat every 10",
+        30.0,
     )
-    silence: float = field(
-        default=30.0,
-        metadata={
-            "help": "seconds of silence until a worker counts as lost; workers send a "
-            "heartbeat every 10"
-        },
-    )
-    trust_unproven: bool = field(
-        default=False,
-        metadata={
-            "help": "private jobs also for workers that name a trusted key without "
-            "proof, as in the original; anyone can do that"
-        },
+    trust_unproven: bool = setting(
+        "private jobs also for workers that name a trusted key without "
+        "proof, as in the original; anyone can do that",
+        False,
     )
 
 

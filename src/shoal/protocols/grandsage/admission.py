@@ -6,11 +6,12 @@ The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in an
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from shoal.domain.errors import ConfigError, NotAdmitted, Refused
+from shoal.domain.settings import setting
 from shoal.domain.vocabulary import Joined
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
@@ -44,35 +45,27 @@ _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 class Config:
     """Settings of the wire."""
 
-    token: str = field(
-        default="",
-        metadata={
-            "help": "token of nodes, beside the coordinator's join token; without "
-            "either, any token",
-            "secret": True,
-        },
+    token: str = setting(
+        "token of nodes, beside the coordinator's join token; without "
+        "either, any token",
+        "",
+        secret=True,
     )
-    max_new_tokens: int = field(
-        default=1024,
-        metadata={
-            "help": "limit of generated tokens at nodes: they drop "
-            "tasks whose limit exceeds their context"
-        },
+    max_new_tokens: int = setting(
+        "limit of generated tokens at nodes: they drop "
+        "tasks whose limit exceeds their context",
+        1024,
     )
-    context: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "context of a model's nodes, which then limits the generated "
-            "tokens instead; repeatable",
-            "metavar": "MODEL=TOKENS",
-        },
+    context: tuple[str, ...] = setting(
+        "context of a model's nodes, which then limits the generated "
+        "tokens instead; repeatable",
+        (),
+        "MODEL=TOKENS",
     )
-    silence: float = field(
-        default=30.0,
-        metadata={
-            "help": "seconds of silence until a node counts as lost; nodes send a "
-            "keepalive every 10, and those that send none must answer pings"
-        },
+    silence: float = setting(
+        "seconds of silence until a node counts as lost; nodes send a "
+        "keepalive every 10, and those that send none must answer pings",
+        30.0,
     )
 
 

@@ -5,9 +5,9 @@ MacFleet's own programs; see ``docs/protocols/macfleet.md``.
 """
 
 from shoal.protocols.macfleet.addresses import FLEETS, SECURE_SCHEME, coordinator_url
-from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.dialer import FleetDialer
 from shoal.protocols.macfleet.function_probe import CARRIED_KINDS
+from shoal.protocols.macfleet.local_node import Config
 from shoal.protocols.macfleet.node_endpoints import endpoints, worker_endpoints
 from shoal.protocols.macfleet.ranks import FleetRanks
 from shoal.protocols.seam.protocol import WireProtocol

@@ -11,8 +11,8 @@ from urllib.parse import SplitResult, parse_qs, quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet.codec.keys import TOKEN_FILE, TOKEN_VARIABLE, fleet_key
-from shoal.protocols.macfleet.config import HEARTBEAT_PORT, Config
-from shoal.protocols.macfleet.membership import NodeAddress
+from shoal.protocols.macfleet.local_node import Config
+from shoal.protocols.macfleet.membership import HEARTBEAT_PORT, NodeAddress
 from shoal.protocols.seam.endpoints import plain_label
 from shoal.protocols.seam.peer_addresses import split_url
 from shoal.protocols.seam.protocol import FleetAccess

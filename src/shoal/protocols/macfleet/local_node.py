@@ -1,4 +1,4 @@
-"""The local node, its peers, and the table of the peers that are connected.
+"""MacFleet's settings, the local node, its peers, and the table of connected peers.
 
 In MacFleet's own programs a later connection with the same node id replaces the earlier
 one, whichever node makes it; here it must come from the same address.
@@ -10,12 +10,69 @@ from enum import Enum
 from weakref import WeakValueDictionary
 
 from shoal.domain.errors import NotAdmitted
+from shoal.domain.settings import setting
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.member import FleetMember
-from shoal.protocols.macfleet.membership import FleetRegistry
+from shoal.protocols.macfleet.membership import HEARTBEAT_PORT, FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
+
+TRANSPORT_PORT = 50052  # MacFleet's default
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Configuration of MacFleet."""
+
+    token: str = setting(
+        "token of the fleet, 8 characters or more; its holders may serve "
+        "and submit jobs; empty: the join token (--join-token, --token)",
+        "",
+        secret=True,
+    )
+    fleet: str = setting(
+        "id of the fleet; together with the token it makes the fleet's key "
+        "(default: default)",
+        "",
+        "ID",
+    )
+    open: bool = setting(
+        "open fleet: no token and no TLS; everyone who can reach the ports "
+        "may serve and submit jobs",
+        False,
+    )
+    tls: bool = setting(
+        "TLS in an open fleet, as MacFleet's --tls; fleets with a token always use it",
+        False,
+    )
+    v1: bool = setting(
+        "also accept the version 1 handshake, which a reflection attack "
+        "can pass without the token",
+        False,
+    )
+    heartbeat_port: int | None = setting(
+        "port for heartbeats; 0: the system chooses (default: "
+        f"{HEARTBEAT_PORT}, or another if that is in use)",
+        None,
+    )
+    transport_port: int | None = setting(
+        "port for tasks; 0: the system chooses (default: "
+        f"{TRANSPORT_PORT}, or another if that is in use)",
+        None,
+    )
+    peers: tuple[str, ...] = setting(
+        "nodes to contact where discovery does not work: HOST:PORT of "
+        "their heartbeats, separated by commas",
+        (),
+        "ADDRESSES",
+    )
+    browse: bool = setting("discover nodes of the fleet on the local network", True)
+    slots: int = setting(
+        "concurrent tasks for each worker: MacFleet's workers do not report a number",
+        4,
+        "N",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

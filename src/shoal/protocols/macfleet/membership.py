@@ -14,8 +14,8 @@ from shoal.protocols.macfleet.codec.hardware import (
     HardwareProfile,
     reported_hardware,
 )
-from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 
+HEARTBEAT_PORT = 50051  # MacFleet's default
 MISSES_MAX = 3  # pings without a pong after which a node is suspected
 FAILED_AFTER = 10.0  # seconds without a pong after which a suspected node has failed
 FORGOTTEN_AFTER = 3600.0  # seconds since its last change of state or announcement

@@ -13,13 +13,10 @@ from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet import addresses, discovery, membership
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
-from shoal.protocols.macfleet.config import (
-    HEARTBEAT_PORT,
-    TRANSPORT_PORT,
-    Config,
-)
 from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
 from shoal.protocols.macfleet.local_node import (
+    TRANSPORT_PORT,
+    Config,
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
@@ -114,7 +111,7 @@ def _endpoints(
     dialer = TransportDialer(
         lambda node: not local.seats.has_inbound(node.id), partial(_dial, local)
     )
-    heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
+    heartbeats = _port(config.heartbeat_port, membership.HEARTBEAT_PORT)
     contacts = [addresses.parse_contact(each) for each in config.peers]
     peer_addresses = {
         addresses.parse_contact(each.address): each for each in context.peer_addresses

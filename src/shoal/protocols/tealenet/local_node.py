@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.secret_strength import is_guessable
+from shoal.domain.settings import is_guessable, setting
 from shoal.domain.worker import Hardware, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.context import Identity, ProtocolContext, WorkerProfile
@@ -19,57 +19,35 @@ class Config:
     Raises ConfigError from the constructor for an owner that is no UUID.
     """
 
-    passcode: str = field(
-        default="",
-        metadata={
-            "help": "passcode of the cluster; peers that have it serve and submit "
-            "jobs. The peers that this end connects to get its hash, which admits them "
-            "as well",
-            "secret": True,
-        },
+    passcode: str = setting(
+        "passcode of the cluster; peers that have it serve and submit "
+        "jobs. The peers that this end connects to get its hash, which admits them "
+        "as well",
+        "",
+        secret=True,
     )
-    open: bool = field(
-        default=False,
-        metadata={
-            "help": "admission of peers without a passcode, to serve and to submit jobs"
-        },
+    open: bool = setting(
+        "admission of peers without a passcode, to serve and to submit jobs", False
     )
-    lan: bool = field(
-        default=True,
-        metadata={"help": "separate TCP port for peers, announced by multicast"},
+    lan: bool = setting("separate TCP port for peers, announced by multicast", True)
+    port: int = setting("number of that port; 0: the system chooses one", 0)
+    browse: bool = setting(
+        "discovery of peers by multicast, and connections to those found", False
     )
-    port: int = field(
-        default=0,
-        metadata={"help": "number of that port; 0: the system chooses one"},
+    peers: tuple[str, ...] = setting(
+        "addresses of peers to connect to where multicast is blocked: "
+        "HOST:PORT, separated by commas",
+        (),
+        "ADDRESSES",
     )
-    browse: bool = field(
-        default=False,
-        metadata={
-            "help": "discovery of peers by multicast, and connections to those found"
-        },
+    relays: tuple[str, ...] = setting(
+        "relays to join: wss://HOST/ws, separated by commas. At relays of "
+        "others, any node can copy a registration and take this node's place",
+        (),
+        "URLS",
     )
-    peers: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "addresses of peers to connect to where multicast is blocked: "
-            "HOST:PORT, separated by commas",
-            "metavar": "ADDRESSES",
-        },
-    )
-    relays: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "relays to join: wss://HOST/ws, separated by commas. At relays of "
-            "others, any node can copy a registration and take this node's place",
-            "metavar": "URLS",
-        },
-    )
-    owner: str = field(
-        default="",
-        metadata={
-            "help": "UUID of the user that this machine belongs to, for peers to show",
-            "metavar": "UUID",
-        },
+    owner: str = setting(
+        "UUID of the user that this machine belongs to, for peers to show", "", "UUID"
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@ import uuid
 
 import pytest
 
-from shoal.domain.secret_strength import (
+from shoal.domain.settings import (
     BITS_MIN,
     PUBLISHED,
     SIZE_MAX,

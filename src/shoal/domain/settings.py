@@ -1,14 +1,17 @@
-"""Estimates how many guesses a secret withstands, from its text alone.
+"""Declares settings, and estimates how many guesses a secret among them withstands.
 
-The estimate is what is left of ``length * log2(alphabet)`` without the characters that
-a guesser gets for free: repeats, runs such as ``1234``, and words that examples and
-defaults are made of.  Nobody can tell a random text from a quoted one by looking at it,
-so a phrase of a book passes: the estimate finds carelessness, not cleverness.
+The estimate is what is left of ``length * log2(alphabet)``, from the secret's text
+alone, without the characters that a guesser gets for free: repeats, runs such as
+``1234``, and words that examples and defaults are made of.  Nobody can tell a random
+text from a quoted one by looking at it, so a phrase of a book passes: the estimate
+finds carelessness, not cleverness.
 """
 
 import math
 import re
 import string
+from dataclasses import field
+from typing import Any
 
 BITS_MIN = 80
 """The bits of a secret that may be guessed at from other machines.
@@ -44,6 +47,29 @@ PUBLISHED = frozenset(
     }
 )
 """Published secrets, in lower case: of manuals, of keyboards and of proverbs."""
+
+
+def setting(
+    help: str,
+    default: object,
+    metavar: str = "",
+    *,
+    secret: bool = False,
+    everyday: bool = False,
+) -> Any:
+    """Declare a field of a configuration, with the help text of its flag.
+
+    The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
+    whoever presents it, see ``check_secrets``, and should be readable only to its user.
+    ``everyday``: its flag is in the short help.
+    """
+    metadata = {
+        "help": help,
+        "metavar": metavar,
+        "secret": secret,
+        "everyday": everyday,
+    }
+    return field(default=default, metadata=metadata)
 
 
 def is_guessable(secret: str) -> bool:
