@@ -113,6 +113,7 @@ class BatchContext:
             timer.cancel()
 
 
+@dataclass(slots=True, eq=False)
 class BatchRun:
     """A batch that has not ended.
 
@@ -120,19 +121,13 @@ class BatchRun:
     something has happened to it.
     """
 
-    def __init__(
-        self,
-        batch: batches.StoredBatch,
-        context: BatchContext,
-        jobs: line_jobs.LineJobs,
-    ) -> None:
-        self.batch = batch
-        self.ending: batches.BatchStatus | None = None
-        self.wake = asyncio.Event()
-        self._context = context
-        self._jobs = jobs
-        self._results: list[batches.LineResult] = []
-        self._awaits_room = False  # whether a callback for room is registered
+    batch: batches.StoredBatch
+    _context: BatchContext
+    _jobs: line_jobs.LineJobs
+    ending: batches.BatchStatus | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _results: list[batches.LineResult] = field(default_factory=list)
+    _awaits_room: bool = False  # whether a callback for room is registered
 
     async def run(self) -> None:
         """Run it to its end.  Raises StoreError if the store is broken."""

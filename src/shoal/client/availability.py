@@ -6,6 +6,7 @@ By default such a call waits for an hour, since a worker may still join.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import ClientSession
@@ -48,6 +49,7 @@ WARNED_MAX = 1024  # functions with a warning that is not repeated
 log = logging.getLogger("shoal")
 
 
+@dataclass(slots=True, eq=False)
 class StalledCallMonitor:
     """Warns of calls that no worker can run, once for each function.
 
@@ -56,18 +58,11 @@ class StalledCallMonitor:
         event_count: returns the number of started, progressed and ended calls so far.
     """
 
-    def __init__(
-        self,
-        session: ClientSession,
-        address: CoordinatorAddress,
-        unstarted: Callable[[], Iterable[ClientCall]],
-        event_count: Callable[[], int],
-    ) -> None:
-        self._session = session
-        self._address = address
-        self._unstarted = unstarted
-        self._event_count = event_count
-        self._warned: set[str] = set()
+    _session: ClientSession
+    _address: CoordinatorAddress
+    _unstarted: Callable[[], Iterable[ClientCall]]
+    _event_count: Callable[[], int]
+    _warned: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
         """Check periodically, until cancelled."""

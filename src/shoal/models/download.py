@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -46,28 +46,25 @@ class DownloadedModel:
     files: int
 
 
+@dataclass(slots=True, eq=False)
 class ModelDownload:
     """The download of one model from one peer, to which ``send`` sends messages.
 
     ``progress`` receives the bytes so far, and the size if it is known.
     """
 
-    def __init__(
-        self,
-        request: DownloadRequest,
-        send: Callable[[model_messages.ModelMessage], bool],
-        progress: Callable[[int, int | None], None] = lambda received, size: None,
-    ) -> None:
-        self._request = request
-        self._send = send
-        self._progress = progress
-        self._answer: model_messages.ModelAnswer | None = None
-        self._incoming: IncomingModel | None = None
-        self._writes: list[FileWrite] = []
-        self._unwritten = 0  # bytes, with those that are being written
-        self._end: model_messages.ModelDone | errors.ShoalError | None = None
-        self._changed = asyncio.Event()
-        self._writable = asyncio.Event()
+    _request: DownloadRequest
+    _send: Callable[[model_messages.ModelMessage], bool]
+    _progress: Callable[[int, int | None], None] = lambda received, size: None
+    _answer: model_messages.ModelAnswer | None = None
+    _incoming: IncomingModel | None = None
+    _writes: list[FileWrite] = field(default_factory=list)
+    _unwritten: int = 0  # bytes, with those that are being written
+    _end: model_messages.ModelDone | errors.ShoalError | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _writable: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
         self._writable.set()
 
     async def run(self) -> DownloadedModel:

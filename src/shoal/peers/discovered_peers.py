@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from shoal.peers.outbound import OutboundConnections
 from shoal.protocols.seam.endpoints import (
@@ -47,22 +47,16 @@ class DiscoveryTarget:
         self.changed.set()
 
 
+@dataclass(slots=True, eq=False)
 class DiscoveredPeers:
     """The services that one browser discovered, by name."""
 
-    def __init__(
-        self,
-        wire: str,
-        browser: ServiceBrowser,
-        calls: OutboundConnections,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self.wire = wire
-        self.browser = browser
-        self._outbound = calls
-        self._tasks = tasks
-        self._seen: dict[str, DiscoveryTarget] = {}
-        self.connections: set[asyncio.Task[None]] = set()
+    wire: str
+    browser: ServiceBrowser
+    _outbound: OutboundConnections
+    _tasks: asyncio.TaskGroup
+    _seen: dict[str, DiscoveryTarget] = field(default_factory=dict)
+    connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     def on_found(self, service: DiscoveredService) -> None:
         """Dial a new service, or update a known one."""

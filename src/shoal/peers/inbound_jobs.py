@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from shoal.coordinator.backlog import Backlog
@@ -55,6 +55,7 @@ class PeerJobPolicy:
 DEFAULT_POLICY = PeerJobPolicy()
 
 
+@dataclass(slots=True, eq=False)
 class InboundJobs:
     """The open jobs of one peer.
 
@@ -66,25 +67,20 @@ class InboundJobs:
     values.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        owner: str,
-        policy: PeerJobPolicy,
-        start_task: StartTask,
-        send: Callable[[words.Event], bool],
-        wait_for_room: WaitForRoom,
-        peer: WorkerConnection,
-    ) -> None:
-        self._hub = hub
-        self._peer = peer
-        self._owner = owner
-        self._policy = policy
-        self._start_task = start_task
-        self._send = send
-        self._wait_for_room = wait_for_room
-        self._backlog = Backlog(hub, owner)
-        self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
+    _hub: Hub
+    _owner: str
+    _policy: PeerJobPolicy
+    _start_task: StartTask
+    _send: Callable[[words.Event], bool]
+    _wait_for_room: WaitForRoom
+    _peer: WorkerConnection
+    _backlog: Backlog = field(init=False)
+    _open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self._backlog = Backlog(self._hub, self._owner)
 
     def start(self, command: words.RunJob) -> None:
         """Start a job; its answer is sent to the peer as it is produced."""

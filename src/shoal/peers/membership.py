@@ -7,6 +7,7 @@ to keep is dialled and served like any other peer.
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shoal.peers.outbound import Dial, FixedTarget, OutboundConnections
 from shoal.protocols.seam import endpoints
@@ -21,29 +22,24 @@ CHECK_INTERVAL = 1.0  # maximum seconds until a moved deadline takes effect
 log = logging.getLogger("shoal.peers")
 
 
+@dataclass(slots=True, eq=False)
 class MembershipRunner:
     """Runs one endpoint's prober; ``connections`` are the tasks of kept connections."""
 
-    def __init__(
-        self,
-        wire: str,
-        prober: endpoints.MembershipProber,
-        outbound: OutboundConnections,
-        dial: Dial,
-        clock: Clock,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self.connections: set[asyncio.Task[None]] = set()
-        self._wire = wire
-        self._prober = prober
-        self._outbound = outbound
-        self._dial = dial
-        self._clock = clock
-        self._tasks = tasks
-        self._targets: dict[int, FixedTarget] = {}  # by `id` of its OutgoingConnection
-        self._exchange_slots = asyncio.Semaphore(EXCHANGES_MAX)
-        self._probe_ended = asyncio.Event()
-        self._listed: Mapping[str, endpoints.ListedNode] = {}
+    _wire: str
+    _prober: endpoints.MembershipProber
+    _outbound: OutboundConnections
+    _dial: Dial
+    _clock: Clock
+    _tasks: asyncio.TaskGroup
+    connections: set[asyncio.Task[None]] = field(default_factory=set)
+    # By `id` of its OutgoingConnection.
+    _targets: dict[int, FixedTarget] = field(default_factory=dict)
+    _exchange_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(EXCHANGES_MAX)
+    )
+    _probe_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _listed: Mapping[str, endpoints.ListedNode] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Run the prober until cancelled."""

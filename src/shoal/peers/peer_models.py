@@ -9,7 +9,7 @@ queues or rejects it.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.connections import PeerRoute, WorkerConnection
 from shoal.coordinator.hub import Hub
@@ -84,6 +84,7 @@ class PeerModel:
             self.port.on_event(words.Draining(UNLOADED))
 
 
+@dataclass(slots=True, eq=False)
 class PeerModels:
     """All models of one peer; ``name`` is the peer's name within worker names.
 
@@ -92,27 +93,18 @@ class PeerModels:
     hub to any model go to ``peer``.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        wire: str,
-        name: str,
-        via: PeerRoute | None,
-        peer: WorkerConnection,
-        changed: Callable[[], None],
-    ) -> None:
-        self.hub = hub
-        self.wire = wire
-        self.via = via
-        self.peer = peer
-        self._name = name
-        self._changed = changed
-        self._models: dict[str, PeerModel] = {}
-        self._running: dict[tuple[JobId, LeaseNumber], PeerModel] = {}
-        self._ended: dict[JobId, PeerModel] = {}  # oldest first
-        self._load = WorkerLoad()
-        self._draining: words.Draining | None = None
-        self._warned = False
+    hub: Hub
+    wire: str
+    _name: str
+    via: PeerRoute | None
+    peer: WorkerConnection
+    _changed: Callable[[], None]
+    _models: dict[str, PeerModel] = field(default_factory=dict)
+    _running: dict[tuple[JobId, LeaseNumber], PeerModel] = field(default_factory=dict)
+    _ended: dict[JobId, PeerModel] = field(default_factory=dict)  # oldest first
+    _load: WorkerLoad = field(default_factory=WorkerLoad)
+    _draining: words.Draining | None = None
+    _warned: bool = False
 
     @property
     def is_sole_worker(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -28,6 +29,7 @@ class Clock(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class DeadlineTimer:
     """Calls ``tick`` when the deadline of a state machine has come.
 
@@ -35,17 +37,11 @@ class DeadlineTimer:
     after anything that may have changed it.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        deadline: Callable[[], float | None],
-        tick: Callable[[], None],
-    ) -> None:
-        self._clock = clock
-        self._deadline = deadline
-        self._tick = tick
-        self._timer: Timer | None = None
-        self._due = 0.0
+    _clock: Clock
+    _deadline: Callable[[], float | None]
+    _tick: Callable[[], None]
+    _timer: Timer | None = None
+    _due: float = 0.0
 
     def update(self) -> None:
         """Set the timer to the deadline."""

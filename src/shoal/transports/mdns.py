@@ -10,6 +10,7 @@ import ipaddress
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
@@ -152,28 +153,20 @@ def _addresses(version: int) -> set[str]:
     return found
 
 
+@dataclass(slots=True, eq=False)
 class _ServiceResolver:
     """Resolves the services that one browser finds."""
 
-    def __init__(
-        self,
-        zeroconf: "Zeroconf",
-        tasks: asyncio.TaskGroup,
-        kind: str,
-        on_found: Callable[[DiscoveredService], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self._zeroconf = zeroconf
-        self._tasks = tasks
-        self._kind = kind
-        self._on_found = on_found
-        self._on_lost = on_lost
-        self._services: dict[
-            str, DiscoveredService | None
-        ] = {}  # None: nothing is known yet
-        self._resolving: dict[str, asyncio.Task[None]] = {}
-        self._warned = False
-        self._stopped = False
+    _zeroconf: "Zeroconf"
+    _tasks: asyncio.TaskGroup
+    _kind: str
+    _on_found: Callable[[DiscoveredService], None]
+    _on_lost: Callable[[str], None]
+    # None: nothing is known yet.
+    _services: dict[str, DiscoveredService | None] = field(default_factory=dict)
+    _resolving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _warned: bool = False
+    _stopped: bool = False
 
     def on_change(
         self,

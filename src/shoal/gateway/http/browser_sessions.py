@@ -55,24 +55,20 @@ class SignInCodes:
         return found[0] if found is not None and at < found[1] else None
 
 
+@dataclass(slots=True, eq=False)
 class BrowserSessions:
     """The sessions of browsers, and the codes that begin one.
 
     They end with the process, unless there is a ``file``.  Times are Unix seconds.
     """
 
-    def __init__(
-        self,
-        pages: PagePolicy = PagePolicy(),  # noqa: B008  # it is frozen
-        file: SessionFile | None = None,
-    ) -> None:
-        self.codes = SignInCodes()
-        self._pages = pages
-        self._file = file
-        self._writing = threading.Lock()
-        self._sessions: dict[bytes, BrowserSession] = {}  # oldest first
-        self._changes = 0
-        self._written = 0  # the changes that are in the file
+    _pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
+    _file: SessionFile | None = None
+    codes: SignInCodes = field(default_factory=SignInCodes)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _sessions: dict[bytes, BrowserSession] = field(default_factory=dict)  # oldest first
+    _changes: int = 0
+    _written: int = 0  # the changes that are in the file
 
     async def open(self) -> None:
         """Read the sessions of before the start."""

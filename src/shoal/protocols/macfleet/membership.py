@@ -5,7 +5,7 @@ again; Shoal's do, and so notice its return.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shoal.protocols.macfleet.codec.hardware import (
@@ -96,23 +96,19 @@ def _ignore(text: str) -> None:
     pass
 
 
+@dataclass(slots=True, eq=False)
 class FleetRegistry:
     """All nodes of a fleet but this one, by id.
 
     ``warn`` receives what to log about nodes of other versions.
     """
 
-    def __init__(
-        self,
-        own_id: str,
-        own_profile: Callable[[], HardwareProfile],
-        warn: Callable[[str], None] = _ignore,
-    ) -> None:
-        self.own_id = own_id
-        self.own_profile = own_profile
-        self._warn = warn
-        self._mismatches: set[tuple[str, str]] = set()  # ids and names of versions
-        self._nodes: dict[str, FleetNode] = {}
+    own_id: str
+    own_profile: Callable[[], HardwareProfile]
+    _warn: Callable[[str], None] = _ignore
+    # Ids and names of versions.
+    _mismatches: set[tuple[str, str]] = field(default_factory=set)
+    _nodes: dict[str, FleetNode] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Sequence[FleetNode]:
