@@ -25,15 +25,7 @@ from contextlib import closing, suppress
 from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
-from aiohttp import (
-    ClientError,
-    ClientSession,
-    ClientTimeout,
-    ClientWebSocketResponse,
-    TCPConnector,
-    WSMsgType,
-    WSServerHandshakeError,
-)
+import aiohttp
 
 from shoal.domain.errors import Unavailable
 from shoal.training.run_events import MESSAGE_MAX, Message, run_id_of
@@ -74,12 +66,12 @@ def tls_for(fingerprint: str) -> ssl.SSLContext | None:
     return context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
 
 
-def run_session(token: str, tls: ssl.SSLContext | None) -> ClientSession:
+def run_session(token: str, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     """Return a session that shows the token of a run."""
-    return ClientSession(
-        connector=TCPConnector(ssl=True if tls is None else tls),
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=True if tls is None else tls),
         headers={"Authorization": f"Bearer {token}"},
-        timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
     )
 
 
@@ -107,7 +99,7 @@ def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -
                             return
                         if response.status < SERVER_ERRORS:
                             raise Unavailable(await response.text())
-                except (ClientError, OSError) as error:
+                except (aiohttp.ClientError, OSError) as error:
                     log.debug("url=%s error=%s", path, describe_http_error(error))
                 await asyncio.sleep(delay)
 
@@ -224,10 +216,10 @@ class RunLink:
                     ) as socket:
                         delays = chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1]))
                         await self._serve(socket)
-                except WSServerHandshakeError as error:
+                except aiohttp.WSServerHandshakeError as error:
                     if error.status in FINAL_STATUSES:
                         self._end(f"the coordinator has no such open run: {self._url}")
-                except (ClientError, OSError) as error:
+                except (aiohttp.ClientError, OSError) as error:
                     log.debug("run=%s error=%s", self._url, describe_http_error(error))
                 if self._over is not None:
                     return
@@ -243,13 +235,13 @@ class RunLink:
                     self._wake.clear()
                     await self._wake.wait()
 
-    async def _serve(self, socket: ClientWebSocketResponse) -> None:
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._connections += 1
         await self._deliver({CONNECTED: self._connections})
         writer = asyncio.ensure_future(self._write(socket))
         try:
             async for message in socket:
-                if message.type is WSMsgType.TEXT:
+                if message.type is aiohttp.WSMsgType.TEXT:
                     await self._deliver(json.loads(message.data))
         finally:
             writer.cancel()
@@ -260,7 +252,7 @@ class RunLink:
         elif socket.close_code == REPLACED:
             self._end("another process has this member's place")
 
-    async def _write(self, socket: ClientWebSocketResponse) -> None:
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         for message in self._greeting():
             await socket.send_str(json.dumps(message))
         while True:
@@ -374,10 +366,10 @@ class RelayedSockets:
                         accept(self._open({"ticket": message.json()["ticket"]}))
                 if listener.close_code in (REPLACED, RUN_ENDED):
                     return
-            except WSServerHandshakeError as error:
+            except aiohttp.WSServerHandshakeError as error:
                 if error.status in FINAL_STATUSES:
                     return
-            except (ClientError, OSError) as error:
+            except (aiohttp.ClientError, OSError) as error:
                 log.debug("run=%s error=%s", self._url, describe_http_error(error))
             await asyncio.sleep(RETRY_INTERVAL)
 
@@ -390,19 +382,19 @@ class RelayedSockets:
                     sending = self._loop.create_task(self._send(local, remote))
                     try:
                         async for message in remote:
-                            if message.type is WSMsgType.BINARY:
+                            if message.type is aiohttp.WSMsgType.BINARY:
                                 await self._loop.sock_sendall(local, message.data)
                     finally:
                         sending.cancel()
                         await asyncio.wait([sending])
-            except (ClientError, OSError) as error:
+            except (aiohttp.ClientError, OSError) as error:
                 log.debug("run=%s error=%s", self._url, describe_http_error(error))
 
     async def _send(
-        self, local: socket.socket, remote: ClientWebSocketResponse
+        self, local: socket.socket, remote: aiohttp.ClientWebSocketResponse
     ) -> None:
         piece = memoryview(bytearray(PIECE_SIZE))
-        with suppress(ClientError, OSError):
+        with suppress(aiohttp.ClientError, OSError):
             while size := await self._loop.sock_recv_into(local, piece):
                 await remote.send_bytes(bytes(piece[:size]))
         await remote.close()

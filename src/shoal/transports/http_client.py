@@ -4,18 +4,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+import aiohttp
 import msgspec
-from aiohttp import (
-    ClientConnectorCertificateError,
-    ClientConnectorError,
-    ClientConnectorSSLError,
-    ClientError,
-    ClientResponse,
-    ClientResponseError,
-    ClientSession,
-    ClientTimeout,
-    ServerDisconnectedError,
-)
 from yarl import URL
 
 from shoal.domain.errors import LimitExceeded, Unavailable
@@ -30,22 +20,24 @@ HANG_UP_HINT = (
 def describe_http_error(error: Exception) -> str:
     """Return what an error of ``aiohttp`` means, and what may help."""
     match error:
-        case ClientConnectorCertificateError(certificate_error=WrongServerKey()):
+        case aiohttp.ClientConnectorCertificateError(
+            certificate_error=WrongServerKey()
+        ):
             return str(error.certificate_error)
-        case ClientConnectorCertificateError():
+        case aiohttp.ClientConnectorCertificateError():
             cause = error.certificate_error
             return (
                 "its certificate is not signed by a trusted authority "
                 f"({getattr(cause, 'verify_message', cause)}); a token or API key "
                 "with a fingerprint, as the coordinator prints them, needs none"
             )
-        case ClientConnectorSSLError():
+        case aiohttp.ClientConnectorSSLError():
             return (
                 "it does not speak TLS: without, its URL begins with http:// or ws://"
             )
-        case ServerDisconnectedError():
+        case aiohttp.ServerDisconnectedError():
             return HANG_UP_HINT
-        case ClientConnectorError():
+        case aiohttp.ClientConnectorError():
             return _of_system(error.os_error)
         case TimeoutError():
             return "no answer"
@@ -108,7 +100,9 @@ async def request_json(
     else that answers.
     """
     named = named or url
-    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
         try:
             async with session.request(
                 "GET" if body is None else "POST",
@@ -121,15 +115,16 @@ async def request_json(
                 if response.status >= SERVER_ERRORS:
                     raise Unavailable(f"{named}: it answers HTTP {response.status}")
                 answer = await read_body(response, ANSWER_MAX)
-        except ClientConnectorCertificateError as error:
+        except aiohttp.ClientConnectorCertificateError as error:
             raise CertificateNotTrusted(
                 f"{named}: {describe_http_error(error)}"
             ) from error
-        except ClientConnectorSSLError as error:
+        except aiohttp.ClientConnectorSSLError as error:
             raise NotTls(f"{named}: {describe_http_error(error)}") from error
-        except ClientResponseError as error:  # raised only if the response is not HTTP
+        except aiohttp.ClientResponseError as error:
+            # Raised only if the response is not HTTP.
             raise NotHttp(f"{named}: what answers there speaks no HTTP") from error
-        except (ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{named}: {describe_http_error(error)}") from error
         except LimitExceeded:
             return None
@@ -140,7 +135,7 @@ async def request_json(
 
 
 async def read_body(
-    response: ClientResponse, size_max: int, what: str = "response"
+    response: aiohttp.ClientResponse, size_max: int, what: str = "response"
 ) -> bytes:
     """Return the body of a response.
 

@@ -7,21 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar, cast
 
-from aiohttp import (
-    ClientConnectionError,
-    ClientConnectorCertificateError,
-    ClientError,
-    ClientResponseError,
-    ClientSession,
-    ClientTimeout,
-    ClientWebSocketResponse,
-    ClientWSTimeout,
-    TraceConfig,
-    TraceRequestEndParams,
-    WSMsgType,
-    WSServerHandshakeError,
-    web,
-)
+import aiohttp
+from aiohttp import web
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer
@@ -66,7 +53,7 @@ class WebSocketLink:
 
     def __init__(
         self,
-        socket: web.WebSocketResponse | ClientWebSocketResponse,
+        socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse,
         transport: asyncio.WriteTransport,
         peer: str,
         unadmitted: UnadmittedConnection | None = None,
@@ -113,22 +100,22 @@ class WebSocketLink:
     async def _receive(self) -> list[Data]:
         try:
             message = await self._messages.next()
-        except (ConnectionError, ClientError) as error:
+        except (ConnectionError, aiohttp.ClientError) as error:
             # aiohttp answers a ping before it returns, which may fail.
             raise LinkClosed(f"connection lost: {error}") from error
         if self._unadmitted is not None and self._unadmitted.refusal:
             raise LinkClosed(f"refused: {self._unadmitted.refusal}")
         match message.type:
-            case WSMsgType.TEXT | WSMsgType.BINARY:
+            case aiohttp.WSMsgType.TEXT | aiohttp.WSMsgType.BINARY:
                 batch = [message.data, *self._messages.at_hand(BATCH_MAX)]
                 if self._unadmitted is not None:
                     self._unadmitted.progressed()
                 return batch
-            case WSMsgType.CLOSE:
+            case aiohttp.WSMsgType.CLOSE:
                 code, text = message.data or 1005, message.extra or ""
                 await self.close(CloseCode.NORMAL, "")
                 raise LinkClosed(_closed_by_peer(code, text), code, text)
-            case WSMsgType.ERROR:
+            case aiohttp.WSMsgType.ERROR:
                 code = self._socket.close_code or 1006
                 raise LinkClosed(f"broken WebSocket: {message.data}", code)
             case _:
@@ -145,7 +132,7 @@ class WebSocketLink:
                 await self._socket.send_str(data)
             else:
                 await self._socket.send_bytes(data)
-        except (ConnectionError, ClientError, RuntimeError) as error:
+        except (ConnectionError, aiohttp.ClientError, RuntimeError) as error:
             # aiohttp says with a RuntimeError that the socket is closing.
             raise LinkClosed(f"connection lost: {error}") from error
 
@@ -308,11 +295,11 @@ async def connect_websocket(
         context = context_pinning(fingerprint)
     peer = url.partition("?")[0]  # what follows may hold a token
     upgrade = _Upgrade()
-    trace = TraceConfig()
+    trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_refuse_redirect)
     trace.on_request_end.append(upgrade.on_answer)
-    async with ClientSession(
-        timeout=ClientTimeout(total=None), trace_configs=[trace]
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None), trace_configs=[trace]
     ) as session:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -322,10 +309,10 @@ async def connect_websocket(
                     autoclose=False,
                     max_msg_size=message_max,
                     heartbeat=PING_EVERY,
-                    timeout=ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
                     ssl=context,
                 )
-        except WSServerHandshakeError as error:
+        except aiohttp.WSServerHandshakeError as error:
             if error.status in BUSY:
                 reason = f"{peer} refuses connections for now: HTTP {error.status}"
                 raise LinkClosed(reason) from error
@@ -333,10 +320,10 @@ async def connect_websocket(
             if error.status == NOT_FOUND:
                 reason += OTHER_PROGRAM
             raise LinkClosed(reason) from error
-        except ClientResponseError as error:
+        except aiohttp.ClientResponseError as error:
             # It would print the whole URL.
             raise LinkClosed(f"{peer} does not speak HTTP here") from error
-        except ClientConnectorCertificateError as error:
+        except aiohttp.ClientConnectorCertificateError as error:
             if isinstance(error.certificate_error, WrongServerKey):
                 reason = f"{peer}: {error.certificate_error}"
                 raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
@@ -345,7 +332,7 @@ async def connect_websocket(
                 f"({error.certificate_error}); a token that the coordinator prints "
                 "names its certificate"
             ) from error
-        except (ClientError, OSError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise LinkClosed(
                 f"cannot connect to {peer}: {describe_http_error(error)}"
             ) from error
@@ -365,7 +352,7 @@ class _Upgrade:
     headers: Mapping[str, str]
 
     async def on_answer(
-        self, _session: object, _context: object, ended: TraceRequestEndParams
+        self, _session: object, _context: object, ended: aiohttp.TraceRequestEndParams
     ) -> None:
         """Take the headers and the transport.  Raises ClientConnectionError."""
         answer = ended.response
@@ -373,10 +360,10 @@ class _Upgrade:
         if answer.connection is None:
             return  # released, for it is a refusal
         if answer.connection.transport is None:
-            raise ClientConnectionError("connection lost")
+            raise aiohttp.ClientConnectionError("connection lost")
         self.transport = answer.connection.transport
 
 
 async def _refuse_redirect(*_: object) -> None:
     # A token must not follow a redirect to another server.
-    raise ClientError("the server redirects to another address")
+    raise aiohttp.ClientError("the server redirects to another address")

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from aiohttp import (
-    ClientConnectorCertificateError,
-    ClientConnectorError,
-    ClientError,
-    ClientResponseError,
-    ClientSession,
-    ClientTimeout,
-    InvalidURL,
-    ServerDisconnectedError,
-    TCPConnector,
-)
+import aiohttp
 
 import shoal
 from shoal.coordinator.hub import Hub
@@ -132,17 +122,18 @@ class WebhookSender:
             case _:
                 pass  # not the end of a job
 
-    def _session(self) -> ClientSession:
-        connector = TCPConnector(
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
             limit=CONCURRENT_MAX,
             # Resolve the name for each delivery: receivers move.
             use_dns_cache=False,
             force_close=True,
             socket_factory=webhooks.SOCKET_FACTORIES[self._egress_policy],
         )
-        return ClientSession(
+        return aiohttp.ClientSession(
             connector=connector,
-            timeout=ClientTimeout(total=None),  # each delivery has its own timeout
+            # Each delivery has its own timeout.
+            timeout=aiohttp.ClientTimeout(total=None),
             headers={"User-Agent": f"Shoal/{shoal.__version__}"},
         )
 
@@ -159,7 +150,7 @@ class WebhookSender:
             self._clock_offset = offset
 
     async def _start_due(
-        self, session: ClientSession, tasks: asyncio.TaskGroup
+        self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup
     ) -> float | None:
         """Start due deliveries, within the limits.
 
@@ -190,7 +181,9 @@ class WebhookSender:
             if timer is not None:
                 timer.cancel()
 
-    async def _deliver(self, session: ClientSession, tried: DeliveryState) -> None:
+    async def _deliver(
+        self, session: aiohttp.ClientSession, tried: DeliveryState
+    ) -> None:
         failure = None
         try:
             failure = await self._attempt(session, tried.delivery)
@@ -201,7 +194,7 @@ class WebhookSender:
             self._wake.set()
 
     async def _attempt(
-        self, session: ClientSession, call: WebhookDelivery
+        self, session: aiohttp.ClientSession, call: WebhookDelivery
     ) -> _Failure | None:
         """Send a message once; return the failure, if any."""
         stored = await self._store.job(call.job_id)
@@ -228,8 +221,8 @@ class WebhookSender:
         except TimeoutError:
             reason = f"no answer within {self._answer_timeout:g} s"
             return _Failure(reason, timed_out=True)
-        except (ClientError, OSError, ValueError) as error:
-            return _Failure(_reason(error), final=isinstance(error, InvalidURL))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _Failure(_reason(error), final=isinstance(error, aiohttp.InvalidURL))
 
     async def _record_attempt(
         self, tried: DeliveryState, failure: _Failure | None
@@ -290,17 +283,17 @@ def _reason(error: Exception) -> str:
     Neither aiohttp's own text is shown, which may have it, nor what answers there.
     """
     match error:
-        case InvalidURL():
+        case aiohttp.InvalidURL():
             reason = "invalid address"
-        case ClientResponseError():  # raised only if the answer is not HTTP
+        case aiohttp.ClientResponseError():  # raised only if the answer is not HTTP
             reason = "what answers there speaks no HTTP"
-        case ClientConnectorCertificateError():
+        case aiohttp.ClientConnectorCertificateError():
             reason = f"invalid certificate: {error.certificate_error}"
-        case ClientConnectorError(os_error=ConnectionRefusedError()):
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
             reason = "connection refused"
-        case ClientConnectorError():
+        case aiohttp.ClientConnectorError():
             reason = str(error.os_error.strerror or error.os_error)
-        case ServerDisconnectedError():
+        case aiohttp.ServerDisconnectedError():
             reason = "it hung up without an answer"
         case OSError():
             reason = error.strerror or type(error).__name__
