@@ -1,21 +1,21 @@
 """The calls of one route, and the streams that they share."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.calls.stream import OpenCallStream
 from shoal.calls.stream_load import PendingCall, StreamLoad
-from shoal.coordinator.hub import Hub
 from shoal.domain import errors
-from shoal.domain.ids import WorkerId
 from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import CALL_QUEUE, CallStream
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_limits, no_call_result
-from shoal.transports.clock import Clock
+
+if TYPE_CHECKING:
+    from shoal.calls.scheduler import CallScheduler
 
 ATTEMPTS_MAX = 2  # streams lost while running a call, until the call is blamed
 IDLE_MAX = 2.0  # seconds to hold an idle stream
@@ -34,49 +34,10 @@ class CallRoute:
     waits: bool = False  # as ``JobTerms.waits``
 
 
-class GroupOwner(Protocol):
-    """The owner of groups; ``pending`` are the calls that are not cancelled.
-
-    While it is ``held``, no call is sent.
-    """
-
-    hub: Hub
-    clock: Clock
-    owner: str
-    held: bool
-    pending: "dict[int, tuple[PendingCall, CallGroup]]"
-
-    def schedule_check(self) -> None:
-        """Schedule a check of all streams."""
-        ...
-
-    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
-        """Calls were sent to a worker."""
-        ...
-
-    def on_requeued(
-        self, numbers: Sequence[int], reason: str, *, lost: bool = False
-    ) -> None:
-        """Calls without a result wait again; ``lost``: with their worker."""
-        ...
-
-    def on_results(self, returns: list[CallResult]) -> None:
-        """Receive the results of pending calls."""
-        ...
-
-    def fail(self, calls: Iterable[PendingCall], error: errors.ShoalError) -> None:
-        """Fail calls."""
-        ...
-
-    def remove_finished(self) -> None:
-        """Remove groups that have become empty."""
-        ...
-
-
 class CallGroup:
     """The calls of one route, and the streams that carry them."""
 
-    def __init__(self, owner: GroupOwner, route: CallRoute) -> None:
+    def __init__(self, owner: "CallScheduler", route: CallRoute) -> None:
         self.waiting: deque[PendingCall] = deque()
         self.opening: OpenCallStream | None = None  # not yet assigned to a worker
         self._owner = owner
@@ -128,7 +89,7 @@ class CallGroup:
             if behind := load.take_back_stuck(now):
                 self.waiting.extendleft(reversed(behind))
                 numbers = [each.call.number for each in behind]
-                self._owner.on_requeued(numbers, STUCK)
+                self._owner.listener.on_requeued(numbers, STUCK, lost=False)
             if not stream.may_continue:
                 load.closing = True
             turn_over = now - load.opened_at >= SLOT_TURN
@@ -165,12 +126,14 @@ class CallGroup:
         self._release_slots(cancel=False)
 
     def runs(self, stream: OpenCallStream, number: int) -> bool:
+        """Return whether a call is with the stream's worker."""
         load = self._loads.get(stream)
         return load is not None and number in load.in_flight
 
     # Events of the streams.
 
     def on_open(self, stream: OpenCallStream) -> None:
+        """Handle the lease of the stream to a worker: calls may be pushed."""
         now = self._owner.clock.now()
         if (load := self._loads.get(stream)) is not None:
             self._move(stream, load, now)
@@ -181,6 +144,7 @@ class CallGroup:
         self._owner.schedule_check()
 
     def on_results(self, stream: OpenCallStream, returns: list[CallResult]) -> None:
+        """Receive the results of calls."""
         load = self._loads.get(stream)
         if load is None:
             return
@@ -193,7 +157,7 @@ class CallGroup:
                 wanted.append(each)
         load.measure(len(returns), self._owner.clock.now())
         if wanted:
-            self._owner.on_results(wanted)
+            self._owner.listener.on_results(wanted)
         if load.closing and not given:
             del self._loads[stream]
             stream.close(idle=True)
@@ -202,6 +166,10 @@ class CallGroup:
             self.flush()
 
     def on_end(self, stream: OpenCallStream, error: errors.ShoalError) -> None:
+        """Handle the end of the stream, except by ``close``.
+
+        Calls without a result may have run or not.
+        """
         load = self._loads.pop(stream, None)
         if load is None:
             self.opening = None
@@ -279,7 +247,7 @@ class CallGroup:
         self.waiting.extendleft(reversed(again))
         if again:
             numbers = [each.call.number for each in again]
-            self._owner.on_requeued(numbers, reason, lost=True)
+            self._owner.listener.on_requeued(numbers, reason, lost=True)
 
     def _wanted(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
         """Return the calls that are not cancelled.
@@ -312,7 +280,7 @@ class CallGroup:
     def _report_pushed(self, load: StreamLoad, numbers: list[int]) -> None:
         worker_id = load.stream.worker_id
         assert worker_id is not None, "an open stream has a worker"
-        self._owner.on_pushed(numbers, worker_id)
+        self._owner.listener.on_pushed(numbers, worker_id)
 
     def _expire(self, now: float, reason: str = "") -> None:
         """Fail the calls that have waited too long."""

@@ -124,20 +124,6 @@ class CallScheduler:
             self._timer.cancel()
             self._timer = None
 
-    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
-        """Report calls that were sent to a worker."""
-        self.listener.on_pushed(numbers, worker_id)
-
-    def on_requeued(
-        self, numbers: Sequence[int], reason: str, *, lost: bool = False
-    ) -> None:
-        """Report calls that wait again."""
-        self.listener.on_requeued(numbers, reason, lost=lost)
-
-    def on_results(self, returns: list[CallResult]) -> None:
-        """Pass results on to the listener."""
-        self.listener.on_results(returns)
-
     def schedule_check(self) -> None:
         """Schedule a check of all streams."""
         if self._timer is None and self._groups:

@@ -1,12 +1,12 @@
 """A call stream: one slot of one worker, held to call a function repeatedly."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_listener import EndedJob
-from shoal.domain.errors import ShoalError, WorkerLost
+from shoal.domain.errors import WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
@@ -20,31 +20,11 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import CallStream
 from shoal.pool.functions import CALL_TOTAL_SECONDS
 
+if TYPE_CHECKING:
+    from shoal.calls.group import CallGroup
+
 NOT_STORED = JobTerms(kept=False)
 NOT_STORED_WAITS = JobTerms(kept=False, waits=True)
-
-
-class StreamListener(Protocol):
-    """Receives the events of a stream."""
-
-    def on_open(self, stream: "OpenCallStream") -> None:
-        """Handle the lease of the stream to a worker: calls may be pushed."""
-        ...
-
-    def on_results(self, stream: "OpenCallStream", returns: list[CallResult]) -> None:
-        """Receive the results of calls."""
-        ...
-
-    def runs(self, stream: "OpenCallStream", number: int) -> bool:
-        """Return whether a call is with the stream's worker."""
-        ...
-
-    def on_end(self, stream: "OpenCallStream", error: ShoalError) -> None:
-        """Handle the end of the stream, except by ``close``.
-
-        Calls without a result may have run or not.
-        """
-        ...
 
 
 class OpenCallStream:
@@ -60,7 +40,7 @@ class OpenCallStream:
         stream: CallStream,
         priority: Priority,
         queue: float,
-        listener: StreamListener,
+        listener: "CallGroup",
         *,
         waits: bool = False,
     ) -> None:
@@ -75,7 +55,7 @@ class OpenCallStream:
         self.worker_id: WorkerId | None = None
         self.lease = LeaseNumber(0)
         self._hub = hub
-        self._listener: StreamListener | None = listener
+        self._listener: CallGroup | None = listener
         hub.submit(job, self)
 
     def push(self, calls: list[StreamedCall], blobs: Iterable[bytes] = ()) -> bool:

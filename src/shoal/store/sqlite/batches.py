@@ -25,7 +25,7 @@ from shoal.store.batches import (
     line_of,
 )
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import SqlRunner, select, select_first
+from shoal.store.sqlite.database import Database, select, select_first
 
 FILE_COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
@@ -42,7 +42,7 @@ OPEN_BATCHES = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NUL
 class SqliteFiles:
     """The files of all owners."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, new: StoredFile, total_max: int) -> None:
@@ -159,7 +159,7 @@ def _file(id_: str, owner: str, name: str, purpose: str, *rest: Any) -> StoredFi
 class SqliteBatches:
     """The batches of all owners."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, new: StoredBatch, total_max: int) -> None:

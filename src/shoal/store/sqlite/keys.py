@@ -15,7 +15,7 @@ from shoal.domain.credentials import (
 )
 from shoal.domain.job import Priority
 from shoal.store.port import PairedWorker, PairingCode
-from shoal.store.sqlite.database import SqlRunner, execute, select
+from shoal.store.sqlite.database import Database, execute, select
 
 C = TypeVar("C", Key, JoinToken)
 
@@ -51,7 +51,7 @@ class CredentialTable(Generic[C]):
 class SqliteCredentials(Generic[C]):
     """Keeps the credentials of one kind."""
 
-    def __init__(self, database: SqlRunner, table: CredentialTable[C]) -> None:
+    def __init__(self, database: Database, table: CredentialTable[C]) -> None:
         self._database = database
         self._table: CredentialTable[C] = table
 
@@ -75,7 +75,7 @@ class SqliteCredentials(Generic[C]):
 class SqliteKeys:
     """Keeps keys, tokens and usage beside the jobs."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self.keys = SqliteCredentials(database, KEY_TABLE)
         self.tokens = SqliteCredentials(database, TOKEN_TABLE)
         self._database = database
@@ -228,7 +228,7 @@ TOKEN_TABLE = CredentialTable("join_tokens", _read_tokens, _token_columns)
 class SqlitePairing:
     """Keeps codes beside the keys."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, code: PairingCode) -> bool:

@@ -15,7 +15,7 @@ from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
 from shoal.store import ledger
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import SqlRunner, select, select_first
+from shoal.store.sqlite.database import Database, select, select_first
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 LAST = 2**63 - 1  # not below any number of a row
@@ -25,7 +25,7 @@ HEAD = "SELECT size, root, note, at FROM checkpoints"
 class SqliteLedger:
     """Reads what ``write_entries`` has written beside the jobs."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def load(self) -> ledger.LedgerOpening:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
 from shoal.store.batches import BATCH_ID_LENGTH
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.keys import add_up_usage, forget_ended, forget_expired
 from shoal.store.sqlite.work_parts import WorkParts, disown_parts
 
@@ -40,7 +40,7 @@ class SeenJob(NamedTuple):
 NO_JOB = SeenJob(-math.inf, 0)  # before the first
 
 
-async def prune(database: SqlRunner, works: WorkParts, before: float) -> int:
+async def prune(database: Database, works: WorkParts, before: float) -> int:
     """Delete what ended before a Unix time; return the number of jobs."""
     await database.transact(lambda sql: _forget(sql, before))
     jobs = 0

@@ -19,7 +19,7 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.store import codec, ledger
 from shoal.store.codec import head_of
-from shoal.store.sqlite.database import SqlRunner, select
+from shoal.store.sqlite.database import Database, select
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
 """Kinds whose model is the name of a function, which clients may choose."""
@@ -234,7 +234,7 @@ class UsageBatch:
 class SqliteUsage:
     """Reads what ``UsageBatch`` has written."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def minutes(self, since: int) -> list[ledger.MinuteUsage]:

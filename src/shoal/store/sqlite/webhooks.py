@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.database import SqlRunner, execute, select, select_first
+from shoal.store.sqlite.database import Database, execute, select, select_first
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 # A place alone names a host only, if an earlier version wrote it.
@@ -42,7 +42,7 @@ FIRST_OF_LANES = f"""
 class SqliteWebhooks:
     """Reads what ``write_deliveries`` wrote beside the jobs, and records attempts."""
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def first_of_lanes(

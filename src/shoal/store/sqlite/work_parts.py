@@ -13,7 +13,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Call, CallStream, JsonWork
 from shoal.store import codec
-from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.database import Database
 
 WRITTEN_AT_ONCE = codec.PART_SIZE  # bytes of one transaction
 DELETED_AT_ONCE = 16  # parts of one transaction
@@ -28,7 +28,7 @@ class WorkParts:
     ``submit`` runs in the thread that writes, all else in the event loop.
     """
 
-    def __init__(self, database: SqlRunner) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         # One part is written at a time, of the jobs in turn.
         self._turn = asyncio.Lock()
