@@ -10,8 +10,8 @@ import pytest
 
 from harness.speed import PATIENCE
 from peers.dialled_peers import DialledPeers
-from shoal.app import discovery
-from shoal.app.discovery import AnnouncedService, LocalDiscovery
+from shoal.app import network
+from shoal.app.network import AnnouncedService, LocalDiscovery
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.protocols.seam.endpoints import (
     DiscoveredService,
@@ -89,8 +89,8 @@ async def test_two_machines_find_each_other() -> None:
 async def test_service_follows_its_machine_across_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(discovery, "CHECK_INTERVAL", 0.01)
-    monkeypatch.setattr(discovery, "RETRY_AFTER", 0.01)
+    monkeypatch.setattr(network, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(network, "RETRY_AFTER", 0.01)
     kind, finder, mover = next(kinds), Finder(), Finder()
     place: tuple[str, ...] = ()
     async with (
@@ -105,7 +105,7 @@ async def test_service_follows_its_machine_across_networks(
 async def test_missing_multicast_is_explained_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(network, "RETRY_AFTER", 0.0)
     asked = asyncio.Event()
     answers = count()
 

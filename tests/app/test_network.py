@@ -344,7 +344,7 @@ async def test_host_that_cannot_be_bound_is_not_blamed_on_the_port_alone(
 async def test_hidden_listener_neither_announces_nor_browses(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.app.discovery.local_network", cursing)
+    monkeypatch.setattr("shoal.app.network.local_network", cursing)
     given = replace(await means(host), addresses=lambda host: ("127.0.0.1",))
     endpoints: list[tuple[str, Endpoint]] = [
         ("wire", Listener(0, echoing, ServiceRecord("_hidden._tcp", "studio", {}))),

@@ -21,8 +21,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Webhook
 from shoal.domain.work import Chat
 from shoal.gateway.jobs.endpoints import encode_job
-from shoal.gateway.jobs.webhook_sender import WebhookSender
-from shoal.gateway.jobs.webhook_turns import CONCURRENT_MAX, CONCURRENT_PER_LANE_MAX
+from shoal.gateway.jobs.webhook_sender import (
+    CONCURRENT_MAX,
+    CONCURRENT_PER_LANE_MAX,
+    WebhookSender,
+)
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX, EgressPolicy
 from shoal.store.port import StoredJob
 from shoal.store.sqlite.store import SqliteStore

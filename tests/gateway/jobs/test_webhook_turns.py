@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.gateway.jobs.webhook_turns import (
+from shoal.gateway.jobs.webhook_sender import (
     CONCURRENT_MAX,
     CONCURRENT_PER_KEY_MAX,
     CONCURRENT_PER_LANE_MAX,

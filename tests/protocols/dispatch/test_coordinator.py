@@ -40,10 +40,11 @@ from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch import PROTOCOL
 from shoal.protocols.dispatch.coordinator import (
     INVALID_IN_A_ROW_MAX,
+    STRAYS_MAX,
     UNREGISTERED_MESSAGE_MAX,
+    UNSIGNED_MAX,
 )
 from shoal.protocols.dispatch.ecmascript_json import canonical
-from shoal.protocols.dispatch.outstanding_jobs import STRAYS_MAX, UNSIGNED_MAX
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Data, Notice
 
 TASK = RunJob(

@@ -34,7 +34,7 @@ from shoal.protocols.macfleet.codec.frames import (
     crc32,
     encode_frame,
 )
-from shoal.protocols.macfleet.outbound_jobs import RESULT_GRACE
+from shoal.protocols.macfleet.jobs import RESULT_GRACE
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.peer_session import PeerJoined
 

@@ -26,10 +26,9 @@ from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType
 from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
-from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs
+from shoal.protocols.macfleet.jobs import FleetInboundJobs, FleetOutboundJobs
 from shoal.protocols.macfleet.local_node import FleetLocalNode, FleetRole
 from shoal.protocols.macfleet.membership import FleetRegistry
-from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
 
 ConnectionOutput: TypeAlias = Event | Command | Output

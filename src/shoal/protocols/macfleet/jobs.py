@@ -1,6 +1,8 @@
-"""Tasks that Shoal sends to a peer, their ids, and the results that come back.
+"""The tasks of one connection: what Shoal sends to the peer, and the peer to Shoal.
 
-Each call of a call stream is a task.
+Each call of a call stream is a task.  A task of the peer that cannot be done gets an
+error result as long as its id can be read.  MacFleet workers leave such tasks
+unanswered, and some then stop reading.
 """
 
 import hashlib
@@ -11,21 +13,16 @@ from typing import TypeAlias
 from msgspec import Raw
 
 from shoal.domain import vocabulary as words
-from shoal.domain.errors import InvalidRequest, TooLarge
+from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.work import Call, CallStream, Task
-from shoal.protocols.macfleet.codec import tasks
-from shoal.protocols.macfleet.codec.frames import FrameType, write_frame
-from shoal.protocols.macfleet.codec.values import (
-    NIL,
-    NotConvertible,
-    task_arguments,
-    to_json,
-)
-from shoal.protocols.macfleet.function_probe import is_unknown_function
+from shoal.protocols.macfleet.codec import tasks, values
+from shoal.protocols.macfleet.codec.frames import Frame, FrameType, write_frame
+from shoal.protocols.macfleet.function_probe import PROBE_FUNCTION, is_unknown_function
+from shoal.protocols.macfleet.local_node import FleetRole
+from shoal.protocols.seam import session
 from shoal.protocols.seam.deadlines import DeadlineQueue
-from shoal.protocols.seam.session import Output
 
 SEED_SIZE = 32  # bytes
 ID_SIZE = 32  # hexadecimal digits, as in upstream
@@ -42,6 +39,109 @@ NO_RESULT = (
 
 
 LeaseId: TypeAlias = tuple[JobId, LeaseNumber]
+
+OPEN_JOBS_MAX = 4096  # open tasks of one peer
+LEASE = LeaseNumber(1)  # a peer sends a task once
+
+TOO_MANY = f"{OPEN_JOBS_MAX} tasks of this peer are already open"
+NOT_PLAIN = (
+    "the task returned an array or another value that only Shoal's programs can "
+    "decode: return MessagePack types, such as lists and bytes"
+)
+
+InboundOutput: TypeAlias = words.RunJob | words.CancelJob | session.Output
+JobEnd: TypeAlias = words.Completed | words.Rejected | words.Failed
+
+
+class FleetInboundJobs:
+    """The jobs that one peer has sent to this node.
+
+    The answer to a task is sent on the frame stream of the task.
+    """
+
+    def __init__(self, role: FleetRole) -> None:
+        self._role = role
+        # The frame streams of open tasks, and their timeouts in seconds, by task id.
+        self._open: dict[str, tuple[int, float | None]] = {}
+        self._deadlines: DeadlineQueue[str] = DeadlineQueue()
+
+    def receive_task(self, frame: Frame, now: float) -> InboundOutput:
+        """Return the job of a task, or the reply if it cannot be run.
+
+        The peer's timeout is both how long the function may run and the limit of the
+        whole task, whether it then runs or waits, as at upstream workers.
+        """
+        if frame.dropped:
+            error = tasks.arguments_too_large(len(frame.payload) + frame.dropped)
+            return self._refuse(
+                tasks.task_id_at_start(frame.payload), frame, tasks.error_text(error)
+            )
+        try:
+            request = tasks.decode_task(frame.payload)
+        except PeerError as error:
+            return self._refuse(tasks.task_id_in(frame.payload), frame, str(error))
+        task_id, name, args, kwargs, timeout = request
+        if task_id in self._open:
+            # A reply would end the first.
+            return session.Notice(f"ignored task {task_id!a}: its id is in use")
+        if name == PROBE_FUNCTION and self._role is FleetRole.COORDINATOR:
+            # A result would say that this node is a worker.
+            return session.Notice(
+                "ignored the probe of another coordinator", routine=True
+            )
+        if len(self._open) >= OPEN_JOBS_MAX:
+            return _encode_failure(task_id, frame.stream, TOO_MANY)
+        self._open[task_id] = frame.stream, timeout
+        self._deadlines.set(task_id, None if timeout is None else now + timeout)
+        call = Call(name, bytes(args), bytes(kwargs), timeout)
+        return words.RunJob(JobId(task_id), LEASE, call, remaining=timeout)
+
+    @property
+    def due(self) -> float | None:
+        """When the first task times out; None: never."""
+        return self._deadlines.next_due
+
+    def expire(self, now: float) -> Iterator[InboundOutput]:
+        """Answer the tasks that have timed out, and cancel their jobs."""
+        for task_id in self._deadlines.pop_due(now):
+            stream, timeout = self._open.pop(task_id)
+            assert timeout is not None, "it has a deadline"
+            yield _encode_failure(task_id, stream, tasks.timeout_error(timeout))
+            yield words.CancelJob(JobId(task_id), LEASE)
+
+    def send_result(self, event: JobEnd) -> Iterator[session.Output]:
+        """Return the result of a task; nothing if it has timed out."""
+        task_id = str(event.job_id)
+        if task_id not in self._open or event.lease != LEASE:
+            return
+        stream, _ = self._open.pop(task_id)
+        self._deadlines.discard(task_id)
+        match event:
+            case words.Completed():
+                yield _encode_value(task_id, stream, event.value or values.NIL)
+            case words.Rejected(_, _, error) | words.Failed(_, _, error):
+                yield _encode_failure(task_id, stream, error)
+
+    def _refuse(self, task_id: str | None, frame: Frame, error: str) -> session.Output:
+        """Return the reply to a task that cannot be read; a notice without an id."""
+        if task_id is None or task_id in self._open:
+            return session.Notice(f"ignored a task: {error}")
+        return _encode_failure(task_id, frame.stream, error)
+
+
+def _encode_value(task_id: str, stream: int, value: bytes) -> session.Output:
+    if not values.is_plain_value(value):
+        return _encode_failure(task_id, stream, NOT_PLAIN)
+    try:
+        parts = tasks.encode_result(task_id, value)
+    except (InvalidRequest, TooLarge) as error:
+        return _encode_failure(task_id, stream, str(error))
+    return write_frame(FrameType.RESULT, *parts, stream=stream)
+
+
+def _encode_failure(task_id: str, stream: int, error: str) -> session.Output:
+    parts = tasks.encode_result(task_id, None, error)
+    return write_frame(FrameType.RESULT, *parts, stream=stream)
 
 
 @dataclass(slots=True)
@@ -99,7 +199,7 @@ class FleetOutboundJobs:
 
     def send(
         self, job: words.RunJob, work: Call | Task, now: float
-    ) -> Output | words.Rejected | words.Failed:
+    ) -> session.Output | words.Rejected | words.Failed:
         """Return the frame of a job, or why it was not sent."""
         lease_id = (job.job_id, job.lease)
         if isinstance(work, Call) and work.needs:
@@ -107,12 +207,12 @@ class FleetOutboundJobs:
         sent = _SentTask(lease_id, as_json=isinstance(work, Task))
         try:
             args, kwargs = (
-                task_arguments(work)
+                values.task_arguments(work)
                 if isinstance(work, Task)
                 else (work.args, work.kwargs)
             )
             task_id, output = self._encode(work, args, kwargs, job.remaining, sent, now)
-        except (NotConvertible, TooLarge) as error:
+        except (values.NotConvertible, TooLarge) as error:
             return words.Failed(*lease_id, str(error), Fault.REQUEST)
         except InvalidRequest as error:  # a worker on another wire may decode it
             return words.Rejected(
@@ -134,7 +234,7 @@ class FleetOutboundJobs:
 
     def push(
         self, command: words.PushCalls, now: float
-    ) -> Iterator[Output | words.Event]:
+    ) -> Iterator[session.Output | words.Event]:
         """Return a task for each call, and failures of calls that cannot be encoded."""
         stream = self._streams.get((command.job_id, command.lease))
         if stream is None or stream.closing:
@@ -190,8 +290,10 @@ class FleetOutboundJobs:
         if not sent.as_json:
             return (words.Completed(*sent.lease_id, value=bytes(result.value)),)
         try:
-            return (words.Completed(*sent.lease_id, rest=(to_json(result.value),)),)
-        except NotConvertible as error:
+            return (
+                words.Completed(*sent.lease_id, rest=(values.to_json(result.value),)),
+            )
+        except values.NotConvertible as error:
             return (words.Failed(*sent.lease_id, str(error)),)
 
     @property
@@ -206,7 +308,9 @@ class FleetOutboundJobs:
                 continue
             _, timeout = self._sent[task_id]
             error = f"{tasks.timeout_error(timeout)}: {NO_RESULT}"
-            yield from self.receive_result(tasks.TaskResult(task_id, Raw(NIL), error))
+            yield from self.receive_result(
+                tasks.TaskResult(task_id, Raw(values.NIL), error)
+            )
 
     def _encode(
         self,
@@ -216,7 +320,7 @@ class FleetOutboundJobs:
         remaining: float | None,
         sent: _SentTask | _SentCall,
         now: float,
-    ) -> tuple[str, Output]:
+    ) -> tuple[str, session.Output]:
         """Return a task's id and frame.
 
         Its timeout is what remains of the job's total limit, or its caller's timeout if
