@@ -9,18 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from shoal.domain import work as works
 from shoal.domain.errors import ConfigError
 from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import (
-    JSON,
-    Call,
-    CallStream,
-    Chat,
-    Task,
-    Work,
-    message_text,
-    texts_read,
-)
 
 MESSAGES_CHECKED = 3  # the last messages of a conversation, which are checked
 UNCHECKED_MAX = 50  # characters of an answer that may be unchecked
@@ -49,17 +40,17 @@ class Moderation:
         """Return whether the last messages of a conversation match."""
         return any(self.matches(text) for text in texts[-MESSAGES_CHECKED:])
 
-    def blocks_work(self, work: Work) -> bool:
+    def blocks_work(self, work: works.Work) -> bool:
         """Return whether what a job asks for matches: of a chat its last messages."""
         match work:
-            case Chat():
-                return self.blocks([message_text(each) for each in work.messages])
-            case Task():
+            case works.Chat():
+                return self.blocks([works.message_text(each) for each in work.messages])
+            case works.Task():
                 return self.matches(json.dumps(work.payload, ensure_ascii=False))
-            case Call() | CallStream():
+            case works.Call() | works.CallStream():
                 return self.matches(work.name)
             case _:
-                return any(map(self.matches, texts_read(work)))
+                return any(map(self.matches, works.texts_read(work)))
 
     def matches(self, text: str) -> bool:
         return any(pattern.search(text) for pattern in self._patterns)
@@ -76,7 +67,7 @@ class Moderation:
             return outcome
         return replace(FILTERED, usage=outcome.usage)
 
-    def blocks_value(self, value: JSON) -> bool:
+    def blocks_value(self, value: works.JSON) -> bool:
         """Return whether the joined texts of a value match."""
         return self.matches(_text_in(value))
 
@@ -122,7 +113,7 @@ class AnswerModerator:
         return self.blocked
 
 
-def _text_in(value: JSON) -> str:
+def _text_in(value: works.JSON) -> str:
     """Return all the text in a value, in order."""
     match value:
         case str():

@@ -14,16 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.config.installation import install_extra
+from shoal.domain import work as works
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.work import (
-    JSON,
-    Completion,
-    Feature,
-    Inference,
-    InputWork,
-    JobKind,
-    message_text,
-)
 from shoal.domain.worker import ServedModel
 from shoal.engines.continuation import continue_answer
 from shoal.engines.engine import Finished, Item
@@ -43,9 +35,9 @@ RESTART_DELAY_MAX = 60.0  # seconds
 
 KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
 LACKING = {
-    Feature.TOOLS: ("calls no tools: its chat template has none", "tools"),
-    Feature.IMAGES: ("reads no images", "messages"),
-    Feature.AUDIO: ("hears no audio", "messages"),
+    works.Feature.TOOLS: ("calls no tools: its chat template has none", "tools"),
+    works.Feature.IMAGES: ("reads no images", "messages"),
+    works.Feature.AUDIO: ("hears no audio", "messages"),
 }
 """What a model without the feature cannot do, and the field that asks for it."""
 
@@ -72,7 +64,7 @@ class LlamaEngine:
         slots: int = 4,
         context: int = CONTEXT,
         threads: int | None = None,
-        kinds: frozenset[JobKind] = TEXT,
+        kinds: frozenset[works.JobKind] = TEXT,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -121,7 +113,7 @@ class LlamaEngine:
             raise Unavailable(self._restart_reason, retry_after=math.ceil(wait))
 
     async def run(
-        self, work: Inference, continues: str = "", thoughts: str = ""
+        self, work: works.Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         try:
             process, server = await self._running()
@@ -134,7 +126,7 @@ class LlamaEngine:
         work = replace(plain_work(work, self._served.features), model=MODEL)
         # The server would generate a token even for a limit of 0.
         begun = continues or thoughts
-        if not isinstance(work, InputWork) and (begun or work.max_tokens == 0):
+        if not isinstance(work, works.InputWork) and (begun or work.max_tokens == 0):
             answer = continue_answer(server, work, continues, Way.TEMPLATE, thoughts)
         else:
             answer = server.generate(work)
@@ -200,7 +192,7 @@ class LlamaEngine:
             await process.close()
             raise
         (loaded,) = server.models
-        features = loaded.features | {Feature.CONTINUE} if kinds == TEXT else ()
+        features = loaded.features | {works.Feature.CONTINUE} if kinds == TEXT else ()
         self._served = ServedModel(
             self.model, kinds, frozenset(features), loaded.context
         )
@@ -237,12 +229,12 @@ def check_installed(path: Path) -> None:
         )
 
 
-def plain_work(work: Inference, features: Set[Feature]) -> Inference:
+def plain_work(work: works.Inference, features: Set[works.Feature]) -> works.Inference:
     """Return the job as llama.cpp's server should see it.
 
     Raises InvalidRequest if a model with these ``features`` cannot do it.
     """
-    if isinstance(work, InputWork):
+    if isinstance(work, works.InputWork):
         return work
     for feature, (fault, field) in LACKING.items():
         if feature in work.needs - features:
@@ -250,7 +242,7 @@ def plain_work(work: Inference, features: Set[Feature]) -> Inference:
     if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
         # llama.cpp's default is 20.
         work = replace(work, options={**work.options, "top_logprobs": 1})
-    if isinstance(work, Completion):
+    if isinstance(work, works.Completion):
         return work
     return replace(
         work,
@@ -259,7 +251,7 @@ def plain_work(work: Inference, features: Set[Feature]) -> Inference:
     )
 
 
-def plain_options(options: Mapping[str, JSON]) -> Mapping[str, JSON]:
+def plain_options(options: Mapping[str, works.JSON]) -> Mapping[str, works.JSON]:
     """Return the options with schemas that llama.cpp obeys.
 
     Those of tools are only adapted if they are strict: others are best effort.
@@ -275,7 +267,7 @@ def plain_options(options: Mapping[str, JSON]) -> Mapping[str, JSON]:
     return found
 
 
-def _plain_format(form: Mapping[str, JSON]) -> JSON:
+def _plain_format(form: Mapping[str, works.JSON]) -> works.JSON:
     described, path = form.get("json_schema"), "response_format"
     if not isinstance(described, Mapping):
         return _with_plain_schema(form, "schema", path)
@@ -283,7 +275,7 @@ def _plain_format(form: Mapping[str, JSON]) -> JSON:
     return {**form, "json_schema": _with_plain_schema(described, "schema", path)}
 
 
-def _plain_tool(tool: JSON, index: int) -> JSON:
+def _plain_tool(tool: works.JSON, index: int) -> works.JSON:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
         return tool
@@ -294,15 +286,15 @@ def _plain_tool(tool: JSON, index: int) -> JSON:
 
 
 def _with_plain_schema(
-    described: Mapping[str, JSON], name: str, path: str
-) -> Mapping[str, JSON]:
+    described: Mapping[str, works.JSON], name: str, path: str
+) -> Mapping[str, works.JSON]:
     schema = described.get(name)
     if schema is None:
         return described
     return {**described, name: plain_schema(schema, f"{path}.{name}")}
 
 
-def plain_message(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
+def plain_message(message: Mapping[str, works.JSON]) -> Mapping[str, works.JSON]:
     """Return the message with its parts joined to one text, if all of them are texts.
 
     llama.cpp would join them by line breaks.
@@ -316,7 +308,7 @@ def plain_message(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
     if unknown := kinds - KNOWN_PARTS:
         raise InvalidRequest(f"no model reads {unknown.pop()!r:.40}", "messages")
     if kinds == {"text"}:
-        return {**message, "content": message_text(message)}
+        return {**message, "content": works.message_text(message)}
     for part in content:
         image = part.get("image_url") if isinstance(part, Mapping) else None
         url = image.get("url") if isinstance(image, Mapping) else None

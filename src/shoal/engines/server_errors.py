@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.domain import errors, work
+from shoal.domain import errors
+from shoal.domain import work as works
 from shoal.domain.server_refusals import ServerRefusal, classify_refusal
 from shoal.domain.worker import ServedModel
 from shoal.engines.streams.json_values import decode_json, integer, without_halves
@@ -208,16 +209,16 @@ class RefusedWork:
     """Models, and kinds of work with them, that a server has refused."""
 
     def __init__(self) -> None:
-        self._retry_at: dict[tuple[str, work.JobKind], float] = {}  # event loop time
+        self._retry_at: dict[tuple[str, works.JobKind], float] = {}  # event loop time
 
-    def add(self, name: str, kinds: Iterable[work.JobKind]) -> None:
+    def add(self, name: str, kinds: Iterable[works.JobKind]) -> None:
         """Record a refusal."""
         retry_at = asyncio.get_running_loop().time() + RETRY_AFTER
         for kind in kinds:
             if len(self._retry_at) < REFUSED_MAX or (name, kind) in self._retry_at:
                 self._retry_at[name, kind] = retry_at
 
-    def remove(self, name: str, kind: work.JobKind) -> None:
+    def remove(self, name: str, kind: works.JobKind) -> None:
         """Forget a refusal, because the work succeeded."""
         self._retry_at.pop((name, kind), None)
 
@@ -227,7 +228,7 @@ class RefusedWork:
             if name not in names:
                 del self._retry_at[name, kind]
 
-    def due(self) -> list[tuple[str, work.JobKind]]:
+    def due(self) -> list[tuple[str, works.JobKind]]:
         """Return the refused work that is due for a retry."""
         now = asyncio.get_running_loop().time()
         return [each for each, retry_at in self._retry_at.items() if retry_at <= now]
@@ -248,18 +249,18 @@ SILENCE = base64.b64encode(
 """50 ms of silence: a WAV file with 16,000 samples a second, in base64."""
 
 
-def minimal_job(name: str, kind: work.JobKind) -> work.Inference:
+def minimal_job(name: str, kind: works.JobKind) -> works.Inference:
     """Return a minimal job of a kind."""
     match kind:
-        case work.JobKind.CHAT:
-            return work.Chat(name, ({"role": "user", "content": "a"},), max_tokens=1)
-        case work.JobKind.COMPLETION:
-            return work.Completion(name, "a", max_tokens=1)
-        case work.JobKind.EMBEDDING:
-            return work.Embedding(name, ("a",))
-        case work.JobKind.RERANK:
-            return work.Rerank(name, "a", ("a",))
-        case work.JobKind.TRANSCRIPTION:
-            return work.Transcription(name, SILENCE, "wav")
-        case work.JobKind.TASK | work.JobKind.CALL | work.JobKind.CALL_STREAM:
+        case works.JobKind.CHAT:
+            return works.Chat(name, ({"role": "user", "content": "a"},), max_tokens=1)
+        case works.JobKind.COMPLETION:
+            return works.Completion(name, "a", max_tokens=1)
+        case works.JobKind.EMBEDDING:
+            return works.Embedding(name, ("a",))
+        case works.JobKind.RERANK:
+            return works.Rerank(name, "a", ("a",))
+        case works.JobKind.TRANSCRIPTION:
+            return works.Transcription(name, SILENCE, "wav")
+        case works.JobKind.TASK | works.JobKind.CALL | works.JobKind.CALL_STREAM:
             raise AssertionError(f"no model does a {kind.value} by itself")

@@ -1,22 +1,11 @@
 """The output of a job, as the bytes that receipts hash."""
 
+from shoal.domain import work as works
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import (
-    JSON,
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    Rerank,
-    Task,
-    Transcription,
-    Work,
-)
 from shoal.ledger.canonical import encode_any, without_surrogates
 
 
-def output_of(work: Work, outcome: Outcome) -> bytes:
+def output_of(work: works.Work, outcome: Outcome) -> bytes:
     """Return a job's output as JSON text in UTF-8.
 
     It is the worker's own text, where its wire has a form for it; else canonical JSON
@@ -26,19 +15,19 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
     if outcome.output:
         return outcome.output.encode()
     match work:
-        case Call() | CallStream():
+        case works.Call() | works.CallStream():
             # The value is the result, so the receipt is about its digest.
             return outcome.value
-        case Task():
+        case works.Task():
             return without_surrogates(outcome.text).encode()
         case (
-            Chat(model=model)
-            | Completion(model=model)
-            | Embedding(model=model)
-            | Rerank(model=model)
-            | Transcription(model=model)
+            works.Chat(model=model)
+            | works.Completion(model=model)
+            | works.Embedding(model=model)
+            | works.Rerank(model=model)
+            | works.Transcription(model=model)
         ):
-            output: dict[str, JSON] = {"model": model, "text": outcome.text}
+            output: dict[str, works.JSON] = {"model": model, "text": outcome.text}
             if outcome.choices:
                 output["choices"] = [
                     {

@@ -11,18 +11,12 @@ from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.domain import errors
 from shoal.domain import vocabulary as words
+from shoal.domain import work as works
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
 from shoal.domain.moderation import FILTERED, AnswerModerator, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.trace_context import read_traceparent
-from shoal.domain.work import (
-    ANY_MODEL,
-    Call,
-    CallStream,
-    NamedWork,
-    Work,
-)
 from shoal.ledger.prices import PriceList
 from shoal.pool.functions import call_limits
 from shoal.pool.own_offers import own_slots
@@ -104,9 +98,9 @@ class InboundJobs:
             task.cancel()
 
     def _rejection_reason(self, command: words.RunJob) -> str | None:
-        if isinstance(command.work, CallStream):
+        if isinstance(command.work, works.CallStream):
             return "call streams run only between a pool and its own workers"
-        limit = CALLS_MAX if isinstance(command.work, Call) else JOBS_MAX
+        limit = CALLS_MAX if isinstance(command.work, works.Call) else JOBS_MAX
         if len(self._open) >= limit:
             limit = max(limit, own_slots(self._hub.pool))
         if len(self._open) >= limit:
@@ -123,7 +117,7 @@ class InboundJobs:
         )
         try:
             moderator = self._moderated(command.work)
-            if isinstance(command.work, Call):
+            if isinstance(command.work, works.Call):
                 # A peer that maps a function submits many calls at once, so they wait
                 # for room in the queue.  The job is submitted before the next await, so
                 # the place can be released at once.
@@ -154,7 +148,7 @@ class InboundJobs:
     def _send_blobs(self, digests: tuple[bytes, ...]) -> None:
         self._hub.blobs.send(self._peer, digests)
 
-    def _moderated(self, work: Work) -> AnswerModerator | None:
+    def _moderated(self, work: works.Work) -> AnswerModerator | None:
         """Return a moderator for the answer; None without moderation.
 
         Raises InvalidRequest if the request itself matches the moderation list.
@@ -168,16 +162,16 @@ class InboundJobs:
 
     def _job(self, command: words.RunJob) -> Job:
         work, remaining = command.work, command.remaining
-        if not (isinstance(work, NamedWork) or work.model):
-            work = replace(work, model=ANY_MODEL)
+        if not (isinstance(work, works.NamedWork) or work.model):
+            work = replace(work, model=works.ANY_MODEL)
         price = self._policy.prices.price(Policy.FAST, work.kind)
         limits = self._policy.limits
-        if isinstance(work, Call):
+        if isinstance(work, works.Call):
             limits = call_limits(work.timeout)
         if remaining is not None:
             limits = replace(limits, total=min(limits.total, remaining))
         # A peer never asks for a call again, so only one that has a receipt is stored.
-        kept = price > 0 or not isinstance(work, Call)
+        kept = price > 0 or not isinstance(work, works.Call)
         return Job(
             self._hub.new_id(),
             work,

@@ -10,24 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from shoal.domain import work as works
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.job import Privacy
 from shoal.domain.json_limits import is_too_deep
 from shoal.domain.vocabulary import RunJob
-from shoal.domain.work import (
-    JSON,
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    JobKind,
-    Rerank,
-    Task,
-    Transcription,
-    Work,
-    message_text,
-)
 from shoal.protocols.dispatch.ecmascript_json import (
     to_json,
     to_string,
@@ -78,7 +65,7 @@ def encode_job(job: RunJob) -> str:
     return to_json(
         _JobAssign(
             job.job_id,
-            JobType.TASK if work.kind is JobKind.TASK else JobType.LLM_INFER,
+            JobType.TASK if work.kind is works.JobKind.TASK else JobType.LLM_INFER,
             Raw(payload),
             terms.policy.name,
             terms.privacy.name,
@@ -109,7 +96,7 @@ def check_restrictions(
         raise PeerError(f"this worker accepts {privacy.value} jobs only")
 
 
-def decode_job(message: JobAssignment, model: str) -> Chat | Task:
+def decode_job(message: JobAssignment, model: str) -> works.Chat | works.Task:
     """Return the work of a job, for the worker's model: jobs do not name one.
 
     Raises PeerError if the worker cannot run it.
@@ -122,21 +109,21 @@ def decode_job(message: JobAssignment, model: str) -> Chat | Task:
         name = fields.get("task_type")
         if not isinstance(name, str):
             raise PeerError(f"{UNSUPPORTED_PAYLOAD}: task_type is missing")
-        return Task(name, payload)
+        return works.Task(name, payload)
     prompt = fields.get("prompt")
     if message.job_type != JobType.LLM_INFER or not isinstance(prompt, str):
         raise PeerError(f"{UNSUPPORTED_PAYLOAD}: prompt is missing")
     limit = _token_limit(fields.get("max_tokens"), ORIGINAL_TOKENS)
-    return Chat(model, ({"role": "user", "content": prompt},), limit)
+    return works.Chat(model, ({"role": "user", "content": prompt},), limit)
 
 
-def conversation_prompt(messages: Sequence[Mapping[str, JSON]]) -> str:
+def conversation_prompt(messages: Sequence[Mapping[str, works.JSON]]) -> str:
     """Return a conversation as one text, for workers that accept only a prompt."""
     if len(messages) == 1 and messages[0].get("role") == "user":
-        return message_text(messages[0])
+        return works.message_text(messages[0])
     parts = []
     for message in messages:
-        role, text = message.get("role"), message_text(message)
+        role, text = message.get("role"), works.message_text(message)
         if role in ("system", "developer"):
             parts.append(text)
         else:
@@ -156,21 +143,26 @@ def _user_name(user: object) -> str:
     return to_string(user)
 
 
-def _plain_payload(work: Work) -> JSON:
+def _plain_payload(work: works.Work) -> works.JSON:
     """Return the payload of work that is not in the original form."""
     match work:
-        case Task(name=name, payload=payload):
+        case works.Task(name=name, payload=payload):
             fields = payload if isinstance(payload, Mapping) else {"input": payload}
             return {"job_type": JobType.TASK, "task_type": name, **fields}
-        case Chat(messages=messages, max_tokens=limit):
+        case works.Chat(messages=messages, max_tokens=limit):
             return {
                 "job_type": JobType.LLM_INFER,
                 "prompt": conversation_prompt(messages),
                 "max_tokens": _token_limit(limit, NEW_TOKENS),
             }
-        case Completion() | Embedding() | Rerank() | Transcription():
+        case (
+            works.Completion()
+            | works.Embedding()
+            | works.Rerank()
+            | works.Transcription()
+        ):
             raise Unsupported(f"this wire carries no {work.kind.value} jobs")
-        case Call() | CallStream():
+        case works.Call() | works.CallStream():
             raise Unsupported("this wire calls no functions")
 
 
