@@ -57,7 +57,6 @@ from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.gateway.operations import OLLAMA_API
-from shoal.ledger.keys import Signer
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
@@ -155,14 +154,19 @@ async def run_coordinator(
                 config.name or socket.gethostname() or "shoal",
             )
         )
-        hub = _hub(
-            config,
-            settings,
+        hub = Hub(
             store,
             clock,
+            lambda: JobId(new_id()),
             signing.signer,
-            BlobTransfer(files),
+            config.queue_max,
+            hedge_after=config.hedge_after or None,
+            fee=settings.fee,
+            aside=SIGNATURES_INLINE_MAX,
+            blobs=BlobTransfer(files),
+            approve_nodes=config.approve_nodes,
             traced=spans is not None,
+            call_secret=secret_files.new_secret().encode(),
         )
         calls = DurableCalls(hub, store, clock)
         hub.carried = calls
@@ -380,32 +384,6 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
                 "any machine that reaches this one can join: --join-token is empty"
             )
     return _StoredSecrets(api_key, token)
-
-
-def _hub(
-    config: ServeConfig,
-    settings: CoordinatorSettings,
-    store: Store,
-    clock: LoopClock,
-    signer: Signer,
-    blobs: BlobTransfer,
-    *,
-    traced: bool,
-) -> Hub:
-    return Hub(
-        store,
-        clock,
-        lambda: JobId(new_id()),
-        signer,
-        config.queue_max,
-        hedge_after=config.hedge_after or None,
-        fee=settings.fee,
-        aside=SIGNATURES_INLINE_MAX,
-        blobs=blobs,
-        approve_nodes=config.approve_nodes,
-        traced=traced,
-        call_secret=secret_files.new_secret().encode(),
-    )
 
 
 def _unencrypted(

@@ -109,10 +109,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def start(
         cls,
         modules: Sequence[str],
+        on_end: Callable[["ChildProcess"], None],
         *,
         trust: bool,
         threads: int,
-        on_end: Callable[["ChildProcess"], None],
         program: Sequence[str] = (CHILD_MODULE,),
         within: float = limits.START_TIMEOUT,
         variables: Mapping[str, str] = NO_VARIABLES,

@@ -58,7 +58,7 @@ class ProcessPool:
         self.trusts_code = trust_code
         self._sharers = sharers
         self._start: StartProcess = start or partial(
-            _start_child,
+            ChildProcess.start,
             modules,
             trust=trust_code,
             threads=threads,
@@ -373,16 +373,3 @@ class ProcessPool:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _start_child(
-    modules: Sequence[str],
-    on_end: Callable[[CallProcess], None],
-    *,
-    trust: bool,
-    threads: int,
-    variables: Mapping[str, str],
-) -> CallProcess:
-    return await ChildProcess.start(
-        modules, trust=trust, threads=threads, on_end=on_end, variables=variables
-    )

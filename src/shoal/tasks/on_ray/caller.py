@@ -191,10 +191,7 @@ class RayCaller:
     async def call(
         self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
-        if self._lost.done():
-            raise Unavailable(self._lost.result())
-        assert self._processes is not None, "it was started"
-        return await self._processes.call(call, fetch, on_progress, grant)
+        return await self._slots.call(call, fetch, on_progress, grant)
 
     def open_stream(
         self,
@@ -203,10 +200,7 @@ class RayCaller:
         on_returned: Callable[[list[CallResult]], None],
         grant: str = "",
     ) -> CallStreamSlot:
-        if self._lost.done():
-            raise Unavailable(self._lost.result())
-        assert self._processes is not None, "it was started"
-        return self._processes.open_stream(stream, fetch, on_returned, grant)
+        return self._slots.open_stream(stream, fetch, on_returned, grant)
 
     async def close(self) -> None:
         if self._processes is not None:
@@ -221,6 +215,14 @@ class RayCaller:
         except TimeoutError:
             driver.kill()
             await driver.wait_closed()
+
+    @property
+    def _slots(self) -> ProcessPool:
+        """The slots.  Raises Unavailable if the cluster is lost."""
+        if self._lost.done():
+            raise Unavailable(self._lost.result())
+        assert self._processes is not None, "it was started"
+        return self._processes
 
     # Called by the driver's process.
 
