@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
@@ -10,7 +11,7 @@ from calls.function_workers import call, pack, unpack
 from calls.test_scheduler import ROUTE, RecordedCalls
 from coordinator.hubs import Coordinator, run_pending, run_script
 from peers.scripted_peers import PeerCoordinator, ScriptedConnection, accept_peers
-from shoal.calls.group import IDLE_MAX
+from shoal.calls.group import IDLE_MAX, CallGroup
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.stream import OpenCallStream
 from shoal.coordinator.connections import WorkerConnection
@@ -216,7 +217,7 @@ def test_call_stream_without_cancellation_ends_when_its_worker_reports() -> None
             CallStream("add"),
             Priority.NORMAL,
             9.0,
-            RecordingStreamOwner(),
+            cast(CallGroup, RecordingStreamOwner()),
         )
         await run_pending()
         (run,) = line.received("1", RunJob)
@@ -244,7 +245,7 @@ def test_idle_call_stream_ends_when_its_worker_reports() -> None:
             CallStream("add"),
             Priority.NORMAL,
             9.0,
-            RecordingStreamOwner(),
+            cast(CallGroup, RecordingStreamOwner()),
         )
         await run_pending()
         (run,) = line.received("1", RunJob)

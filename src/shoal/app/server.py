@@ -541,7 +541,7 @@ async def _check_at_stop(
         log.warning(UNCHECKED, error.located)
 
 
-async def _check(store: Store, signing: SigningKeys) -> StoreError | None:
+async def _check(store: Store, signing: signing_keys.SigningKeys) -> StoreError | None:
     """Look for damage to the database, and record what its log has shown."""
     try:
         await store.check()

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shoal.config import private_files
 from shoal.domain.errors import InvalidRequest, StoreBroken, StoreError
@@ -119,22 +119,6 @@ def _code(error: sqlite3.Error) -> int:
     return code
 
 
-class SqlRunner(Protocol):
-    """Runs SQL in the threads of the store.  All methods raise StoreError."""
-
-    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in one transaction, after all that were begun before."""
-        ...
-
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work``, which reads a few rows by a key."""
-        ...
-
-    async def read_list(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work``, which reads many rows."""
-        ...
-
-
 def decode(make: Callable[..., T], *values: object) -> T:
     """Return what ``make`` makes of values from rows.
 
@@ -176,7 +160,8 @@ class Database:
     """An SQLite file that one process at a time may write.
 
     The lock is a file of its own, so that other programs can read and copy the
-    database while it is in use.  A database in memory has one connection only.
+    database while it is in use.  A database in memory has one connection only.  What
+    runs SQL raises StoreError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,13 +204,16 @@ class Database:
         return await asyncio.shield(self._damage)
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` in one transaction, after all that were begun before."""
         self._last_write = write = self._thread.run(lambda: self._transact(work))
         return await self._result(write)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work``, which reads a few rows by a key."""
         return await self._read(self._readers, work)
 
     async def read_list(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work``, which reads many rows."""
         return await self._read(self._list_readers, work)
 
     async def close(self) -> None:
