@@ -78,7 +78,7 @@ class StoreHealth:
         """Call ``listener`` on each change from now on."""
         self._listeners.append(listener)
 
-    async def write(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    def write(self, attempt: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Make ``attempt`` until it succeeds, and return its result.
 
         An attempt that fails must have changed nothing.  Raises StoreError if the store
@@ -96,14 +96,14 @@ class StoreHealth:
                 del self._writes[number]
                 self._note_end(self._clock.now() - begun)
 
-        return await self._repeat(timed, heals=True)
+        return self._repeat(timed, heals=True)
 
-    async def read(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    def read(self, attempt: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """As ``write``, for what does not write: its success proves little.
 
         It ends a failure only if it had failed before.
         """
-        return await self._repeat(attempt, heals=False)
+        return self._repeat(attempt, heals=False)
 
     def report_broken(self, error: StoreBroken) -> None:
         """Treat the store as broken, although no write has failed."""

@@ -69,6 +69,8 @@ class Fault(Enum):
     SIZE = "size"  # the request is too large
     VALUES = "values"  # the request is well-formed, with unusable values
 
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
 
 ENGINE_FAULTS = frozenset({Fault.WORKER, Fault.ENGINE})
 """The faults at which another engine may do the job."""

@@ -19,6 +19,8 @@ class Verdict(Enum):
     WRONG_OUTPUT = "the worker's receipt is for another output"
     BAD_SIGNATURE = "the signature is not the worker's"
 
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
 
 @dataclass(frozen=True, slots=True)
 class SignedReceipt:

@@ -32,6 +32,8 @@ class DeviceKind(Enum):
     DESKTOP = "desktop"
     PHONE = "phone"
 
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
 
 class Suspension(Enum):
     """Why an operator's word keeps a worker from new jobs; the strictest is last.

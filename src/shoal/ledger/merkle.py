@@ -46,7 +46,7 @@ class Frontier:
         """Continue from ``size`` leaves; ValueError for a wrong number of hashes."""
         if size < 0 or len(hashes) != size.bit_count():
             raise ValueError(f"{len(hashes)} hashes for a tree of {size} leaves")
-        if any(len(each) != HASH_SIZE for each in hashes):
+        if {*map(len, hashes)} - {HASH_SIZE}:
             raise ValueError(f"a hash has {HASH_SIZE} bytes")
         self._size = size
         self._hashes = list(hashes)

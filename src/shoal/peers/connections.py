@@ -157,8 +157,8 @@ class PeerConnections:
     # From the hub.
 
     def _on_fact(self, fact: facts.Fact) -> None:
-        for peer in [peer for peer in self.rejoining if peer.rejoin_models()]:
-            self.rejoining.discard(peer)
+        if self.rejoining:
+            self.rejoining -= {each for each in self.rejoining if each.rejoin_models()}
         if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):
             for peer in self._peers.values():
                 peer.update_approval()

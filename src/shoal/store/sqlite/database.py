@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -75,6 +76,7 @@ UNNAMED = frozenset(
 MALFORMED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
+_identity = attrgetter("st_dev", "st_ino")  # of a file, whatever its name
 TRANSLATED = (sqlite3.Error, UnicodeDecodeError, StoreBroken)
 _QueuedCall: TypeAlias = tuple[
     Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]
@@ -355,7 +357,7 @@ class Database:
         self._files |= {
             path: present[path]
             for path, known in self._files.items()
-            if path in present and _is_same(present[path], known)
+            if path in present and _identity(present[path]) == _identity(known)
         }
 
     def _check_files(self) -> None:
@@ -368,7 +370,7 @@ class Database:
         shrunk = False
         for path, known in self._files.items():
             now = present.get(path)
-            if now is None or not _is_same(now, known):
+            if now is None or _identity(now) != _identity(known):
                 self._save_log(present)
                 raise StoreBroken("was deleted or replaced while in use", path)
             shrunk |= now.st_size < known.st_size
@@ -405,7 +407,7 @@ class Database:
         known, now = self._files.get(self._paths[0]), present.get(self._paths[0])
         if self._writer is None or known is None or now is None:
             return
-        if _is_same(now, known):
+        if _identity(now) == _identity(known):
             with suppress(sqlite3.Error):
                 self._writer.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
 
@@ -494,11 +496,6 @@ def read_only(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
-
-
-def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Say whether two are one file."""
-    return one.st_ino == other.st_ino and one.st_dev == other.st_dev
 
 
 class _Threads:
