@@ -4,7 +4,6 @@ import asyncio
 import io
 
 import msgspec
-import segno
 
 from shoal.domain.credentials import DAY, JoinToken, Scope
 from shoal.gateway.accounts.credentials import ID_LENGTH, NewToken, add_token
@@ -81,6 +80,8 @@ def qr_image(text: str) -> str:
 
     The image has no styles and no scripts, which the dashboard's policy refuses.
     """
+    import segno  # few coordinators are ever asked for a code
+
     try:
         code = segno.make(text, error="l", micro=False)
     except segno.DataOverflowError:
