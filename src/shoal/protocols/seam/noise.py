@@ -11,6 +11,7 @@ length field of two bytes, which not every transport uses.
 """
 
 import hmac
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -38,9 +39,8 @@ KeyExchange = Callable[[bytes], bytes]
 """Returns the secret shared with the owner of a public key: ``Identity.exchange``."""
 
 
-def nonce_of(number: int) -> bytes:
-    """Return the 12 bytes that ChaChaPoly takes for a number (section 12.3)."""
-    return bytes(4) + number.to_bytes(8, "little")
+nonce_of = struct.Struct("<4xQ").pack
+"""Return the 12 bytes that ChaChaPoly takes for a number (section 12.3)."""
 
 
 class Sealer:
