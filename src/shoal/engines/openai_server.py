@@ -355,7 +355,8 @@ class OpenAIEngine:
                     for item in await self._read_whole(response, work):
                         yield item
                     return
-                answer.stop_at(requests.unsent_stops(work, self._refused_by(name)))
+                if refused := self._refused_by(name):
+                    answer.stop_at(requests.unsent_stops(work, refused))
                 while data := await response.content.readany():
                     for piece in answer.feed(data):
                         yield piece

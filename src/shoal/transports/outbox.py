@@ -58,8 +58,8 @@ class Outbox:
         # wait for each other for ever.
         self._messages.append(data)
         self._size += len(data)
-        if self._writer is not None:
-            self._wake()
+        if (writer := self._writer) is not None and not writer.done():
+            writer.set_result(None)  # as ``_wake`` does, once per message
         return self._size <= OUTBOX_MAX * patience
 
     def send_bulk(self, bulk: Bulk, patience: int) -> bool:

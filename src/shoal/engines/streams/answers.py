@@ -53,7 +53,6 @@ THOUGHTS = (0, REASONING[0])
 DONE_EVENT = b"[DONE]"
 
 # llama-server sends null while it reads one of several prompts.
-_decode = msgspec.json.Decoder(StreamChunk | None).decode
 _decode_all = msgspec.json.Decoder(list[StreamChunk | None]).decode
 
 
@@ -188,10 +187,11 @@ class AnswerReader:
         try:
             if len(chunks) == len(events):
                 self._read_chunks(chunks, events)
+            elif len(events) == 1:
+                self._read_odd(events[0])
             else:
                 for event in events:
-                    if not self.done:
-                        self._receive(event)
+                    self._read([event])
         except RecursionError as error:
             raise JobError("the server sent a chunk nested too deeply") from error
         self.done = self.done or ends
@@ -231,16 +231,7 @@ class AnswerReader:
                     continue
             self._read_chunk(chunk, event)
 
-    def _receive(self, event: bytes) -> None:
-        """Read an event that was not decoded with those of its read."""
-        try:
-            chunk = _decode(event)
-        except DECODE_ERRORS:
-            self._receive_odd(event)
-        else:
-            self._read_chunks((chunk,), (event,))
-
-    def _receive_odd(self, event: bytes) -> None:
+    def _read_odd(self, event: bytes) -> None:
         if event.strip().upper() in DONE:
             self.done = True
             return
@@ -252,7 +243,7 @@ class AnswerReader:
             if len(lines := event.splitlines()) > 1:
                 # There was no empty line between the events.
                 for line in lines:
-                    self._receive(line)
+                    self._read([line])
                 return
             raise JobError(f"the server sent no chunk of an answer: {error}") from error
         for chunk in chunks:
@@ -306,7 +297,7 @@ class AnswerReader:
                 if isinstance(stop, str):
                     fields = {**fields, STOP_REASON: stop}
         if reason is not None:
-            calls = message.has_calls
+            calls = several and message.has_calls
             reason = known_finish_reason(reason, calls=calls) if several else None
         if not (fields or choice.logprobs is not None or reason):
             return

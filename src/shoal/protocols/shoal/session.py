@@ -307,7 +307,11 @@ class ShoalSession:
             return ()  # it could make nothing of them
         if not self._is_current(content):
             return ()
-        if isinstance(content, AnswerChunk | Completed | Rejected | Failed):
+        if isinstance(content, AnswerChunk):
+            answer = self._answers.get((content.job_id, content.lease))
+            if answer is not None:
+                answer.signer.add(content.pieces)
+        elif isinstance(content, Completed | Rejected | Failed):
             content = self._with_receipt(content, now)
         try:
             parts = _parts(content) if type(content) is SendBlob else (encode(content),)
@@ -332,16 +336,9 @@ class ShoalSession:
             return self._jobs.pop(job, None) is not None
         return job in self._jobs
 
-    def _with_receipt(
-        self, event: AnswerChunk | Completed | Rejected | Failed, now: float
-    ) -> Event:
-        """Collect an answer that this worker gives, and sign it at its end."""
-        job = (event.job_id, event.lease)
-        if isinstance(event, AnswerChunk):
-            if (answer := self._answers.get(job)) is not None:
-                answer.signer.add(event.pieces)
-            return event
-        answer = self._answers.pop(job, None)
+    def _with_receipt(self, event: Completed | Rejected | Failed, now: float) -> Event:
+        """Sign an answer that this worker gives, at its end."""
+        answer = self._answers.pop((event.job_id, event.lease), None)
         if answer is None or not isinstance(event, Completed):
             return event
         if event.rest:
