@@ -5,9 +5,11 @@ is described, and none with the status of a fault of its own.
 """
 
 from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.specs.openapi.checks import (
@@ -41,6 +43,16 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     programs.close()
 
 
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Connections that are used again, where each request else looks for a proxy and
+    opens one.  No answer changes a later request."""
+    with requests.Session() as session:
+        session.trust_env = False
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        yield session
+
+
 def for_operation(path: str, method: str) -> Any:
     """Return the test of an operation."""
 
@@ -51,8 +63,11 @@ def for_operation(path: str, method: str) -> Any:
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    def requests_are_answered_as_described(case: Any, pool: Pool) -> None:
-        if isinstance(case.body, dict) and "model" in case.body:
+    def requests_are_answered_as_described(
+        case: Any, pool: Pool, session: requests.Session
+    ) -> None:
+        model = case.body.get("model") if isinstance(case.body, dict) else None
+        if model and isinstance(model, str):
             # Of a model that there is, so that the other fields matter.
             short: dict[str, Any] = {"max_tokens": 4, "max_output_tokens": 4}
             short["options"] = {"num_predict": 4}
@@ -60,6 +75,7 @@ def for_operation(path: str, method: str) -> Any:
 
         case.call_and_validate(
             base_url=pool.url,
+            session=session,
             headers={"Authorization": f"Bearer {KEY}"},
             timeout=PATIENCE,
             # It takes parameters for sent that its own client leaves out of the URL.
