@@ -16,6 +16,8 @@ from harness.leftovers import Reaper
 from harness.speed import slowness
 from tasks.ray_cluster import ray_cluster
 
+LONGEST = {"simulation", "training", "browser"}  # folders
+
 __all__ = ["ray_cluster"]  # of which there is one for the whole suite
 
 profiles.register()
@@ -82,8 +84,9 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # A file is one process's.  The one that takes longest begins first.
-    items.sort(key=lambda item: "simulation" not in item.path.parts)
+    # A file is one process's.  Those that take longest begin first, lest the end of a
+    # run is one process's alone.
+    items.sort(key=lambda item: not LONGEST & {*item.path.parts})
 
 
 def pytest_collection_finish() -> None:

@@ -54,22 +54,22 @@ def run_ranks(
     }
     module = script.removesuffix(".py")
     with ExitStack() as stack:
-        ranks, logs = [], []
+        ranks, outputs, logs = [], [], []
         for rank in range(count):
             logs.append(stack.enter_context(TemporaryFile("w+")))
             variables = {**environment(rank), **group}
             process = started(
                 *(module, arguments, str(SCRIPTS), variables, logs[-1], TORCH)
             )
+            assert process.stdout is not None
+            outputs.append(stack.enter_context(process.stdout))
             stack.callback(process.kill)
             ranks.append(process)
         ended = []
-        for process, log in zip(ranks, logs, strict=True):
-            assert process.stdout is not None
-            with process.stdout as stdout:
-                output, status = stdout.read(), process.wait(LIMIT)
+        for process, output, log in zip(ranks, outputs, logs, strict=True):
+            text, status = output.read(), process.wait(LIMIT)
             log.seek(0)
-            ended.append(EndedRank(status, output, log.read()))
+            ended.append(EndedRank(status, text, log.read()))
         return ended
 
 
