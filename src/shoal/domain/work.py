@@ -128,15 +128,11 @@ class Embedding:
     """Texts to be turned into vectors, one each."""
 
     kind: ClassVar[JobKind] = JobKind.EMBEDDING
+    needs: ClassVar[frozenset[Feature]] = frozenset()
 
     model: str
     inputs: tuple[str, ...]
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        """What a worker must be able to do for the answer to be right."""
-        return frozenset()
 
     @property
     def text(self) -> str:
@@ -149,16 +145,12 @@ class Rerank:
     """Documents to be scored: how relevant each is to a query."""
 
     kind: ClassVar[JobKind] = JobKind.RERANK
+    needs: ClassVar[frozenset[Feature]] = frozenset()
 
     model: str
     query: str
     documents: tuple[str, ...]
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        """What a worker must be able to do for the answer to be right."""
-        return frozenset()
 
     @property
     def text(self) -> str:
@@ -175,16 +167,12 @@ class Transcription:
     """
 
     kind: ClassVar[JobKind] = JobKind.TRANSCRIPTION
+    needs: ClassVar[frozenset[Feature]] = frozenset()
 
     model: str
     audio: str
     format: str
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        """What a worker must be able to do for the answer to be right."""
-        return frozenset()
 
     @property
     def text(self) -> str:
@@ -217,18 +205,11 @@ class Task:
     """
 
     kind: ClassVar[JobKind] = JobKind.TASK
+    model: ClassVar[str] = TASK_QUEUE
+    needs: ClassVar[frozenset[Feature]] = frozenset()
 
     name: str
     payload: JSON = None
-
-    @property
-    def model(self) -> str:
-        return TASK_QUEUE
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        """What a worker must be able to do for the answer to be right."""
-        return frozenset()
 
     @property
     def text(self) -> str:
@@ -258,6 +239,8 @@ class Call:
     """
 
     kind: ClassVar[JobKind] = JobKind.CALL
+    model: ClassVar[str] = CALL_QUEUE
+    text: ClassVar[str] = ""  # no model reads any
 
     name: str
     args: bytes
@@ -267,15 +250,6 @@ class Call:
     blobs: tuple[bytes, ...] = ()
     python: str = ""
     exact: bool = False
-
-    @property
-    def model(self) -> str:
-        return CALL_QUEUE
-
-    @property
-    def text(self) -> str:
-        """The text that a model reads: none."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,21 +261,14 @@ class CallStream:
     """
 
     kind: ClassVar[JobKind] = JobKind.CALL_STREAM
+    model: ClassVar[str] = CALL_QUEUE
+    text: ClassVar[str] = ""  # no model reads any
 
     name: str
     timeout: float | None = None
     needs: frozenset[Feature] = frozenset()
     python: str = ""
     exact: bool = False
-
-    @property
-    def model(self) -> str:
-        return CALL_QUEUE
-
-    @property
-    def text(self) -> str:
-        """The text that a model reads: none."""
-        return ""
 
 
 NamedWork: TypeAlias = Task | Call | CallStream
