@@ -48,13 +48,8 @@ class Frontier:
             raise ValueError(f"{len(hashes)} hashes for a tree of {size} leaves")
         if {*map(len, hashes)} - {HASH_SIZE}:
             raise ValueError(f"a hash has {HASH_SIZE} bytes")
-        self._size = size
+        self.size = size  # leaves
         self._hashes = list(hashes)
-
-    @property
-    def size(self) -> int:
-        """The number of leaves."""
-        return self._size
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
@@ -62,7 +57,7 @@ class Frontier:
 
     def copy(self) -> "Frontier":
         """Return an independent copy."""
-        return Frontier(self._size, self._hashes)
+        return Frontier(self.size, self._hashes)
 
     def root(self) -> bytes:
         """Return the hash of the whole tree."""
@@ -70,14 +65,14 @@ class Frontier:
 
     def append(self, leaf_data: bytes) -> list[MerkleNode]:
         """Append a leaf; return the nodes that became complete, the leaf first."""
-        level, position, hash = 0, self._size, leaf_hash(leaf_data)
+        level, position, hash = 0, self.size, leaf_hash(leaf_data)
         nodes = [(level, position, hash)]
         while position & 1:  # a right child completes its parent
             hash = node_hash(self._hashes.pop(), hash)
             level, position = level + 1, position >> 1
             nodes.append((level, position, hash))
         self._hashes.append(hash)
-        self._size += 1
+        self.size += 1
         return nodes
 
 

@@ -62,18 +62,13 @@ class Notary:
             )
         self._signer = signer
         self._frontier = frontier.copy()
-        self._size = checkpoint_size
+        self.size = checkpoint_size  # receipts in the log
         self._root = checkpoint_root
 
     @property
     def public_key(self) -> bytes:
         """The key that verifies receipts and checkpoints, 32 bytes."""
         return self._signer.public_key
-
-    @property
-    def size(self) -> int:
-        """The number of receipts in the log."""
-        return self._size
 
     def seal(self, claims: Sequence[Claims], at: float) -> SealedBatch:
         """Sign and log a receipt for each claim; ``at``, Unix seconds, applies to all.
@@ -85,7 +80,7 @@ class Notary:
         logged: list[SealedReceipt] = []
         nodes: list[MerkleNode] = []
         for each in claims:
-            body = receipts.body(each, self._size, self._root)
+            body = receipts.body(each, self.size, self._root)
             signature = self._signer.sign(receipts.PREFIX + body)
             logged.append(SealedReceipt(each.job_id, frontier.size, body, signature))
             nodes += frontier.append(body)
@@ -97,6 +92,6 @@ class Notary:
     def commit(self, sealed: SealedBatch) -> None:
         """Continue from a batch that has been stored."""
         begun = sealed.checkpoint.size - len(sealed.receipts)
-        assert begun == self._size, f"sealed after {begun}, expected {self._size}"
+        assert begun == self.size, f"sealed after {begun}, expected {self.size}"
         self._frontier = sealed.frontier.copy()
-        self._size, self._root = sealed.checkpoint.size, sealed.checkpoint.root
+        self.size, self._root = sealed.checkpoint.size, sealed.checkpoint.root

@@ -3,8 +3,6 @@
 What a peer says about itself is unverified and decides nothing.
 """
 
-from collections.abc import Mapping
-
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
 
@@ -19,20 +17,10 @@ class PeerDirectory:
     """
 
     def __init__(self) -> None:
-        self._connected: dict[str, PeerJoined] = {}
+        self.connected: dict[str, PeerJoined] = {}  # admitted, but no single workers
         self._addresses: dict[str, str] = {}
-        self._refusals: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}  # of connected peers, the oldest first
         self._profiles: dict[str, PeerProfile] = {}
-
-    @property
-    def connected(self) -> Mapping[str, PeerJoined]:
-        """The admitted peers that are connected, except single workers."""
-        return self._connected
-
-    @property
-    def refusals(self) -> Mapping[str, str]:
-        """Why connected peers are not admitted, the oldest first."""
-        return self._refusals
 
     def profile_of(self, peer: str) -> PeerProfile:
         """Return what a peer says about itself; an empty profile if it says nothing."""
@@ -44,12 +32,12 @@ class PeerDirectory:
 
     def add(self, peer: str, joined: PeerJoined, address: str = "") -> None:
         """Add an admitted peer, and the URL at which it was dialled."""
-        self._connected[peer] = joined
+        self.connected[peer] = joined
         self._addresses[peer] = address
 
     def remove(self, peer: str) -> None:
         """Remove a peer that has left."""
-        self._connected.pop(peer, None)
+        self.connected.pop(peer, None)
         self._addresses.pop(peer, None)
 
     def describe(self, peer: str, profile: PeerProfile) -> bool:
@@ -64,10 +52,10 @@ class PeerDirectory:
 
     def refuse(self, peer: str, reason: str) -> None:
         """Add a peer that is not admitted, or replace its reason."""
-        self._refusals[peer] = reason
-        if len(self._refusals) > REFUSED_MAX:
-            del self._refusals[next(iter(self._refusals))]
+        self.refusals[peer] = reason
+        if len(self.refusals) > REFUSED_MAX:
+            del self.refusals[next(iter(self.refusals))]
 
     def remove_refused(self, peer: str) -> None:
         """Remove a peer that was admitted after all, or has left."""
-        self._refusals.pop(peer, None)
+        self.refusals.pop(peer, None)

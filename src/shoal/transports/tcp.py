@@ -52,7 +52,7 @@ class TcpLink(asyncio.BufferedProtocol):
     def __init__(self, peer: str, stranger: Stranger | None = None) -> None:
         self.peer = peer
         self._stranger = stranger  # None: the peer is none, or has left
-        self._is_stranger = stranger is not None
+        self.is_stranger = stranger is not None
         self.transport: asyncio.Transport
         self._closed: asyncio.Future[None]
         self._end: tuple[str, int] | None = (
@@ -155,12 +155,8 @@ class TcpLink(asyncio.BufferedProtocol):
         if not self._closed.done():
             self.transport.abort()
 
-    @property
-    def is_stranger(self) -> bool:
-        return self._is_stranger
-
     def admit(self) -> None:
-        self._is_stranger = False
+        self.is_stranger = False
         if self._stranger is not None:
             self._stranger.admit()
             self._stranger = None
@@ -199,7 +195,7 @@ class TcpLink(asyncio.BufferedProtocol):
     def _receive(self, data: bytes) -> None:
         self._unread.append(data)
         self._unread_size += len(data) + PIECE_OVERHEAD
-        unread_max = MESSAGE_MAX if self._is_stranger else UNREAD_MAX
+        unread_max = MESSAGE_MAX if self.is_stranger else UNREAD_MAX
         if self._unread_size > unread_max and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()

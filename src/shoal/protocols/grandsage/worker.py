@@ -131,19 +131,15 @@ class GrandSageServerSession:
         self._tasks = tasks
         self._running = tasks.running
         self._declined = declined
-        self._due: float | None = None
-
-    @property
-    def deadline(self) -> float | None:
-        return self._due
+        self.deadline: float | None = None
 
     def tick(self, now: float) -> Sequence[words.Command | Output]:
-        if self._due is not None and now < self._due:
+        if self.deadline is not None and now < self.deadline:
             return ()
         if self._declined:
             return (Close(self._declined),)
-        first = self._due is None
-        self._due = now + KEEPALIVE_INTERVAL
+        first = self.deadline is None
+        self.deadline = now + KEEPALIVE_INTERVAL
         return (Send(""), *(self._end_broken_tasks(now) if first else ()))
 
     def _end_broken_tasks(self, now: float) -> Sequence[words.Command | Output]:

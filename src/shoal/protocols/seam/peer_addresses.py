@@ -86,14 +86,10 @@ class AddressDialer:
         self._addresses = addresses
         self._connection_to = connection_to
         self._outgoing: dict[PeerAddress, OutgoingConnection] = {}
-        self._due = float("-inf")
-
-    @property
-    def deadline(self) -> float | None:
-        return self._due
+        self.deadline = float("-inf")
 
     def tick(self, now: float) -> Sequence[OutgoingConnection]:
-        self._due = now + CHECK_INTERVAL
+        self.deadline = now + CHECK_INTERVAL
         return [
             self._open(each)
             for each in self._addresses

@@ -145,17 +145,13 @@ class Shares:
 
     def __init__(self, members: Sequence[int]) -> None:
         self._members = list(members)
-        self._speeds = [1.0] * len(members)
+        # By rank, in samples a second as measured; 1.0 for all: nothing is known.
+        self.speeds = [1.0] * len(members)
         self._forget()
-
-    @property
-    def speeds(self) -> Sequence[float]:
-        """By rank, in samples a second as measured; 1.0 for all: nothing is known."""
-        return self._speeds
 
     def of(self, total: int) -> list[int]:
         """Return how many of the samples of a step each rank takes."""
-        return divide(total, self._speeds)
+        return divide(total, self.speeds)
 
     def record(self, measured: Sequence[RankMeasurement]) -> None:
         """Record a step that counted, as all ranks know it."""
@@ -192,31 +188,31 @@ class Shares:
         for each in self._rates:
             while len(each) > 1:  # a rank without a share keeps its last speed
                 each.popleft()
-        before = _seconds(divide(batch, self._speeds), speeds)
+        before = _seconds(divide(batch, self.speeds), speeds)
         after = _seconds(divide(batch, speeds), speeds)
         if after >= PAYS * before:
             return False
-        self._speeds = speeds
+        self.speeds = speeds
         return True
 
     def regroup(self, members: Sequence[int]) -> None:
         """Keep the speeds of those that are still there; new ones get the median."""
         if [*members] == self._members:
             return
-        speeds = dict(zip(self._members, self._speeds, strict=True))
-        usual = statistics.median(self._speeds)
+        speeds = dict(zip(self._members, self.speeds, strict=True))
+        usual = statistics.median(self.speeds)
         self._members = list(members)
-        self._speeds = [speeds.get(each, usual) for each in members]
+        self.speeds = [speeds.get(each, usual) for each in members]
         self._forget()
 
     def state(self) -> dict[str, Any]:
         """Return the shares, for checkpoints and for new ranks."""
-        return {"members": self._members, "speeds": [*self._speeds]}
+        return {"members": self._members, "speeds": [*self.speeds]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the shares of a state; measurements begin anew."""
         self._members = list(state["members"])
-        self._speeds = list(state["speeds"])
+        self.speeds = list(state["speeds"])
         self._forget()
 
     def _forget(self) -> None:
