@@ -65,27 +65,21 @@ class LineJobs(Protocol):
 
     def check(self, endpoint: str, data: bytes) -> CheckedLine:
         """Return what a line requests.  Raises InvalidRequest naming a wrong field."""
-        ...
 
     def rejection(self, batch: StoredBatch, model: str) -> str | None:
         """Return why no line of a new batch can run; None: they can."""
-        ...
 
     def room(self, owner: str, model: str) -> int:
         """Return how many lines of an owner may run or wait at once."""
-        ...
 
     def on_room(self, call: Callable[[], None]) -> None:
         """Call ``call`` once, when there may be more room than now."""
-        ...
 
     async def run(self, request: LineRequest) -> LineEnd:
         """Run a line to its end, once however often this is called for it."""
-        ...
 
     def cancel(self, batch: StoredBatch) -> None:
         """Cancel the open jobs of the lines that run."""
-        ...
 
     def left_out(
         self, batch: StoredBatch, line: int, data: bytes, status: BatchStatus
@@ -94,4 +88,3 @@ class LineJobs(Protocol):
 
         Called in a thread.
         """
-        ...

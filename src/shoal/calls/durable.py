@@ -49,15 +49,12 @@ class DurableCallListener(Protocol):
 
     def on_accepted(self, job_id: JobId) -> None:
         """The call is in the store."""
-        ...
 
     def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
         """A worker has had the call for a while."""
-        ...
 
     def on_end(self, job: EndedJob) -> None:
         """The call has ended, and its end is in the store."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

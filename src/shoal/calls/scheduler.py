@@ -20,19 +20,15 @@ class CallListener(Protocol):
 
     def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
         """Calls were sent to a worker, which runs them one after the other."""
-        ...
 
     def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
         """Calls without a result wait again; ``lost``: with their worker."""
-        ...
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
         """Receive results, one for each call."""
-        ...
 
     def on_failure(self, number: int, error: ShoalError) -> None:
         """Handle the failure of a call."""
-        ...
 
 
 class CallScheduler:

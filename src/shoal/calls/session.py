@@ -102,27 +102,21 @@ class CallAccess(Protocol):
     @property
     def name(self) -> str:
         """The owner of its calls."""
-        ...
 
     def ensure_active(self) -> None:
         """Raise KeyRevoked or KeyExpired if the key has ended."""
-        ...
 
     def permitted_priority(self, wanted: Priority | None) -> Priority:
         """Return the priority of a call; None: it names none.  Raises Forbidden."""
-        ...
 
     def count_call(self) -> None:
         """Count a call as a request.  Raises KeyRevoked or RateLimited."""
-        ...
 
     def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
         """Run a job, within the key's limits, for the length of the block."""
-        ...
 
     def on_submitted(self, job_id: JobId) -> None:
         """A durable call was submitted."""
-        ...
 
 
 class CallSession:

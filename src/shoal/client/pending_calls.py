@@ -73,18 +73,15 @@ class CallCarrier(Protocol):
 
     def release(self, call: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
-        ...
 
     def drop(self, call: ClientCall) -> None:
         """Stop a call whose result is not wanted any more."""
-        ...
 
     def replace(self, old: ClientCall, new: ClientCall) -> bool:
         """Send a call in the place of one that has ended; False if it was cancelled.
 
         Called where calls end, and does not wait for memory.
         """
-        ...
 
 
 class CallResultFuture(Protocol):

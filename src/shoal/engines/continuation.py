@@ -34,13 +34,11 @@ class Server(Protocol):
 
     async def query(self, query: ServerQuery) -> ServerReply:
         """Raises Unavailable if the server does not respond."""
-        ...
 
     def generate(
         self, work: Inference, flags: Mapping[str, JSON] = ...
     ) -> AsyncGenerator[Item, None]:
         """Run ``work`` as ``Engine.run`` does, with more fields in the request."""
-        ...
 
 
 async def continue_answer(

@@ -37,18 +37,15 @@ class Engine(Protocol):
     @property
     def models(self) -> Sequence[ServedModel]:
         """The models, as of ``start`` or the last ``refresh``."""
-        ...
 
     async def start(self) -> None:
         """Start.  Raises ConfigError if the configuration is unusable."""
-        ...
 
     async def refresh(self) -> None:
         """Check that the engine works, and update its models.
 
         Raises Unavailable while it accepts no jobs.
         """
-        ...
 
     def run(
         self, work: Inference, continues: str = "", thoughts: str = ""
@@ -63,11 +60,9 @@ class Engine(Protocol):
         InvalidRequest or ContextExceeded if the request is at fault, and JobError if
         the work failed.
         """
-        ...
 
     async def close(self) -> None:
         """Abort all jobs and release all resources."""
-        ...
 
 
 class WorkRunner(Protocol):
@@ -77,4 +72,3 @@ class WorkRunner(Protocol):
         self, work: Work, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         """Run ``work`` as ``Engine.run`` does."""
-        ...

@@ -41,11 +41,9 @@ class DialTarget(Protocol):
     @property
     def wanted(self) -> bool:
         """Whether to keep dialling."""
-        ...
 
     def next_attempt(self, now: float) -> OutgoingConnection | None:
         """Return how to connect; None: not now."""
-        ...
 
 
 class FixedTarget:

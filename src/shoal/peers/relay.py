@@ -44,23 +44,19 @@ class RelayLink(Link, Protocol):
 
     def pack(self, data: Data) -> Data:
         """Encode a message for ``write``; the result fits all links of this type."""
-        ...
 
     def write(self, packs: Sequence[Data]) -> None:
         """Write messages together; what does not fit is buffered.
 
         Raises LinkClosed if the link has ended.
         """
-        ...
 
     @property
     def unread(self) -> int:
         """Number of buffered bytes."""
-        ...
 
     def abort(self) -> None:
         """Close the link at once and discard its buffer."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,6 @@ class ModelSharing(Protocol):
         ``peer`` identifies the peer.  ``send`` sends it a message, unless it has left,
         and ``wait_for_room`` waits until it has read most of what was sent.
         """
-        ...
 
     def on_peer_joined(
         self,
@@ -61,11 +60,9 @@ class ModelSharing(Protocol):
 
         ``passed_on``: its models may be passed on to others, at their pace.
         """
-        ...
 
     def on_peer_left(self, peer: str) -> None:
         """End the transfers of a peer that left."""
-        ...
 
 
 class NoModelSharing:

@@ -65,36 +65,29 @@ class FileStore(Protocol):
         Raises TooLarge if the owner would have more than ``total_max`` bytes, or more
         than FILES_MAX files with those that its open batches may write.
         """
-        ...
 
     async def find(self, file_id: str) -> StoredFile | None: ...
 
     async def place(self, file_id: str) -> ListPlace | None:
         """Return a file's place in lists, also if it was deleted lately."""
-        ...
 
     async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
         """Return the first files that match, in the order of their creation."""
-        ...
 
     async def size_of(self, owner: str) -> int:
         """Return the bytes of all files of an owner."""
-        ...
 
     async def remove(self, file_id: str) -> bool:
         """Remove a file; return whether it was there.
 
         Raises InvalidRequest if a batch that has not ended reads it.
         """
-        ...
 
     async def expired(self, at: float, limit: int) -> list[str]:
         """Return files that expired before a Unix time, without those in use."""
-        ...
 
     async def known(self, ids: Collection[str]) -> set[str]:
         """Return which of these files there are."""
-        ...
 
 
 class BatchStatus(Enum):
@@ -194,13 +187,11 @@ class BatchStore(Protocol):
         have ``total_max`` bytes already, or would be more than FILES_MAX with results,
         or NotFound if the input file was deleted meanwhile.
         """
-        ...
 
     async def find(self, batch_id: str) -> StoredBatch | None: ...
 
     async def place(self, batch_id: str) -> ListPlace | None:
         """Return a batch's place in lists, also if it was deleted lately."""
-        ...
 
     async def listed(
         self, owner: str | None, after: int | None, limit: int
@@ -209,11 +200,9 @@ class BatchStore(Protocol):
 
         ``owner``: only those of one owner.
         """
-        ...
 
     async def open(self) -> list[StoredBatch]:
         """Return the batches that have not ended, the oldest first."""
-        ...
 
     async def change(
         self, batch_id: str, change: BatchChange, expected: Collection[BatchStatus]
@@ -222,32 +211,26 @@ class BatchStore(Protocol):
 
         Returns False, and changes nothing, if the status is not an ``expected`` one.
         """
-        ...
 
     async def record(self, batch_id: str, results: Sequence[LineResult]) -> None:
         """Record the results of lines and count them.  Idempotent per line."""
-        ...
 
     async def recorded(self, batch_id: str) -> list[int]:
         """Return the lines that have a result."""
-        ...
 
     async def begun(self, batch: StoredBatch) -> list[int]:
         """Return the lines of a validated batch that have a job, or one that failed."""
-        ...
 
     async def results(
         self, batch_id: str, after: int, size: int
     ) -> Sequence[LineResult]:
         """Return results of about ``size`` bytes, of the lines after one, in order."""
-        ...
 
     async def drop_results(self, size: int) -> bool:
         """Delete results of a batch that has ended, of about ``size`` bytes.
 
         Returns False if there was no such batch.
         """
-        ...
 
 
 def line_key(batch_id: str, line: int) -> str:

@@ -45,11 +45,9 @@ class BlobStore(Protocol):
 
     def has(self, digest: bytes) -> bool:
         """Return whether a value is stored; marks it as used."""
-        ...
 
     def read(self, digest: bytes) -> memoryview:
         """Return a value without copying it.  Raises NotFound."""
-        ...
 
     def keep(
         self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
@@ -58,15 +56,12 @@ class BlobStore(Protocol):
 
         Raises InvalidRequest if its digest is not the ``expected`` one, StoreError.
         """
-        ...
 
     def pin(self, digest: bytes) -> None:
         """Protect a value from eviction until each ``pin`` has its ``unpin``."""
-        ...
 
     def unpin(self, digest: bytes) -> None:
         """Undo one ``pin``."""
-        ...
 
 
 def check_blob(data: bytes | memoryview, expected: bytes | None) -> bytes:

@@ -105,7 +105,6 @@ class UsageStore(Protocol):
 
         The last ``MINUTES_KEPT`` are kept.  Raises StoreError.
         """
-        ...
 
     async def sums(
         self,
@@ -121,7 +120,6 @@ class UsageStore(Protocol):
         Returns at most ``limit`` sums, from ``place`` on.  ``owner``: only the usage of
         the keys of this name.  Raises StoreError.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +197,18 @@ class LedgerStore(Protocol):
 
     async def load(self) -> LedgerOpening:
         """Return all accounts and the newest checkpoint."""
-        ...
 
     async def nodes(self, wanted: Sequence[NodePosition]) -> dict[NodePosition, bytes]:
         """Return the hashes of complete nodes; missing nodes are left out."""
-        ...
 
     async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
         """Return a job's receipts, the oldest first.
 
         There is a second one if the worker presented its own receipt later.
         """
-        ...
 
     async def receipt_owner(self, job_id: JobId) -> str | None:
         """Return the owner of a job that has receipts, also after it was pruned."""
-        ...
 
     async def recent_receipts(
         self, owner: str | None, limit: int, before: int | None = None
@@ -224,7 +218,6 @@ class LedgerStore(Protocol):
         ``before``: only those with a smaller index.  They stay when their jobs are
         pruned.
         """
-        ...
 
     async def claim_payment(
         self, names: Collection[str], job_id: JobId, at: float
@@ -233,15 +226,12 @@ class LedgerStore(Protocol):
 
         Returns whether it was unassigned.
         """
-        ...
 
     async def head(self, size: int | None = None) -> LogHead | None:
         """Return the checkpoint of that size, or the newest."""
-        ...
 
     async def head_after(self, index: int) -> LogHead | None:
         """Return the first checkpoint of a log that has the receipt of that index."""
-        ...
 
     async def transfers(
         self, account: str, limit: int, before: int | None = None
@@ -250,4 +240,3 @@ class LedgerStore(Protocol):
 
         ``before``: only those with a smaller number.
         """
-        ...

@@ -58,30 +58,24 @@ class PairingStore(Protocol):
 
     async def add(self, code: PairingCode) -> bool:
         """Add a code unless it exists; return whether it was added."""
-        ...
 
     async def find(self, beginning: str) -> list[PairingCode]:
         """Return the codes that begin so.
 
         The caller compares the rest in constant time.
         """
-        ...
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
         """Record the claim of a code; return whether it was claimable at that time."""
-        ...
 
     async def count_claimable(self, owner: str, at: float) -> int:
         """Return how many codes of an owner can still be claimed."""
-        ...
 
     async def count_paired(self, owner: str) -> int:
         """Return the number of pairs of a user of the owner and a trusted worker."""
-        ...
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
         """Return the workers that a user trusts, in the order of their pairing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +197,11 @@ class CredentialStore(Protocol[C]):
 
     async def all(self) -> list[C]:
         """Return all credentials, the oldest first."""
-        ...
 
     async def add(self, new: C) -> None: ...
 
     async def revoke(self, id_: str, at: float) -> None:
         """Mark a credential as revoked at a Unix time, unless it was revoked before."""
-        ...
 
 
 class KeyStore(Protocol):
@@ -229,17 +221,14 @@ class KeyStore(Protocol):
 
     async def bind_worker(self, token_id: str, worker: str) -> None:
         """Record that a worker joined with a token.  Idempotent."""
-        ...
 
     async def usage_of(self, owner: str, today: int) -> KeyUsage:
         """Return the usage of the keys of this name; ``today`` is a ``day_of``."""
-        ...
 
     async def usage_by_owner(
         self, today: int, owners: Collection[str]
     ) -> dict[str, KeyUsage]:
         """Return the usage of the keys of each of these names that has any."""
-        ...
 
 
 class Store(Protocol):
@@ -276,21 +265,18 @@ class Store(Protocol):
         use or from a newer Shoal; StoreBroken if it is damaged, or missing and not to
         be created.
         """
-        ...
 
     async def check(self) -> None:
         """Check the database's files for damage, at little cost.
 
         Raises StoreBroken if there is any, StoreError.
         """
-        ...
 
     async def wait_damaged(self) -> StoreBroken:
         """Wait until a read, a write or a check finds damage; return it.
 
         Raises StoreError if the database is not open.
         """
-        ...
 
     async def prepare(self, job: Job) -> None:
         """Write what is large of a job that is about to be submitted.
@@ -300,11 +286,9 @@ class Store(Protocol):
 
         Raises StoreError.
         """
-        ...
 
     def discard(self, job_id: JobId) -> None:
         """Delete later what ``prepare`` wrote, if it wrote anything."""
-        ...
 
     async def append(
         self,
@@ -320,15 +304,12 @@ class Store(Protocol):
 
         Raises StoreError.
         """
-        ...
 
     async def open_jobs(self) -> list[StoredJob]:
         """Return the jobs that have not ended, oldest first."""
-        ...
 
     async def ended_members(self, since: float) -> list[tuple[Gang, JobState]]:
         """Return the members of gangs that ended since a Unix time, and how."""
-        ...
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...
 
@@ -341,50 +322,41 @@ class Store(Protocol):
 
         Tests at most ``examined_max`` jobs, or ``limit`` if that is more.
         """
-        ...
 
     async def runs(self, job_ids: Sequence[JobId]) -> list[JobRun]:
         """Return the runs of jobs, in the same order; one without facts is unknown."""
-        ...
 
     async def by_idempotency_key(
         self, owner: str, idempotency_key: str
     ) -> StoredJob | None:
         """Return the newest job with this idempotency key of the owner."""
-        ...
 
     async def history(self, job_id: JobId) -> list[RecordedFact]:
         """Return the facts about a job, in order.
 
         ``output_hash`` is left out: the receipt of the job has it.
         """
-        ...
 
     async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
         """Return the facts about a job in order, without the first ``after``.
 
         The work in ``JobSubmitted`` and the outcome are left out.
         """
-        ...
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
         """Return the workers that users trust with private jobs."""
-        ...
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
         """Return the suspensions in force, oldest first, each with its Unix time.
 
         They have no limits: a limit means nothing after a restart.
         """
-        ...
 
     async def approvals(self) -> list[WorkerApproved]:
         """Return the approvals in force, the oldest first."""
-        ...
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         """Return the ``WorkerMarked`` facts since a Unix time, the oldest first."""
-        ...
 
     async def worker_facts(
         self, limit: int, before: int | None = None, skip: int = 0
@@ -393,15 +365,12 @@ class Store(Protocol):
 
         Only those with a number less than ``before``, and without the first ``skip``.
         """
-        ...
 
     async def models_since(self, since: float) -> set[str]:
         """Return the models of the workers that joined since a Unix time."""
-        ...
 
     async def functions_since(self, since: float) -> set[str]:
         """Return the tasks and functions of these workers that are named."""
-        ...
 
     async def prune(self, before: float) -> int:
         """Delete the jobs that ended before a Unix time; return their number.
@@ -410,13 +379,11 @@ class Store(Protocol):
         before, too.  Receipts, transfers, usage and files stay, and so do the jobs of
         batches that have not ended.  Other writes go on meanwhile.
         """
-        ...
 
     async def delete_job(self, job_id: JobId) -> bool:
         """Delete a job that has ended, as ``prune`` does; return whether it did.
 
         An open job stays, and one of a batch that has not ended.
         """
-        ...
 
     async def close(self) -> None: ...

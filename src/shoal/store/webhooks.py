@@ -70,14 +70,12 @@ class WebhookStore(Protocol):
 
         Excludes those of the jobs in ``without``.
         """
-        ...
 
     async def limit_delays(self, at: float, delays: Sequence[float]) -> None:
         """Make pending deliveries due at ``at`` that would wait longer than they may.
 
         ``delays[n]`` is the longest delay after n attempts, in seconds.
         """
-        ...
 
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
@@ -86,8 +84,6 @@ class WebhookStore(Protocol):
 
         If ``due_at`` is None, the delivery is finished, and its secret is deleted.
         """
-        ...
 
     async def state_of(self, job_id: JobId) -> DeliveryState | None:
         """Return the delivery of a job that has ended; None if it has no webhook."""
-        ...

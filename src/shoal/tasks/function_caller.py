@@ -23,19 +23,15 @@ class CallStreamSlot(Protocol):
     @property
     def idle(self) -> bool:
         """Whether all pushed calls have returned."""
-        ...
 
     def push(self, calls: Sequence[StreamedCall]) -> None:
         """Append calls to the queue."""
-        ...
 
     def recall(self, numbers: Sequence[int]) -> None:
         """Drop these calls, or abort the running one; they return nothing."""
-        ...
 
     def close(self) -> None:
         """Abort the running call, and free the slot at once."""
-        ...
 
 
 class FunctionCaller(Protocol):
@@ -54,7 +50,6 @@ class FunctionCaller(Protocol):
 
     async def start(self) -> None:
         """Start.  Raises ConfigError if the configuration is unusable."""
-        ...
 
     async def call(
         self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
@@ -68,7 +63,6 @@ class FunctionCaller(Protocol):
         raised, exceeded its timeout or returned an unsupported value, and Unavailable
         if another worker may run it.
         """
-        ...
 
     def open_stream(
         self,
@@ -82,8 +76,6 @@ class FunctionCaller(Protocol):
         Raises NotFound for an unknown function, InvalidRequest if code is not trusted,
         Unavailable if no slot is free.
         """
-        ...
 
     async def close(self) -> None:
         """Abort all calls."""
-        ...

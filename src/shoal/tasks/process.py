@@ -40,11 +40,9 @@ class ProcessUser(Protocol):
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         """Handle a message; its head begins with its code."""
-        ...
 
     def on_exit(self, reason: str) -> None:
         """Handle the end of the process; ``reason`` describes its exit."""
-        ...
 
 
 class CallProcess(Protocol):
@@ -57,24 +55,19 @@ class CallProcess(Protocol):
     @property
     def announces_start(self) -> bool:
         """Whether it sends STARTED when a call begins."""
-        ...
 
     @property
     def timeouts(self) -> Timeouts:
         """Its tasks, with their default timeouts."""
-        ...
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
         """Send a message; after the end of the process it is dropped."""
-        ...
 
     def kill(self) -> None:
         """Kill the process and its children; its owner is notified."""
-        ...
 
     async def wait_closed(self) -> None:
         """Wait for the process to end."""
-        ...
 
 
 class ChildProcess(asyncio.SubprocessProtocol):

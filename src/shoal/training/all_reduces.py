@@ -64,17 +64,14 @@ class PartCoding(Protocol):
     @property
     def part_size(self) -> int:
         """The numbers that travel together."""
-        ...
 
     @property
     def is_selective(self) -> bool:
         """Whether a rank adds only some of its numbers, also to its own chunk."""
-        ...
 
     @property
     def head_size(self) -> int:
         """The head of a sum; 0: it has none, and travels as a part."""
-        ...
 
     def encoded_size(self, size: int, /) -> int: ...
     def encoded(self, numbers: memoryview) -> memoryview: ...
@@ -82,15 +79,12 @@ class PartCoding(Protocol):
 
     def begin_sum(self, own: memoryview, sums: memoryview) -> None:
         """Put the numbers that the owner of a chunk adds itself into ``sums``."""
-        ...
 
     def encode_sum(self, sums: memoryview) -> tuple[memoryview, memoryview]:
         """Return the head of a sum, and the sum."""
-        ...
 
     def sum_size(self, head: memoryview, size: int) -> int:
         """Return how large a sum is.  Raises PeerError if it cannot be."""
-        ...
 
     def decode_sum(
         self, head: memoryview, data: memoryview, numbers: memoryview

@@ -18,15 +18,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return monotonic seconds."""
-        ...
 
     def wall(self) -> float:
         """Return Unix seconds, for people and records."""
-        ...
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
         """Call when ``now`` reaches ``when``."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

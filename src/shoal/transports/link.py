@@ -38,18 +38,15 @@ class Link(Protocol):
 
         Raises LinkClosed once the link has ended.
         """
-        ...
 
     async def send(self, data: Data) -> None:
         """Write ``data``; returns once the transport has room again.
 
         Raises LinkClosed if the connection has ended.
         """
-        ...
 
     async def close(self, code: int, text: str) -> None:
         """End the connection.  Safe to call twice."""
-        ...
 
 
 @runtime_checkable
@@ -59,15 +56,12 @@ class LimitingLink(Protocol):
     @property
     def is_stranger(self) -> bool:
         """Whether the peer connected, and was not admitted until now, or the end."""
-        ...
 
     def admit(self) -> None:
         """Lift the limits of a stranger.  Safe to call twice."""
-        ...
 
     def run(self, call: Callable[..., T], *args: object) -> T:
         """Call, and charge a stranger the CPU time that it takes."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +70,6 @@ class BudgetedLink(LimitingLink, Protocol):
 
     def holding(self, size: int) -> AbstractContextManager[None]:
         """Count so many bytes, which were received, during a block as well."""
-        ...
 
     def share_budget(
         self, strangers: Strangers, message_max: int | None = None
@@ -85,7 +78,6 @@ class BudgetedLink(LimitingLink, Protocol):
 
         ``message_max`` is in bytes; None: as large as the wire allows.
         """
-        ...
 
 
 @runtime_checkable
@@ -119,7 +111,6 @@ class FramingLink(Protocol):
         While a caller waits in ``messages``, small messages go to ``on_messages`` at
         once and the caller goes on waiting: waking it costs more than most messages.
         """
-        ...
 
     async def messages(self) -> Sequence[FramedMessage]:
         """Wait for messages; return all complete ones, in order.
@@ -127,12 +118,9 @@ class FramingLink(Protocol):
         Raises PeerError for a message that the session refuses, after those before it
         were returned, and LinkClosed when the link has ended.
         """
-        ...
 
     def try_send(self, data: Data) -> bool:
         """Write a message if that needs no waiting; return whether it was written."""
-        ...
 
     async def write(self, part: bytes | memoryview) -> None:
         """Write a part of a large message, without a copy, as ``send`` does."""
-        ...

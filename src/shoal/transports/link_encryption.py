@@ -29,14 +29,12 @@ class EncryptableLink(Link, Protocol):
 
     def put_back(self, data: bytes) -> None:
         """Put back what was received last, to be received again."""
-        ...
 
     def encrypt(self, keys: TransportKeys, received: bytes = b"") -> None:
         """Encrypt what is sent and received from now on.
 
         ``received`` is what the peer has sent encrypted already.
         """
-        ...
 
 
 async def encrypt_dialled(link: EncryptableLink, url: str) -> None:

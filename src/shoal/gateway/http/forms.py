@@ -30,7 +30,6 @@ class FileWriter(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Take a piece.  Raises TooLarge, and what else writing raises."""
-        ...
 
 
 @dataclass(slots=True)

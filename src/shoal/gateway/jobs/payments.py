@@ -56,7 +56,6 @@ class Payments(Protocol):
         Raises PaymentDue if the payment is missing or invalid, and PaymentsDown if the
         service is unavailable.
         """
-        ...
 
     async def close(self) -> None: ...
 

@@ -71,15 +71,12 @@ class Throttle(Protocol):
 
     def check(self, address: str) -> None:
         """Raise Unavailable if the address had too many failures recently."""
-        ...
 
     def check_passcode(self, address: str) -> None:
         """Raise Unavailable if the address may not present a passcode."""
-        ...
 
     def failed(self, address: str) -> None:
         """Count a wrong secret."""
-        ...
 
 
 class NoThrottle:

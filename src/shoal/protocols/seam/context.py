@@ -23,14 +23,12 @@ class Identity(Protocol):
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature, 64 bytes."""
-        ...
 
     def exchange(self, public_key: bytes) -> bytes:
         """Return the secret shared with the owner of an X25519 key, 32 bytes, unhashed.
 
         Raises ValueError for a key of low order, whose shared secret is public.
         """
-        ...
 
 
 def _ignore(text: str) -> None:
@@ -174,8 +172,6 @@ class Dialer(Protocol):
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         """Return the session for a new connection; takes the response headers."""
-        ...
 
     def final_reason(self, code: int, text: str) -> str | None:
         """Return why redialling is pointless after this close; None: redial."""
-        ...

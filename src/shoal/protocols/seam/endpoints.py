@@ -76,11 +76,9 @@ class ConnectionGate(Protocol):
 
     def delay(self, address: str, now: float) -> float | None:
         """Return the delay in seconds before the first read; None: disconnect."""
-        ...
 
     def failed(self, address: str, now: float) -> None:
         """Count a connection whose TLS handshake failed."""
-        ...
 
 
 class NoGate:
@@ -204,19 +202,15 @@ class MembershipProber(Protocol):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due; sessions may change it."""
-        ...
 
     def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
         """Return new probes to run and connections to keep open."""
-        ...
 
     def dropped(self) -> Sequence[OutgoingConnection]:
         """Return connections from ``tick`` that are no longer wanted."""
-        ...
 
     def nodes(self) -> Sequence[ListedNode]:
         """Return all known nodes, including this one."""
-        ...
 
 
 TLS_KEY = "tls"  # in the record of a service over HTTP that has TLS

@@ -71,7 +71,6 @@ class FramedSession(Protocol[Received]):
         called again after earlier messages are processed, because they may raise the
         limit.
         """
-        ...
 
     def buffer_for(
         self, head: bytes, allocate: Callable[[int], memoryview]
@@ -84,20 +83,17 @@ class FramedSession(Protocol[Received]):
         Called once per large body, in order, and before earlier messages are processed.
         ``allocate`` returns uninitialized memory of that many bytes.
         """
-        ...
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
         """Return the checksum of a body up to the end of a piece; it starts at 0.
 
         Called piece by piece while a large body is read.
         """
-        ...
 
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[Received | Output]:
         """Process messages that arrived together, as ``Session.receive`` does."""
-        ...
 
 
 class LengthPrefixed(Generic[In, Out]):

@@ -85,19 +85,15 @@ class RankHandshake(Protocol):
 
     def on_open(self, certificate: bytes) -> None:
         """Set the fingerprint of the server's certificate; empty: without TLS."""
-        ...
 
     def start(self, now: float) -> bytes:
         """Return the first bytes to send."""
-        ...
 
     def body_size(self, head: bytes) -> int:
         """Return the size of the payload after a head."""
-        ...
 
     def receive(self, head: bytes, body: bytes, now: float) -> HandshakeStep:
         """Handle a message."""
-        ...
 
 
 class RankWire(Protocol):
@@ -109,7 +105,6 @@ class RankWire(Protocol):
         self, identity: RankIdentity, server: str, address: str
     ) -> RankHandshake:
         """Return the dialling end; ``server`` is the expected id, ``""``: any."""
-        ...
 
     def server(
         self, identity: RankIdentity, address: str, secret_of: Callable[[str], str]
@@ -119,7 +114,6 @@ class RankWire(Protocol):
         ``secret_of`` takes the client's id and returns what it has to prove, or raises
         NotAdmitted with the reason.
         """
-        ...
 
 
 class SegmentWire(RankWire, Protocol):
@@ -127,11 +121,9 @@ class SegmentWire(RankWire, Protocol):
 
     def encode_segment(self, label: SegmentLabel, size: int) -> bytes:
         """Return the head of a segment."""
-        ...
 
     def decode_segment(self, head: bytes) -> SegmentHead:
         """Return the head of a segment.  Raises PeerError for other messages."""
-        ...
 
 
 class ArrayWire(RankWire, Protocol):
@@ -145,18 +137,15 @@ class ArrayWire(RankWire, Protocol):
 
         Raises InvalidRequest for an unsupported dtype, and TooLarge.
         """
-        ...
 
     def array_size(self, head: bytes) -> int:
         """Return the size of the payload after a head.
 
         Raises PeerError for messages that are no arrays, or exceed ``payload_max``.
         """
-        ...
 
     def decode_array(self, head: bytes, payload: memoryview) -> "Array":
         """Return the array in a payload: a view of it.
 
         Raises PeerError if it is malformed, or its checksum is wrong.
         """
-        ...

@@ -32,45 +32,36 @@ class RelayMachine(Protocol):
         self, link: int, request: UpgradeRequest, now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
         """Add a link."""
-        ...
 
     def receive(
         self, link: int, batch: Sequence[Data], now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
         """Process data that arrived together on a link."""
-        ...
 
     @property
     def is_open(self) -> bool:
         """Whether any peer may use the relay, without a credential."""
-        ...
 
     def standing(self, link: int) -> RelayStanding:
         """Return the standing of the peer of a link; after its end STRANGER."""
-        ...
 
     def count_peers(self) -> Counter[RelayStanding]:
         """Count the peers of all links, without the coordinator itself."""
-        ...
 
     def read_delay(self, link: int, now: float) -> float:
         """Return the delay in seconds before the next read from a link."""
-        ...
 
     def link_closed(
         self, link: int, now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
         """Remove a link that ended, or that the relay no longer writes to."""
-        ...
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due."""
-        ...
 
     def tick(self, now: float) -> Sequence["RelaySend | RelayBroadcast"]:
         """Run what is due at this time."""
-        ...
 
 
 @dataclass(slots=True)

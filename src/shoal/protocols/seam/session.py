@@ -99,12 +99,10 @@ class Session(Protocol[In, Out]):
     @property
     def accepts(self) -> frozenset[type]:
         """The messages that ``send`` can encode; it may grow when a peer joins."""
-        ...
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due, on the clock passed as ``now``."""
-        ...
 
     def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
         """Process data that arrived together; return decoded messages and outputs.
@@ -112,21 +110,18 @@ class Session(Protocol[In, Out]):
         If the peer violates the protocol, a Close with the reason follows the messages
         before the violation; if there are none, it may raise PeerError.
         """
-        ...
 
     def send(self, message: Out, now: float) -> Sequence[Output]:
         """Encode one message for the peer.
 
         Raises Unsupported if it is not among ``accepts``.
         """
-        ...
 
     def tick(self, now: float) -> Sequence[In | Output]:
         """Run what is due at this time.
 
         Called once when the connection is open, and then at or after ``deadline``.
         """
-        ...
 
 
 @runtime_checkable
@@ -139,7 +134,6 @@ class HandlesConnectionLoss(Protocol):
         Called whenever a connection ends because of the peer: it disconnected, the
         connection broke, it stopped reading, or the link rejected its bytes.
         """
-        ...
 
 
 @runtime_checkable
@@ -151,7 +145,6 @@ class BoundSession(Protocol):
 
         ``binding`` is unique to it, and the same at both ends: proofs cover it.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

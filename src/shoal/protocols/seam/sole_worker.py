@@ -25,7 +25,6 @@ class SoleWorkerEnd(session.Session[Event, Command], Protocol):
     @property
     def grant(self) -> AdmissionGrant:
         """The permission that the worker was admitted by."""
-        ...
 
 
 class SoleWorkerSession:

@@ -46,18 +46,15 @@ class RendezvousLink(Protocol):
 
     def send(self, message: RunMessage) -> object:
         """Send a message, now or soon."""
-        ...
 
     def receive(self, timeout: float) -> RunMessage | None:
         """Wait for a message; None: there was none in time.
 
         Raises Unavailable once the run has ended.
         """
-        ...
 
     def close(self) -> None:
         """Send what waits, and disconnect."""
-        ...
 
 
 Greeting: TypeAlias = Callable[[], Sequence[RunMessage]]

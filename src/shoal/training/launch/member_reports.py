@@ -24,11 +24,9 @@ class EventLink(Protocol):
 
     def send(self, message: Message) -> bool:
         """Queue a message; return False if it cannot be sent."""
-        ...
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Wait for a message."""
-        ...
 
 
 class MemberReports:

@@ -58,11 +58,9 @@ class SpanSink(Protocol):
 
     def samples(self, trace_id: str, parent: TraceContext | None) -> bool:
         """Say whether a trace is recorded that begins here, or continues ``parent``."""
-        ...
 
     def export(self, span: Span) -> None:
         """Send a span some time later; one that is not sampled is dropped."""
-        ...
 
 
 def wants_spans(endpoint: str, environment: Mapping[str, str]) -> bool:

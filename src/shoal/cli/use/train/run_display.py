@@ -106,7 +106,6 @@ class RunDisplay(Protocol):
 
     def show(self, event: Message) -> None:
         """Show an event."""
-        ...
 
 
 class JsonDisplay:
