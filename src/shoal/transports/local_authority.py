@@ -7,7 +7,6 @@ else.  The server's key never changes, and neither does its fingerprint.
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.config.private_files import make_private_folder, open_private, sync_folder
+from shoal.config.private_files import make_private_folder, replace_private
 from shoal.domain.errors import ConfigError
 from shoal.transports.tls import VALID_BEFORE
 
@@ -105,23 +104,21 @@ def local_certificate(
         authority = kept
         if authority is None or not _may_sign(authority.certificate, names, now):
             authority = _new_authority(names, machine, now)
-            _write(folder / AUTHORITY_KEY_FILE, _pem_of(authority.key))
+            replace_private(folder / AUTHORITY_KEY_FILE, pem_of(authority.key))
             public = authority.certificate.public_bytes(Encoding.PEM)
-            _write(folder / AUTHORITY_FILE, public)
+            replace_private(folder / AUTHORITY_FILE, public.decode())
         key = _load_key(folder / SERVER_KEY_FILE)
         if key is None:
             key = ec.generate_private_key(ec.SECP256R1())
-            _write(folder / SERVER_KEY_FILE, _pem_of(key))
+            replace_private(folder / SERVER_KEY_FILE, pem_of(key))
         server = _load_certificate(folder / SERVER_FILE)
         issued = authority is not kept or server is None
         if server is None or issued or _is_outdated(server, key, names, now):
             issued = True
             server = _new_server(key, authority, names, now)
             chain = [server, authority.certificate]
-            _write(
-                folder / SERVER_FILE,
-                b"".join(each.public_bytes(Encoding.PEM) for each in chain),
-            )
+            pem = b"".join(each.public_bytes(Encoding.PEM) for each in chain)
+            replace_private(folder / SERVER_FILE, pem.decode())
     except OSError as error:
         raise ConfigError(f"--tls auto: {folder}: {error.strerror}") from error
     return LocalCertificate(
@@ -206,7 +203,7 @@ def _new_authority(
     names: ServerNames, machine: str, now: datetime.datetime
 ) -> _Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _subject(f"Shoal on {machine}")
+    subject = subject_of(f"Shoal on {machine}")
     public = [
         ipaddress.ip_network(each)
         for each in sorted(names.addresses, key=str)
@@ -217,7 +214,7 @@ def _new_authority(
         *map(x509.IPAddress, (*PRIVATE_NETWORKS, *public)),
     ]
     certificate = (
-        _builder(subject, subject, key, now, AUTHORITY_VALID)
+        certificate_builder(subject, subject, key, now, AUTHORITY_VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.NameConstraints(permitted, None), critical=True)
@@ -258,8 +255,8 @@ def _new_server(
     )
     server_auth = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     return (
-        _builder(
-            _subject("Shoal"), authority.certificate.subject, key, now, SERVER_VALID
+        certificate_builder(
+            subject_of("Shoal"), authority.certificate.subject, key, now, SERVER_VALID
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -270,13 +267,14 @@ def _new_server(
     )
 
 
-def _builder(
+def certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     now: datetime.datetime,
     valid: datetime.timedelta,
 ) -> x509.CertificateBuilder:
+    """Return what every certificate has, valid for so long."""
     public = key.public_key()
     return (
         x509.CertificateBuilder()
@@ -290,7 +288,8 @@ def _builder(
     )
 
 
-def _subject(name: str) -> x509.Name:
+def subject_of(name: str) -> x509.Name:
+    """Return a subject with a common name, whose end may be cut off."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:SUBJECT_MAX])])
 
 
@@ -308,16 +307,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner only."""
-    part = file.with_name(f"{file.name}.part")
-    with open(part, "wb", opener=open_private) as new:
-        new.write(data)
-        new.flush()
-        os.fsync(new.fileno())
-    part.replace(file)
-    sync_folder(file.parent)
+def pem_of(key: ec.EllipticCurvePrivateKey) -> str:
+    """Return a private key in PEM form, not encrypted."""
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return pem.decode()

@@ -48,35 +48,24 @@ def self_signed_tls(subject: str) -> ServerTls:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
+    from shoal.transports.local_authority import certificate_builder, pem_of, subject_of
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), subject_of(subject)
     now = datetime.datetime.now(datetime.UTC)  # noqa: TID251  # of the certificate
+    alternatives = x509.SubjectAlternativeName([x509.DNSName("localhost")])
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - VALID_BEFORE)
-        .not_valid_after(now + VALID_FOR)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False
-        )
+        certificate_builder(name, name, key, now, VALID_FOR)
+        .add_extension(alternatives, critical=False)
         .sign(key, hashes.SHA256())
     )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     # OpenSSL reads it only from a file: in a directory that only this user can read.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "both.pem")
-        file.write_bytes(pem + certificate.public_bytes(Encoding.PEM))
+        file.write_text(pem_of(key) + certificate.public_bytes(Encoding.PEM).decode())
         context.load_cert_chain(file)
     return ServerTls(context, certificate.fingerprint(hashes.SHA256()))
 
