@@ -131,7 +131,7 @@ async def test_batch_of_an_owner_at_its_limit_is_not_added(store: Store) -> None
 async def test_files_that_open_batches_may_write_count(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.store.sqlite.batches.FILES_MAX", 4)
+    monkeypatch.setattr("shoal.store.batches.FILES_MAX", 4)
     await add_batch(store)
     more = replace(BATCH, id=f"{BATCH.id}1")
 

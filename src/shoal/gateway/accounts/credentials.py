@@ -8,17 +8,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from shoal.domain.credentials import (
-    NAME_PATTERN,
-    JoinToken,
-    Key,
-    KeyUsage,
-    Quota,
-    Scope,
-    day_of,
-    digest_of,
-    without_key,
-)
+from shoal.domain import credentials
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
@@ -28,7 +18,7 @@ from shoal.gateway.http.operation import Operations
 
 api = Operations()
 
-C = TypeVar("C", Key, JoinToken)
+C = TypeVar("C", credentials.Key, credentials.JoinToken)
 
 ID_LENGTH = 12  # characters
 LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
@@ -37,7 +27,7 @@ LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century
 
 # Checked by the credential cache, which has clearer errors.
 NewName = Annotated[
-    str, Meta(extra_json_schema={"pattern": f"^{NAME_PATTERN.pattern}$"})
+    str, Meta(extra_json_schema={"pattern": f"^{credentials.NAME_PATTERN.pattern}$"})
 ]
 Lifetime = Annotated[float, Meta(gt=0, le=LIFETIME_MAX)]
 KeyLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
@@ -117,7 +107,7 @@ _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
 }
 
 
-@api.get("/admin/keys", "List the API keys", Scope.MONITOR, lists=True)
+@api.get("/admin/keys", "List the API keys", credentials.Scope.MONITOR, lists=True)
 async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
     keyring = gateway.access.keyring
     first = [
@@ -126,27 +116,28 @@ async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
     ]
     page, more = _page([*first, *keyring.cache], query)
     used = await gateway.store.keys.usage_by_owner(
-        day_of(gateway.clock.wall()), {key.name for key in page}
+        credentials.day_of(gateway.clock.wall()), {key.name for key in page}
     )
     return KeyList(
-        [_key_info(key, used.get(key.name, KeyUsage())) for key in page], more
+        [_key_info(key, used.get(key.name, credentials.KeyUsage())) for key in page],
+        more,
     )
 
 
-@api.post("/admin/keys", "Create an API key", Scope.ADMIN, secret=True)
+@api.post("/admin/keys", "Create an API key", credentials.Scope.ADMIN, secret=True)
 async def create_key(gateway: Gateway, body: NewKey) -> KeyInfo:
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
-    key = Key(
+    key = credentials.Key(
         f"key_{gateway.new_secret()[:ID_LENGTH]}",
         body.name,
-        digest_of(secret),
+        credentials.digest_of(secret),
         shown_start(secret),
-        Scope(body.scope),
+        credentials.Scope(body.scope),
         now,
         _expiry(body, now),
         None,
-        Quota(
+        credentials.Quota(
             body.requests_per_minute,
             body.tokens_per_minute,
             body.tokens_per_day,
@@ -163,18 +154,18 @@ async def create_key(gateway: Gateway, body: NewKey) -> KeyInfo:
     return msgspec.structs.replace(shown, key=secret, pinned_key=pinned)
 
 
-@api.get("/admin/keys/{name}", "Show an API key", Scope.MONITOR)
+@api.get("/admin/keys/{name}", "Show an API key", credentials.Scope.MONITOR)
 async def show_key(gateway: Gateway, name: str) -> KeyInfo:
     return await _key_with_usage(gateway, _key_named(gateway, name))
 
 
-@api.delete("/admin/keys/{name}", "Revoke an API key", Scope.ADMIN)
+@api.delete("/admin/keys/{name}", "Revoke an API key", credentials.Scope.ADMIN)
 async def revoke_key(gateway: Gateway, name: str) -> KeyInfo:
     key = await gateway.access.revoke(_key_named(gateway, name))
     return await _key_with_usage(gateway, key)
 
 
-def _key_named(gateway: Gateway, name: str) -> Key:
+def _key_named(gateway: Gateway, name: str) -> credentials.Key:
     if name in RESERVED_NAMES:
         raise InvalidRequest(
             f"{name} is no key that was made here: for another first key, give "
@@ -184,12 +175,12 @@ def _key_named(gateway: Gateway, name: str) -> Key:
     return gateway.access.keyring.cache.find(name)
 
 
-async def _key_with_usage(gateway: Gateway, key: Key) -> KeyInfo:
-    today = day_of(gateway.clock.wall())
+async def _key_with_usage(gateway: Gateway, key: credentials.Key) -> KeyInfo:
+    today = credentials.day_of(gateway.clock.wall())
     return _key_info(key, await gateway.store.keys.usage_of(key.name, today))
 
 
-def _key_info(key: Key, used: KeyUsage) -> KeyInfo:
+def _key_info(key: credentials.Key, used: credentials.KeyUsage) -> KeyInfo:
     return KeyInfo(
         key.id,
         key.name,
@@ -259,13 +250,13 @@ class TokenList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-@api.get("/admin/tokens", "List the join tokens", Scope.MONITOR, lists=True)
+@api.get("/admin/tokens", "List the join tokens", credentials.Scope.MONITOR, lists=True)
 async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
     page, more = _page(gateway.admission.tokens, query)
     return TokenList([_token_info(gateway, token) for token in page], more)
 
 
-@api.post("/admin/tokens", "Create a join token", Scope.ADMIN, secret=True)
+@api.post("/admin/tokens", "Create a join token", credentials.Scope.ADMIN, secret=True)
 async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
     secret, token = await add_token(gateway, body)
     admission = gateway.admission
@@ -278,17 +269,19 @@ async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
     )
 
 
-async def add_token(gateway: Gateway, wanted: NewToken) -> tuple[str, JoinToken]:
+async def add_token(
+    gateway: Gateway, wanted: NewToken
+) -> tuple[str, credentials.JoinToken]:
     """Store a new token; return its secret, and the token.
 
     Raises InvalidRequest, StoreError.
     """
     secret = TOKEN_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
-    token = JoinToken(
+    token = credentials.JoinToken(
         f"token_{gateway.new_secret()[:ID_LENGTH]}",
         wanted.name,
-        digest_of(secret),
+        credentials.digest_of(secret),
         now,
         _expiry(wanted, now),
         None,
@@ -299,13 +292,13 @@ async def add_token(gateway: Gateway, wanted: NewToken) -> tuple[str, JoinToken]
     return secret, token
 
 
-@api.delete("/admin/tokens/{name}", "Revoke a join token", Scope.ADMIN)
+@api.delete("/admin/tokens/{name}", "Revoke a join token", credentials.Scope.ADMIN)
 async def revoke_token(gateway: Gateway, name: str) -> TokenInfo:
     token = gateway.admission.tokens.find(name)
     return _token_info(gateway, await gateway.admission.revoke(token))
 
 
-def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
+def _token_info(gateway: Gateway, token: credentials.JoinToken) -> TokenInfo:
     return TokenInfo(
         token.id,
         token.name,
@@ -314,7 +307,7 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
         token.revoked_at,
         token.uses_max,
         list(token.models),
-        sorted(map(without_key, token.workers)),
+        sorted(map(credentials.without_key, token.workers)),
         gateway.admission.count_connected(token),
     )
 
@@ -322,14 +315,12 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
 # Of both.
 
 
-def _page(
-    credentials: Iterable[C], query: CredentialQuery
-) -> tuple[list[C], str | None]:
+def _page(found: Iterable[C], query: CredentialQuery) -> tuple[list[C], str | None]:
     """Return the requested page, and the ``after`` of the next one.
 
     Raises InvalidRequest.
     """
-    listed, first = list(credentials), 0
+    listed, first = list(found), 0
     if query.after:
         ids = [each.id for each in listed]
         id_, place = query.after, _PLACE.fullmatch(query.after)

@@ -20,15 +20,6 @@ from aiohttp import web
 from shoal.coordinator.fact_log import FrequentFacts
 from shoal.domain import facts
 from shoal.domain.credentials import Scope
-from shoal.domain.facts import (
-    FACT_NAMES,
-    AccountFact,
-    Fact,
-    JobLeased,
-    JobStarted,
-    WorkerFact,
-    WorkerLoadChanged,
-)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.operation import Operations
@@ -41,8 +32,8 @@ api = Operations()
 EVENTS_MAX = 5000  # kept about workers and accounts, and as many about jobs
 FACTS_EXAMINED_MAX = 2000  # in the store, for one page
 NUMBERS_PER_SECOND = 1000  # of events, in the long run
-LOAD = FACT_NAMES[WorkerLoadChanged]  # is not stored
-OF_WORKERS = frozenset({*get_args(WorkerFact), *get_args(AccountFact)})
+LOAD = facts.FACT_NAMES[facts.WorkerLoadChanged]  # is not stored
+OF_WORKERS = frozenset({*get_args(facts.WorkerFact), *get_args(facts.AccountFact)})
 
 
 TEXT_MAX = 300  # characters; reasons and errors come from workers
@@ -152,9 +143,11 @@ class PoolEvent(msgspec.Struct, frozen=True):
     text: str
 
 
-def to_event(number: int, at: float, fact: Fact, subject: FactSubject) -> PoolEvent:
+def to_event(
+    number: int, at: float, fact: facts.Fact, subject: FactSubject
+) -> PoolEvent:
     """Return the event of a fact."""
-    name = FACT_NAMES[type(fact)]
+    name = facts.FACT_NAMES[type(fact)]
     return PoolEvent(number, at, name, subject.job, subject.worker, line_of(fact))
 
 
@@ -170,7 +163,7 @@ class _LoggedFact(NamedTuple):
     at: float
     name: str
     subject: FactSubject
-    line: str | JobLeased | JobStarted
+    line: str | facts.JobLeased | facts.JobStarted
 
     def event(self) -> PoolEvent:
         line = self.line if isinstance(self.line, str) else line_of(self.line)
@@ -195,16 +188,18 @@ class EventLog:
         self._of_workers: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
         self._of_jobs: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Add a fact, unless it is frequent."""
         if self._frequent.is_frequent(fact):
             return
         logged = _LoggedFact(
             self.next_number,
             self._clock.wall(),
-            FACT_NAMES[type(fact)],
+            facts.FACT_NAMES[type(fact)],
             self._holders.subject_of(fact),
-            fact if isinstance(fact, (JobLeased, JobStarted)) else line_of(fact),
+            fact
+            if isinstance(fact, (facts.JobLeased, facts.JobStarted))
+            else line_of(fact),
         )
         self.next_number += 1
         (self._of_workers if type(fact) in OF_WORKERS else self._of_jobs).append(logged)
@@ -253,12 +248,12 @@ class EventLog:
         if before is None:
             skip = sum(each.name != LOAD for each in self._of_workers)
         examined = limit if not worker else FACTS_EXAMINED_MAX
-        facts = await store.worker_facts(examined, before, skip)
-        events = [_stored_event(each) for each in facts]
+        read = await store.worker_facts(examined, before, skip)
+        events = [_stored_event(each) for each in read]
         found = [each for each in events if concerns(each.worker, worker)]
         if len(found) > limit:
             return found[:limit], found[limit - 1].number
-        return found, facts[-1].number if len(facts) == examined else None
+        return found, read[-1].number if len(read) == examined else None
 
 
 def concerns(about: str | None, worker: str) -> bool:

@@ -41,22 +41,8 @@ from shoal.protocols.seam.session import (
     PeerProfile,
     Send,
 )
-from shoal.protocols.tealenet.codec import model_sharing
+from shoal.protocols.tealenet.codec import messages, model_sharing
 from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm, decode
-from shoal.protocols.tealenet.codec.messages import (
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    HelloAck,
-    InferenceChunk,
-    InferenceComplete,
-    InferenceError,
-    InferenceRequest,
-    LoadModel,
-    Message,
-    ModelLoaded,
-    ModelLoadError,
-)
 from shoal.protocols.tealenet.codec.scalars import ErrorCode
 from shoal.protocols.tealenet.handshake import (
     DeviceConnections,
@@ -193,7 +179,7 @@ class TealePeerSession:
                 outputs += self._reject_invalid(error)
                 continue
             self._invalid = 0
-            if isinstance(message, InferenceChunk):
+            if isinstance(message, messages.InferenceChunk):
                 outputs += outbound.receive_chunk(message, data)
             elif message is not None:
                 outputs += self._receive_message(message, now)
@@ -292,33 +278,37 @@ class TealePeerSession:
     # Receiving.
 
     def _receive_message(
-        self, message: Message, now: float
+        self, message: messages.Message, now: float
     ) -> Sequence[FromPeer | Output]:
         """Process a message; before the peer has joined, only those of the setup."""
-        if isinstance(message, Hello | HelloAck):
+        if isinstance(message, messages.Hello | messages.HelloAck):
             return self._receive_greeting(message, now)
-        if isinstance(message, Heartbeat | HeartbeatAck):
+        if isinstance(message, messages.Heartbeat | messages.HeartbeatAck):
             return self._receive_heartbeat(message, now)
         if self._peer_state is None:
             return ()
         peer = self._peer_state.peer
         match message:
-            case InferenceChunk() | ModelLoaded() | ModelLoadError():
+            case (
+                messages.InferenceChunk()
+                | messages.ModelLoaded()
+                | messages.ModelLoadError()
+            ):
                 return ()
-            case InferenceRequest():
+            case messages.InferenceRequest():
                 job = self._inbound.receive(message, peer, now)
                 return (Send(job) if isinstance(job, bytes) else job,)
-            case InferenceComplete():
+            case messages.InferenceComplete():
                 return self._outbound.receive_complete(message)
-            case InferenceError():
+            case messages.InferenceError():
                 return self._outbound.receive_error(message)
-            case LoadModel():
+            case messages.LoadModel():
                 return (Send(self._inbound.load_model(message, peer)),)
             case _:
                 return self._receive_model_message(message, peer)
 
     def _receive_greeting(
-        self, message: Hello | HelloAck, now: float
+        self, message: messages.Hello | messages.HelloAck, now: float
     ) -> Sequence[FromPeer | Output]:
         # Real peers ignore a second one as well.
         if self._peer_state is not None and self._profile.requires_hello:
@@ -329,7 +319,7 @@ class TealePeerSession:
         return [*self._peer_state.describe(read_greeting(message).profile), *outputs]
 
     def _receive_heartbeat(
-        self, heartbeat: Heartbeat | HeartbeatAck, now: float
+        self, heartbeat: messages.Heartbeat | messages.HeartbeatAck, now: float
     ) -> Sequence[FromPeer | Output]:
         outputs: list[FromPeer | Output] = []
         if self._peer_state is None:
@@ -343,7 +333,7 @@ class TealePeerSession:
             return ()
         outputs += state.receive_heartbeat(heartbeat, len(self._outbound), now)
         self._handshake.note_heartbeat(now)
-        if isinstance(heartbeat, Heartbeat):
+        if isinstance(heartbeat, messages.Heartbeat):
             return [*outputs, Send(self._heartbeats.heartbeat_ack(state.peer, now))]
         if not self._outbound.receive_ack(heartbeat):
             return outputs
@@ -395,10 +385,10 @@ class TealePeerSession:
 
     def _report(self, event: JobReport, now: float) -> Sequence[Output]:
         """Report on one of the peer's jobs; too large a report fails the job."""
-        messages, cancelled = self._inbound.report(event, now)
+        reports, cancelled = self._inbound.report(event, now)
         if cancelled is not None:
             self._defer(cancelled, now)
-        return [Send(message) for message in messages]
+        return [Send(message) for message in reports]
 
     def _defer(self, event: Rejected | CancelJob, now: float) -> None:
         """Keep an event for the next tick."""

@@ -7,23 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
-from shoal.store.batches import (
-    BATCH_ENDED,
-    BATCHES_OPEN_MAX,
-    FILES_MAX,
-    RESULT_COST,
-    RESULT_FILES,
-    BatchChange,
-    BatchError,
-    BatchStatus,
-    FileFilter,
-    FilePurpose,
-    LineResult,
-    ListPlace,
-    StoredBatch,
-    StoredFile,
-    line_of,
-)
+from shoal.store import batches
 from shoal.store.packing import pack, unpack
 from shoal.store.sqlite.database import Database, select, select_first
 
@@ -45,21 +29,23 @@ class SqliteFiles:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, new: StoredFile, total_max: int) -> None:
+    async def add(self, new: batches.StoredFile, total_max: int) -> None:
         def add(sql: sqlite3.Connection) -> None:
             _check_room(sql, new.owner, 1, new.size, total_max)
             _write_file(sql, new)
 
         await self._database.transact(add)
 
-    async def find(self, file_id: str) -> StoredFile | None:
+    async def find(self, file_id: str) -> batches.StoredFile | None:
         query = f"SELECT {FILE_COLUMNS} FROM files WHERE id = ?"
         return await self._database.read(select_first(_file, query, file_id))
 
-    async def place(self, file_id: str) -> ListPlace | None:
+    async def place(self, file_id: str) -> batches.ListPlace | None:
         return await self._database.read(_find_place("files", file_id))
 
-    async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
+    async def listed(
+        self, wanted: batches.FileFilter, limit: int
+    ) -> list[batches.StoredFile]:
         where, values = "owner = ?", list[str | int]([wanted.owner])
         if wanted.purpose is not None:
             where += " AND purpose = ?"
@@ -106,10 +92,10 @@ class SqliteFiles:
 
 def _find_place(
     table: str, id_: str
-) -> Callable[[sqlite3.Connection], ListPlace | None]:
+) -> Callable[[sqlite3.Connection], batches.ListPlace | None]:
     query = f"""SELECT owner, number FROM {table} WHERE id = ?1
                 UNION ALL SELECT owner, number FROM deleted_places WHERE id = ?1"""
-    return select_first(ListPlace, query, id_)
+    return select_first(batches.ListPlace, query, id_)
 
 
 def _check_room(
@@ -120,11 +106,12 @@ def _check_room(
     The files that open batches may write count, but not their bytes.
     """
     count, total = _count(sql, owner)
-    ((batches,),) = sql.execute(OPEN_BATCHES, (owner,))
-    if count + RESULT_FILES * batches + files > FILES_MAX:
+    ((unended,),) = sql.execute(OPEN_BATCHES, (owner,))
+    if count + batches.RESULT_FILES * unended + files > batches.FILES_MAX:
         raise TooLarge(
-            f"this key has {count} files, its {batches} open batches may write "
-            f"{RESULT_FILES} each, and the limit is {FILES_MAX}: delete some first"
+            f"this key has {count} files, its {unended} open batches may write "
+            f"{batches.RESULT_FILES} each, and the limit is {batches.FILES_MAX}: "
+            "delete some first"
         )
     if total + size > total_max:
         raise TooLarge(
@@ -133,7 +120,7 @@ def _check_room(
         )
 
 
-def _write_file(sql: sqlite3.Connection, new: StoredFile) -> None:
+def _write_file(sql: sqlite3.Connection, new: batches.StoredFile) -> None:
     """Add a file in the caller's transaction."""
     sql.execute(
         f"INSERT INTO files (number, {FILE_COLUMNS})"
@@ -152,8 +139,10 @@ def _count(sql: sqlite3.Connection, owner: str) -> tuple[int, int]:
     return count, total
 
 
-def _file(id_: str, owner: str, name: str, purpose: str, *rest: Any) -> StoredFile:
-    return StoredFile(id_, owner, name, FilePurpose(purpose), *rest)
+def _file(
+    id_: str, owner: str, name: str, purpose: str, *rest: Any
+) -> batches.StoredFile:
+    return batches.StoredFile(id_, owner, name, batches.FilePurpose(purpose), *rest)
 
 
 class SqliteBatches:
@@ -162,18 +151,18 @@ class SqliteBatches:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, new: StoredBatch, total_max: int) -> None:
+    async def add(self, new: batches.StoredBatch, total_max: int) -> None:
         file = "SELECT 1 FROM files WHERE id = ?"
 
         def add(sql: sqlite3.Connection) -> None:
             ((count,),) = sql.execute(OPEN_BATCHES, (new.owner,))
-            if count >= BATCHES_OPEN_MAX:
+            if count >= batches.BATCHES_OPEN_MAX:
                 raise QueueFull(
                     f"{count} batches of this key have not ended yet: wait for one, or "
                     "cancel it"
                 )
             # At the limit itself there is no room for any result.
-            _check_room(sql, new.owner, RESULT_FILES, 1, total_max)
+            _check_room(sql, new.owner, batches.RESULT_FILES, 1, total_max)
             if sql.execute(file, (new.input_file,)).fetchone() is None:
                 raise NotFound(f"there is no file {new.input_file}")
             sql.execute(
@@ -192,15 +181,15 @@ class SqliteBatches:
 
         await self._database.transact(add)
 
-    async def find(self, batch_id: str) -> StoredBatch | None:
+    async def find(self, batch_id: str) -> batches.StoredBatch | None:
         return await self._database.read(_find(batch_id))
 
-    async def place(self, batch_id: str) -> ListPlace | None:
+    async def place(self, batch_id: str) -> batches.ListPlace | None:
         return await self._database.read(_find_place("batches", batch_id))
 
     async def listed(
         self, owner: str | None, after: int | None, limit: int
-    ) -> list[StoredBatch]:
+    ) -> list[batches.StoredBatch]:
         where, values = "number > 0", list[str | int]()
         if owner is not None:
             where, values = "owner = ?", [owner]
@@ -212,14 +201,17 @@ class SqliteBatches:
         )
         return await self._database.read_list(select(_batch, query, *values, limit))
 
-    async def open(self) -> list[StoredBatch]:
+    async def open(self) -> list[batches.StoredBatch]:
         query = (
             f"SELECT {COLUMNS} FROM batches WHERE ended_at IS NULL ORDER BY created_at"
         )
         return await self._database.read_list(select(_batch, query))
 
     async def change(
-        self, batch_id: str, change: BatchChange, expected: Collection[BatchStatus]
+        self,
+        batch_id: str,
+        change: batches.BatchChange,
+        expected: Collection[batches.BatchStatus],
     ) -> bool:
         def update(sql: sqlite3.Connection) -> bool:
             before = _find(batch_id)(sql)
@@ -241,7 +233,7 @@ class SqliteBatches:
                     *(change.model, change.lines, errors),
                     None if change.output is None else change.output.id,
                     None if change.error is None else change.error.id,
-                    change.at if change.status in BATCH_ENDED else None,
+                    change.at if change.status in batches.BATCH_ENDED else None,
                     batch_id,
                 ),
             )
@@ -249,7 +241,9 @@ class SqliteBatches:
 
         return await self._database.transact(update)
 
-    async def record(self, batch_id: str, results: Sequence[LineResult]) -> None:
+    async def record(
+        self, batch_id: str, results: Sequence[batches.LineResult]
+    ) -> None:
         insert = (
             "INSERT OR IGNORE INTO batch_results (batch_id, line, failed, body)"
             " VALUES (?, ?, ?, ?)"
@@ -272,7 +266,7 @@ class SqliteBatches:
         query = "SELECT line FROM batch_results WHERE batch_id = ?"
         return await self._database.read_list(select(int, query, batch_id))
 
-    async def begun(self, batch: StoredBatch) -> list[int]:
+    async def begun(self, batch: batches.StoredBatch) -> list[int]:
         query = (
             "SELECT idempotency_key FROM jobs"
             " WHERE owner = ? AND idempotency_key > ? AND idempotency_key < ?"
@@ -280,21 +274,21 @@ class SqliteBatches:
         # The character after the slash is the zero.
         values = (batch.owner, f"{batch.id}/", f"{batch.id}0")
         lines = range(1, batch.lines + 1)
-        found = await self._database.read_list(select(line_of, query, *values))
+        found = await self._database.read_list(select(batches.line_of, query, *values))
         return [line for line in found if line in lines]
 
     async def results(
         self, batch_id: str, after: int, size: int
-    ) -> Sequence[LineResult]:
+    ) -> Sequence[batches.LineResult]:
         query = (
             "SELECT line, body, failed FROM batch_results"
             " WHERE batch_id = ? AND line > ? ORDER BY line"
         )
 
-        def read(sql: sqlite3.Connection) -> list[LineResult]:
-            found, left = list[LineResult](), size
+        def read(sql: sqlite3.Connection) -> list[batches.LineResult]:
+            found, left = list[batches.LineResult](), size
             for line, body, failed in sql.execute(query, (batch_id, after)):
-                found.append(LineResult(line, unpack(body), bool(failed)))
+                found.append(batches.LineResult(line, unpack(body), bool(failed)))
                 left -= found[-1].size
                 if left <= 0:
                     break
@@ -318,7 +312,7 @@ class SqliteBatches:
             last, left = 0, size
             for line, length in sql.execute(sizes, (id_,)):
                 last = line
-                left -= RESULT_COST + length
+                left -= batches.RESULT_COST + length
                 if left <= 0:
                     break
             else:
@@ -329,26 +323,26 @@ class SqliteBatches:
         return await self._database.transact(drop)
 
 
-def _errors_text(errors: Sequence[BatchError]) -> str:
+def _errors_text(errors: Sequence[batches.BatchError]) -> str:
     return json.dumps([asdict(each) for each in errors])
 
 
-def _find(batch_id: str) -> Callable[[sqlite3.Connection], StoredBatch | None]:
+def _find(batch_id: str) -> Callable[[sqlite3.Connection], batches.StoredBatch | None]:
     query = f"SELECT {COLUMNS} FROM batches WHERE id = ?"
     return select_first(_batch, query, batch_id)
 
 
-def _batch(*row: Any) -> StoredBatch:
+def _batch(*row: Any) -> batches.StoredBatch:
     id_, owner, endpoint, input_file, window, created_at, expires_at = row[:7]
     metadata, status, model, lines, completed, failed = row[7:13]
     errors, output_file, error_file, times = row[13:]
-    return StoredBatch(
+    return batches.StoredBatch(
         *(id_, owner, endpoint, input_file, window, created_at, expires_at),
         None if metadata is None else json.loads(metadata),
-        BatchStatus(status),
+        batches.BatchStatus(status),
         *(model, lines, completed, failed),
-        tuple(BatchError(**each) for each in json.loads(errors)),
+        tuple(batches.BatchError(**each) for each in json.loads(errors)),
         output_file,
         error_file,
-        {BatchStatus(each): at for each, at in json.loads(times).items()},
+        {batches.BatchStatus(each): at for each, at in json.loads(times).items()},
     )
