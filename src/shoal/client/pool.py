@@ -11,18 +11,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client import encoding
+from shoal.client import encoding, map_results
 from shoal.client.availability import TASKS, TaskList
 from shoal.client.coordinator import find_coordinator
 from shoal.client.jobs import Jobs
-from shoal.client.map_results import (
-    MapWindow,
-    as_completed,
-    as_done,
-    in_order,
-    outcomes,
-    results,
-)
 from shoal.client.options import (
     OptionChanges,
     Options,
@@ -241,16 +233,16 @@ class Pool(Executor):
         items = enumerate(zip(*iterables, strict=False))
         submitted = (self._submit(function, args, {}, index) for index, args in items)
         deadline = None if timeout is None else monotonic() + timeout
-        window = MapWindow(iterables)
+        window = map_results.MapWindow(iterables)
         ahead = deque(islice(submitted, window.size))
         ended = (
-            in_order(ahead, submitted, window)
+            map_results.in_order(ahead, submitted, window)
             if ordered
-            else as_done(ahead, submitted, window, deadline)
+            else map_results.as_done(ahead, submitted, window, deadline)
         )
         if return_exceptions:
-            return list(outcomes(ended, deadline))
-        return results(ended, deadline)
+            return list(map_results.outcomes(ended, deadline))
+        return map_results.results(ended, deadline)
 
     def as_completed(
         self, fs: Iterable[Future[R]], timeout: float | None = None
@@ -261,7 +253,7 @@ class Pool(Executor):
             fs: futures of this or another pool.
             timeout: seconds from this call to the last future; then TimeoutError.
         """
-        return as_completed(fs, timeout)
+        return map_results.as_completed(fs, timeout)
 
     def put(self, value: object) -> Ref:
         """Upload a value to the coordinator once, for use in many calls.

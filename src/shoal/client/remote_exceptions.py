@@ -24,17 +24,6 @@ from shoal.client.errors import (
     TaskTimeout,
 )
 from shoal.domain import errors
-from shoal.domain.errors import (
-    Cancelled,
-    InvalidRequest,
-    PeerError,
-    QueueFull,
-    ShoalError,
-    TooLarge,
-    Unavailable,
-    UnknownTask,
-    WorkerLost,
-)
 from shoal.tasks import exception_record
 from shoal.tasks.class_instances import MAIN, find_class
 from shoal.tasks.registry import main_module_name
@@ -82,13 +71,13 @@ class FailedCall:
         return str(self.meta.get("job", ""))
 
 
-def call_error(kind: str, failed: FailedCall) -> ShoalError | Exception:
+def call_error(kind: str, failed: FailedCall) -> errors.ShoalError | Exception:
     """Return the exception for a failed call; ``kind`` is its code on the wire.
 
     Raises PeerError if the kind is unknown.
     """
     if (make := _KINDS.get(kind)) is None:
-        raise PeerError(f"a call failed with an unknown error kind: {kind!r}")
+        raise errors.PeerError(f"a call failed with an unknown error kind: {kind!r}")
     return make(failed)
 
 
@@ -103,27 +92,29 @@ def _raised(failed: FailedCall) -> Exception:
     )
 
 
-def _unknown_task(failed: FailedCall) -> UnknownTask:
+def _unknown_task(failed: FailedCall) -> errors.UnknownTask:
     text = failed.text
     if source := tasks_argument(failed.home):
         end = "" if text.endswith("?") else ";"
         text += f"{end} a worker with `shoal join … --tasks {source}` would have it"
-    return UnknownTask(text)
+    return errors.UnknownTask(text)
 
 
-_KINDS: Mapping[str, Callable[[FailedCall], ShoalError | Exception]] = {
+_KINDS: Mapping[str, Callable[[FailedCall], errors.ShoalError | Exception]] = {
     "raised": _raised,
     "timeout": lambda failed: TaskTimeout(failed.text, job_id=failed.job_id),
     "unknown": _unknown_task,
     "code": lambda failed: CodeRefused(failed.text),
     "values": lambda failed: PlainValuesOnly(failed.text),
-    "lost": lambda failed: WorkerLost(failed.text),
-    "cancelled": lambda failed: Cancelled(failed.text),
-    "busy": lambda failed: QueueFull(failed.text),
-    "unavailable": lambda failed: Unavailable(failed.text),
-    "invalid": lambda failed: InvalidRequest(failed.text),
-    "lacks": lambda failed: Unavailable(f"the coordinator does not keep {failed.text}"),
-    "too_large": lambda failed: TooLarge(failed.text),
+    "lost": lambda failed: errors.WorkerLost(failed.text),
+    "cancelled": lambda failed: errors.Cancelled(failed.text),
+    "busy": lambda failed: errors.QueueFull(failed.text),
+    "unavailable": lambda failed: errors.Unavailable(failed.text),
+    "invalid": lambda failed: errors.InvalidRequest(failed.text),
+    "lacks": lambda failed: errors.Unavailable(
+        f"the coordinator does not keep {failed.text}"
+    ),
+    "too_large": lambda failed: errors.TooLarge(failed.text),
 }
 
 
@@ -201,7 +192,7 @@ class _Rebuilder:
             return None
         try:
             error = load_worker_pickle(memoryview(record.pickled))
-        except InvalidRequest:  # its constructor may need other arguments
+        except errors.InvalidRequest:  # its constructor may need other arguments
             return None
         if isinstance(error, UNRAISABLE) or not isinstance(error, Exception):
             return None
@@ -248,7 +239,7 @@ class _Rebuilder:
     def _value(self, packed: bytes, default: Any) -> Any:
         try:
             return self._read(packed) if packed else default
-        except InvalidRequest:
+        except errors.InvalidRequest:
             return default
 
 
@@ -268,11 +259,11 @@ def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None
 def _validation_error(kind: Any, title: Any, lines: Any = ()) -> Exception | None:
     from pydantic_core import PydanticCustomError
 
-    errors = [
+    problems = [
         {"type": PydanticCustomError(type_, message), "loc": where, "input": given}
         for type_, where, message, given in lines
     ]
-    error: Exception = kind.from_exception_data(title, errors)
+    error: Exception = kind.from_exception_data(title, problems)
     return error
 
 
