@@ -48,7 +48,10 @@ class StepResult:
 
 
 StepCheck: TypeAlias = Callable[[T, bytes], str | None]
-"""Returns the problem, if any, of a file's value and the coordinator's public key."""
+"""Returns the problem, if any, of a file's value and the coordinator's public key.
+
+What it raises as InvalidRequest is a problem as well.
+"""
 
 Steps: TypeAlias = Iterable[tuple[VerificationStep, StepCheck[T]]]
 
@@ -90,7 +93,11 @@ def verify_file(
         return [StepResult(VerificationStep.FORM, str(error))]
     results = [StepResult(VerificationStep.FORM)]
     for step, problem_of in steps_of(value):
-        results.append(StepResult(step, problem_of(value, public_key)))
+        try:
+            problem = problem_of(value, public_key)
+        except InvalidRequest as error:
+            problem = str(error)
+        results.append(StepResult(step, problem))
         if not results[-1].ok:
             break
     return results
