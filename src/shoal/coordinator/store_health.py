@@ -7,8 +7,8 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from shoal.domain.errors import StoreBroken, StoreError
 from shoal.transports.clock import Clock
@@ -78,7 +78,7 @@ class StoreHealth:
         """Call ``listener`` on each change from now on."""
         self._listeners.append(listener)
 
-    def write(self, attempt: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    def write(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """Make ``attempt`` until it succeeds, and return its result.
 
         An attempt that fails must have changed nothing.  Raises StoreError if the store
@@ -98,7 +98,7 @@ class StoreHealth:
 
         return self._repeat(timed, heals=True)
 
-    def read(self, attempt: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    def read(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """As ``write``, for what does not write: its success proves little.
 
         It ends a failure only if it had failed before.
