@@ -2,9 +2,10 @@
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import TypeAlias
 
 from shoal.pool.open_job import OpenJob
@@ -49,9 +50,8 @@ class FairShares:
         return islice(reversed(self._latest), missed)
 
 
-def place_of(job: OpenJob) -> tuple[int, int]:
-    """Return the place of a waiting job among those of its owner and priority."""
-    return job.round, job.number
+place_of: Callable[[OpenJob], tuple[int, int]] = attrgetter("round", "number")
+"""The place of a waiting job among those of its owner and priority."""
 
 
 @dataclass(slots=True, eq=False)

@@ -167,9 +167,13 @@ class Roster:
 
     def index(self, worker: Worker) -> None:
         """Index a worker, and those that share its slots, by their cost levels."""
-        if worker.engine is not None:
-            worker.engine.used = sum(each.used_slots for each in worker.sharing)
-        for each in worker.sharing:
+        if (engine := worker.engine) is None:
+            worker.count_slots()
+            self._index(worker)
+            return
+        sharing = engine.workers.values()
+        engine.used = sum([len(each.leases) + each.extra_slots for each in sharing])
+        for each in sharing:
             each.count_slots()
             self._index(each)
 
