@@ -41,7 +41,6 @@ class RevocableConnection(Protocol):
 
     async def close(self, code: int, text: str) -> None:
         """Close it.  Safe to call twice."""
-        ...
 
 
 async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:

@@ -80,36 +80,29 @@ class AnswerStream(Protocol):
     @property
     def worker_id(self) -> WorkerId | None:
         """The worker that answers, or answered last."""
-        ...
 
     @property
     def attempts(self) -> int:
         """How many workers got the job so far."""
-        ...
 
     @property
     def was_refused(self) -> bool:
         """Whether the job was not accepted."""
-        ...
 
     async def read(self) -> list[AnswerPiece]:
         """Wait for pieces and return them; an empty list at the end."""
-        ...
 
     async def outcome(self) -> Outcome:
         """Wait for the end.  Raises the ShoalError that the job ended with."""
-        ...
 
     def on_requeue(self, call: Callable[[], None]) -> None:
         """Call ``call`` whenever the job waits for another worker."""
-        ...
 
     def on_pieces(self, write: Callable[[Sequence[AnswerPiece]], bool]) -> None:
         """Call ``write`` with pieces that come, while none are unread.
 
         It returns whether it took them; others are there to be read.
         """
-        ...
 
 
 class AnswerSource(Protocol):
@@ -126,7 +119,6 @@ class AnswerSource(Protocol):
 
     def mark_read(self) -> None:
         """Record that a client has read a part of the answer."""
-        ...
 
 
 class AnswerCursor:

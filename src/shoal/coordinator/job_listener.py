@@ -33,7 +33,6 @@ class JobListener(Protocol):
 
     def on_accepted(self, job_id: JobId) -> None:
         """The job is accepted; if it is durable, it is in the store."""
-        ...
 
     def on_leased(
         self,
@@ -43,20 +42,15 @@ class JobListener(Protocol):
         peer: WorkerConnection,
     ) -> None:
         """A worker got the job."""
-        ...
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
         """The worker reports progress of a call."""
-        ...
 
     def on_results(self, results: list[CallResult]) -> None:
         """Calls in a call stream returned."""
-        ...
 
     def on_end(self, job: EndedJob) -> None:
         """The job has ended: done, failed, or refused at once."""
-        ...
 
     def runs(self, number: int) -> bool:
         """Return whether a call of a call stream is with its worker."""
-        ...

@@ -192,22 +192,18 @@ class CarriedJobs(Protocol):
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; return whether it was open."""
-        ...
 
     def cancel_all_of(self, owner: str, reason: str) -> int:
         """Cancel all open jobs of an owner; return their number."""
-        ...
 
     def observe(self, job_id: JobId) -> AbstractContextManager[AnswerStream | None]:
         """Read a job's answer; None if the job is not open."""
-        ...
 
     async def stored(self) -> None:
         """Wait until all that has happened so far is in the store.
 
         Raises StoreError.
         """
-        ...
 
 
 class NoCarriedJobs:

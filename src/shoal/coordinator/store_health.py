@@ -28,19 +28,15 @@ class StoreHealthListener(Protocol):
 
     def on_store_failing(self, error: StoreError) -> None:
         """A write failed and will be repeated."""
-        ...
 
     def on_store_retried(self, error: StoreError) -> None:
         """A repeated write has failed again."""
-        ...
 
     def on_store_healed(self) -> None:
         """A write has succeeded again."""
-        ...
 
     def on_store_broken(self, error: StoreError) -> None:
         """A write failed, and no repetition can succeed."""
-        ...
 
 
 class StoreHealth:

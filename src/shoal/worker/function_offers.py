@@ -22,7 +22,6 @@ class RemoteFunctionCaller(FunctionCaller, Protocol):
 
     async def wait_lost(self) -> str:
         """Wait until the connection is lost; return why."""
-        ...
 
 
 class FunctionMembership(Protocol):
@@ -30,11 +29,9 @@ class FunctionMembership(Protocol):
 
     async def run(self) -> object:
         """Serve until ``leave`` or a final refusal."""
-        ...
 
     def leave(self) -> None:
         """Accept no more calls, finish the running ones, and end ``run``."""
-        ...
 
 
 class SeparateFunctionOffer:

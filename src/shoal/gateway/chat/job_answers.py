@@ -57,15 +57,12 @@ class StreamEncoder(Protocol):
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
         """Write what came."""
-        ...
 
     def encode_end(self, outcome: Outcome) -> bytes:
         """Write what comes after the last piece of a whole answer."""
-        ...
 
     def encode_error(self, error: ShoalError) -> bytes:
         """Write how an answer ends that breaks off."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
