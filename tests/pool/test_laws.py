@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 from harness.profiles import examples
 from pool.builders import CHAT_ONLY, job
 from pool.gang_laws import check_gangs, check_plan, check_waiting
+from shoal.domain.errors import ShoalError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -39,7 +40,7 @@ from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 from shoal.pool.departures import departures, overdue_drains
-from shoal.pool.eligibility import ineligibility
+from shoal.pool.eligibility import ineligibility, suitable_for
 from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge
 from shoal.pool.inputs import (
     AnswerRejected,
@@ -57,6 +58,7 @@ from shoal.pool.inputs import (
     WorkerResumption,
     WorkerSuspension,
 )
+from shoal.pool.job_admission import permanent_rejection
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.plan import plan
 from shoal.pool.react import react, revocations
@@ -408,6 +410,23 @@ class PoolLaws(RuleBasedStateMachine):
             assert silent.hedge is None
         since = [silent.leased_at for silent in self.pool.without_output.values()]
         assert since == sorted(since)
+
+    @invariant()
+    def what_was_found_about_workers_holds(self) -> None:
+        jobs = [each for each in self.pool.jobs.values() if each.gang is None]
+
+        def find() -> list[tuple[object, str]]:
+            return [
+                (suitable_for(self.pool, each), str(self.rejection(each.job)))
+                for each in jobs
+            ]
+
+        found = find()
+        self.pool.roster.findings.clear()
+        assert find() == found  # and the next step begins with these
+
+    def rejection(self, job: Job) -> ShoalError | None:
+        return permanent_rejection(self.pool, job, 0.0)
 
     @invariant()
     def index_matches_a_rebuild(self) -> None:
