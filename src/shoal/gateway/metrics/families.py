@@ -31,8 +31,20 @@ class HistogramPiece(HistogramMetricFamily):
     text: bytes | None = None
 
 
+class _Histograms(dict[tuple[str, ...], Histogram]):
+    """Histograms by the values of labels, made when they are first asked for."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    def __missing__(self, values: tuple[str, ...]) -> Histogram:
+        made = self[values] = Histogram(self._bounds)
+        return made
+
+
 class HistogramFamily(Collector):
-    """Histograms by the values of labels."""
+    """Histograms of one name; ``of`` has them by the values of the labels."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
@@ -40,21 +52,13 @@ class HistogramFamily(Collector):
         self._name = name
         self._text = text
         self._labels = labels
-        self._bounds = bounds
-        self._histograms: dict[tuple[str, ...], Histogram] = {}
+        self.of = _Histograms(bounds)
         # By their first histogram, each with the number of values in it.
         self._pieces: dict[int, tuple[int, HistogramPiece]] = {}
 
-    def of(self, *values: str) -> Histogram:
-        """Return the histogram of these values of the labels."""
-        found = self._histograms.get(values)
-        if found is None:
-            found = self._histograms[values] = Histogram(self._bounds)
-        return found
-
     def collect(self) -> Iterator[Metric]:
         """Yield the family in pieces; those without a new value are the same."""
-        found = [*self._histograms.items()]
+        found = [*self.of.items()]
         for start in range(0, max(1, len(found)), PIECE):
             part = dict(found[start : start + PIECE])
             count = sum(sum(each.counts) for each in part.values())

@@ -87,7 +87,7 @@ class JobMetrics(Collector):
             case facts.JobLeased(job_id, worker_id, lease):
                 if (counted := self._open.get(job_id)) is not None:
                     waited = self._now() - counted.queued_at
-                    self._waits.of(counted.operation).observe(waited)
+                    self._waits.of[(counted.operation,)].observe(waited)
                     counted.workers[lease] = worker_id
                     self._takeovers += counted.started
             case facts.JobHedged(job_id, worker_id, lease):

@@ -158,21 +158,21 @@ class RequestMetrics(Collector):
         seconds = now - record.started_at
         method = request.method if request.method in METHODS else OTHER_METHOD
         route = _route_label(request)
-        self._requests.of(method, route, str(status)).observe(seconds)
+        self._requests.of[method, route, str(status)].observe(seconds)
         if record.kind is None:
             return
         asked = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
-        self._duration.of(*asked, record.error).observe(seconds)
+        self._duration.of[*asked, record.error].observe(seconds)
         first = record.first_output
         if first is not None:
-            self._first_output.of(*asked).observe(first - record.started_at)
+            self._first_output.of[asked].observe(first - record.started_at)
         if record.usage is None:
             return
         read, written = record.usage.prompt_tokens, record.usage.completion_tokens
-        self._tokens.of(*asked, "input").observe(read)
-        self._tokens.of(*asked, "output").observe(written)
+        self._tokens.of[*asked, "input"].observe(read)
+        self._tokens.of[*asked, "output"].observe(written)
         if first is not None and written > 1:
-            self._per_token.of(*asked).observe((now - first) / (written - 1))
+            self._per_token.of[asked].observe((now - first) / (written - 1))
 
 
 def _route_label(request: web.Request) -> str:
