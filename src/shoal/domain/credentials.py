@@ -221,7 +221,7 @@ def permitted_priority(key: Key, wanted: Priority | None) -> Priority:
     """
     highest = key.priority_max
     if wanted is None:
-        return highest if highest.value < Priority.NORMAL.value else Priority.NORMAL
+        return highest if highest is Priority.LOW else Priority.NORMAL
     if wanted.value > highest.value:
         raise Forbidden(
             f"the API key {key.name} may give its jobs the priority "

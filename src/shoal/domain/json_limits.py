@@ -64,12 +64,15 @@ def characters_in(values: Iterable[object], at_most: int | None = None) -> int:
         match left.pop():
             case str() as text:
                 found += len(text)
-            case None | int() | float():  # known sooner than by the classes below
-                found += 1
-            case dict() | Mapping() as fields:  # a dict is known sooner
+            case None | int() | float():  # these are known sooner than by abstract
+                found += 1  # classes, which are asked by functions of Python
+            case list() | tuple() as items:
+                found += len(items)
+                left += items
+            case dict() | Mapping() as fields:
                 found += len(fields)
                 left += fields.values()
-            case list() | tuple() | Sequence() as items:
+            case Sequence() as items:
                 found += len(items)
                 left += items
             case _:

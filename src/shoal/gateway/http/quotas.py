@@ -14,6 +14,7 @@ from shoal.domain.facts import JOB_ENDS, Fact, JobCompleted
 from shoal.domain.ids import JobId
 from shoal.domain.work import Work
 
+NO_QUOTA = Quota()
 MINUTE = 60.0  # seconds
 ROUNDING = 1e-6  # seconds: no client waits for a rounding error
 
@@ -174,7 +175,7 @@ class KeyLimiters:
 
     def of(self, key: Key, now: float) -> KeyLimiter | None:
         """Return a key's limiter, or None if it has no limit."""
-        if key.quota == Quota():
+        if key.quota == NO_QUOTA:
             return None
         if key.id not in self._limiters:
             self._limiters[key.id] = KeyLimiter.of(key.quota, now)
