@@ -54,7 +54,7 @@ TORCH = Preloaded(
     (("OMP_NUM_THREADS", "1"),),  # as torchrun has it
 )
 # Variables that matter while modules are imported, or earlier.
-EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_", "TORCH", "OMP_", "MKL_")
+EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_")
 REQUEST_MAX = 1 << 20  # bytes
 NETWORK = "/proc/thread-self/ns/net"
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -117,6 +117,7 @@ class ForkServer:
         self._requests = ours
         self._environment = {**os.environ, **dict(preloaded.variables)}
         self._interpreter = sys.executable
+        self._variables = {*preloaded.variables}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), *preloaded.modules],
@@ -147,6 +148,7 @@ class ForkServer:
         return (
             early(environment) == early(self._environment)
             and sys.executable == self._interpreter
+            and self._variables <= environment.items()
         )
 
     def run(
