@@ -18,14 +18,7 @@ from shoal.domain.credentials import (
     without_key,
 )
 from shoal.domain.errors import NotAdmitted, TooManyFailures
-from shoal.protocols.seam.admission import (
-    WRONG_TOKEN,
-    AdmissionCheck,
-    AdmissionGrant,
-    JoinRequest,
-    TokenProof,
-    proves_token,
-)
+from shoal.protocols.seam import admission
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import KeyStore
 from shoal.transports.clock import Clock
@@ -81,7 +74,7 @@ class WorkerAdmission:
         self._failures = failures or AuthThrottle()
         self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
 
-    def policy_for(self, wire: str, *tokens: str) -> AdmissionCheck:
+    def policy_for(self, wire: str, *tokens: str) -> admission.AdmissionCheck:
         """Return the admission check of one wire.
 
         It admits workers that present one of ``tokens`` (any worker, if all of them are
@@ -89,13 +82,13 @@ class WorkerAdmission:
         """
         accepted = [token for token in tokens if token]
 
-        def admit(applicant: JoinRequest) -> AdmissionGrant:
+        def admit(applicant: admission.JoinRequest) -> admission.AdmissionGrant:
             if not accepted:
-                return AdmissionGrant()
+                return admission.AdmissionGrant()
             for token in accepted:
-                if proves_token(applicant.token, token):
+                if admission.proves_token(applicant.token, token):
                     self._check(CredentialKind.JOIN_TOKEN, applicant.address, token)
-                    return AdmissionGrant()
+                    return admission.AdmissionGrant()
             worker = f"{wire}:{applicant.name}"
             if (found := self._meant(applicant.token)) is None:
                 found = self._admitted_before(worker, applicant)
@@ -106,9 +99,9 @@ class WorkerAdmission:
                 self._failures.record_failure(
                     CredentialKind.JOIN_TOKEN, applicant.address, self._clock.now()
                 )
-            raise NotAdmitted(WRONG_TOKEN)
+            raise NotAdmitted(admission.WRONG_TOKEN)
 
-        def admit_bare(applicant: JoinRequest) -> AdmissionGrant:
+        def admit_bare(applicant: admission.JoinRequest) -> admission.AdmissionGrant:
             if isinstance(applicant.token, str):
                 bare, _ = without_fingerprint(applicant.token)
                 applicant = replace(applicant, token=bare)
@@ -133,7 +126,7 @@ class WorkerAdmission:
                 CredentialKind.PASSCODE, address, self._clock.now()
             )
 
-    async def record_use(self, admitted: AdmissionGrant) -> None:
+    async def record_use(self, admitted: admission.AdmissionGrant) -> None:
         """Store the use of a limited token, before the worker joins.
 
         Raises StoreError.
@@ -144,7 +137,7 @@ class WorkerAdmission:
 
     @contextmanager
     def track(
-        self, admitted: AdmissionGrant, link: RevocableConnection
+        self, admitted: admission.AdmissionGrant, link: RevocableConnection
     ) -> Iterator[None]:
         """Track a worker's connection for the length of the block.
 
@@ -204,7 +197,7 @@ class WorkerAdmission:
     ) -> None:
         self._failures.check(kind, address, self._clock.now(), secret)
 
-    def _meant(self, presented: str | TokenProof) -> JoinToken | None:
+    def _meant(self, presented: str | admission.TokenProof) -> JoinToken | None:
         """Return the join token that was presented, or whose possession was proved."""
         if isinstance(presented, str):
             return self.tokens.by_secret(presented)
@@ -213,7 +206,9 @@ class WorkerAdmission:
             (each for each in self.tokens if presented.matches(each.digest)), None
         )
 
-    def _admitted_before(self, worker: str, applicant: JoinRequest) -> JoinToken | None:
+    def _admitted_before(
+        self, worker: str, applicant: admission.JoinRequest
+    ) -> JoinToken | None:
         """Return the token that a worker without one has joined with, by its key."""
         if applicant.token or not applicant.key:
             return None
@@ -221,14 +216,14 @@ class WorkerAdmission:
         return next((each for each in self.tokens if bound in each.workers), None)
 
     def _admit(
-        self, token: JoinToken, worker: str, applicant: JoinRequest
-    ) -> AdmissionGrant:
+        self, token: JoinToken, worker: str, applicant: admission.JoinRequest
+    ) -> admission.AdmissionGrant:
         if token.revoked_at is not None:
             raise NotAdmitted("The token was revoked")
         if not may_offer(token, applicant.models):
             raise NotAdmitted("The token is not for this model")
         if not token.is_limited:
-            return AdmissionGrant(token.id, worker)
+            return admission.AdmissionGrant(token.id, worker)
         bound = bound_worker(worker, applicant.key)
         # By its name as well: the token is a proof, too, and the key may be a new one.
         # A token may have thousands of workers: few names begin as this one.
@@ -236,11 +231,13 @@ class WorkerAdmission:
             each.startswith(worker) and without_key(each) == worker
             for each in token.workers
         ):
-            return AdmissionGrant(token.id, bound if bound in token.workers else "")
+            return admission.AdmissionGrant(
+                token.id, bound if bound in token.workers else ""
+            )
         if token.expires_at is not None and self._clock.wall() >= token.expires_at:
             raise NotAdmitted("The token has expired")
         if len(token.workers) >= (token.uses_max or WORKERS_MAX):
             raise NotAdmitted("The token has been used by other workers")
         # At once: another worker may present it before this use is stored.
         self.tokens.update(replace(token, workers=token.workers | {bound}))
-        return AdmissionGrant(token.id, bound)
+        return admission.AdmissionGrant(token.id, bound)

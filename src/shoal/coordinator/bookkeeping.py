@@ -19,14 +19,7 @@ from shoal.ledger.notary import Notary, SealedBatch
 from shoal.ledger.receipts import Claims, has_receipt
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.pool.state import PoolState
-from shoal.store.ledger import (
-    NO_ENTRIES,
-    JobPlace,
-    LedgerEntries,
-    LoggedReceipt,
-    LogHead,
-    Refund,
-)
+from shoal.store import ledger
 from shoal.store.port import Store
 from shoal.store.webhooks import WebhookDelivery
 
@@ -41,8 +34,8 @@ class _BatchDraft:
     claims: list[Claims] = field(default_factory=list)
     deliveries: list[WebhookDelivery] = field(default_factory=list)
     presented: list[facts.ReceiptPresented] = field(default_factory=list)
-    places: dict[JobId, JobPlace] = field(default_factory=dict)
-    refunds: list[Refund] = field(default_factory=list)
+    places: dict[JobId, ledger.JobPlace] = field(default_factory=dict)
+    refunds: list[ledger.Refund] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         money = self.transfers or self.claims or self.refunds
@@ -202,10 +195,10 @@ class Bookkeeper:
         if not job.terms.kept:
             return
         if not isinstance(job.work, Call | CallStream):
-            self._draft.places[job.id] = JobPlace(peer_of(worker_id), cost)
+            self._draft.places[job.id] = ledger.JobPlace(peer_of(worker_id), cost)
         elif cost:
             # There may be thousands of calls a second: where each ran is not counted.
-            self._draft.places[job.id] = JobPlace("", cost)
+            self._draft.places[job.id] = ledger.JobPlace("", cost)
 
     def _release(self, job: Job) -> None:
         self._post(accounts.release(job.id, payer_of(job), job.terms.price))
@@ -220,20 +213,20 @@ class Bookkeeper:
 
     # When facts are stored.
 
-    async def seal(self, at: float) -> LedgerEntries:
+    async def seal(self, at: float) -> ledger.LedgerEntries:
         """Return what is stored with the recorded facts.
 
         The caller stores them, however often it has to try.  Raises StoreError; then it
         can be called again.
         """
         if not self._draft:
-            return NO_ENTRIES
+            return ledger.NO_ENTRIES
         while self._draft.presented:
             await self._settle_presented(self._draft.presented[0], at)
             del self._draft.presented[0]
         draft, self._draft = self._draft, _BatchDraft()
         if not draft.claims:
-            return LedgerEntries(
+            return ledger.LedgerEntries(
                 tuple(draft.transfers),
                 deliveries=tuple(draft.deliveries),
                 places=draft.places,
@@ -264,24 +257,26 @@ class Bookkeeper:
             model, node = job.model, peer_of(WorkerId(claims.worker))
             if job.kind in (JobKind.CALL, JobKind.CALL_STREAM):
                 model = node = ""  # as their cost was counted: see ``_place``
-            self._draft.refunds.append(Refund(job.owner, model, node, price))
+            self._draft.refunds.append(ledger.Refund(job.owner, model, node, price))
             price = 0
         self._draft.claims.append(
             replace(claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at))
         )
 
 
-def _entries(draft: _BatchDraft, sealed: SealedBatch, at: float) -> LedgerEntries:
+def _entries(
+    draft: _BatchDraft, sealed: SealedBatch, at: float
+) -> ledger.LedgerEntries:
     head = sealed.checkpoint
     filed = [
-        LoggedReceipt(logged.index, claims, logged.body, logged.signature, at)
+        ledger.LoggedReceipt(logged.index, claims, logged.body, logged.signature, at)
         for claims, logged in zip(draft.claims, sealed.receipts, strict=True)
     ]
-    return LedgerEntries(
+    return ledger.LedgerEntries(
         tuple(draft.transfers),
         filed,
         sealed.nodes,
-        LogHead(head.size, head.root, sealed.note, at),
+        ledger.LogHead(head.size, head.root, sealed.note, at),
         tuple(draft.deliveries),
         draft.places,
         tuple(draft.refunds),

@@ -4,19 +4,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from shoal.domain.credentials import (
-    NAME_PATTERN,
-    JoinToken,
-    Key,
-    digest_of,
-    was_unusable_before,
-)
+from shoal.domain import credentials
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.store.port import CredentialStore
 
 CREDENTIALS_MAX = 100_000  # keys or tokens; ended ones are dropped later
 
-C = TypeVar("C", Key, JoinToken)
+C = TypeVar("C", credentials.Key, credentials.JoinToken)
 
 
 class CredentialCache(Generic[C]):
@@ -48,7 +42,7 @@ class CredentialCache(Generic[C]):
 
     def by_secret(self, secret: str) -> C | None:
         """Return the credential with this secret, even if it has ended."""
-        return self.by_digest(digest_of(secret))
+        return self.by_digest(credentials.digest_of(secret))
 
     def by_digest(self, digest: bytes) -> C | None:
         """Return the credential whose secret has this digest, even if it has ended."""
@@ -76,7 +70,7 @@ class CredentialCache(Generic[C]):
 
     def check_name(self, name: str) -> None:
         """Raise InvalidRequest if a new credential cannot have this name."""
-        if not NAME_PATTERN.fullmatch(name):
+        if not credentials.NAME_PATTERN.fullmatch(name):
             raise InvalidRequest(
                 "name: expected up to 64 letters, digits and . _ @ -, got "
                 f"{name[:80]!r}",
@@ -133,7 +127,7 @@ class CredentialCache(Generic[C]):
     def drop_ended(self, before: float) -> None:
         """Drop credentials that were revoked or had expired before then."""
         for each in self:
-            if was_unusable_before(each, before):
+            if credentials.was_unusable_before(each, before):
                 self._drop(each)
 
     def _keep(self, new: C) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from shoal.coordinator import open_answers
 from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerCursor, AnswerStream
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -26,11 +27,6 @@ from shoal.coordinator.fact_log import FactLog
 from shoal.coordinator.fact_recorder import FactRecorder, is_deferrable, is_stored
 from shoal.coordinator.job_listener import JobListener
 from shoal.coordinator.mailbox import Mailbox
-from shoal.coordinator.open_answers import (
-    CarriedJobs,
-    NoCarriedJobs,
-    OpenAnswers,
-)
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
 from shoal.coordinator.store_health import StoreHealth
@@ -44,16 +40,10 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
+from shoal.pool import inputs
 from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import has_suitable_worker, no_worker_reason
 from shoal.pool.hedge import hedges, next_hedge
-from shoal.pool.inputs import (
-    NO_OUTCOME,
-    Cancellation,
-    HubInput,
-    LeaseResult,
-    Submission,
-)
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.plan import plan
 from shoal.pool.react import Revocation, react, revocations
@@ -118,7 +108,7 @@ class Hub:
         self.pool = PoolState(approvals=Approvals(required=approve_nodes))
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
-        self.carried: CarriedJobs = NoCarriedJobs()
+        self.carried: open_answers.CarriedJobs = open_answers.NoCarriedJobs()
         self.store_health = StoreHealth(clock)
         self.store_health.subscribe(self)
         self._store = store
@@ -133,12 +123,12 @@ class Hub:
         self._mailbox = Mailbox()
         self._batch: list[HubMail] = []  # the last that was taken from it
         # Callers that wait for the next batch, with their input.
-        self._waiting: list[tuple[HubInput, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[inputs.HubInput, asyncio.Future[None]]] = []
         self._deferred = False  # whether inputs of this batch were deferred
         self._unpaid = False  # whether jobs were refused for lack of funds
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
-        self._answers = OpenAnswers(store, self.blobs)
+        self._answers = open_answers.OpenAnswers(store, self.blobs)
         self.grants = CallGrants(call_secret, self.pool, self._answers)
         self._connections = WorkerConnections()
         self._worker_events = WorkerEvents(
@@ -209,7 +199,7 @@ class Hub:
         def end() -> None:
             returned = answer.has_readers or answer.left_at != left_at
             if answer.end is None and not returned:
-                self.post(Cancellation(answer.job_id, "the client left"))
+                self.post(inputs.Cancellation(answer.job_id, "the client left"))
 
         if job.unattended == 0.0:
             end()
@@ -299,14 +289,14 @@ class Hub:
         jobs = [job.job.id for job in self.pool.jobs.values() if job.job.owner == owner]
         jobs += self._answers.unaccepted_of(owner)
         for job_id in jobs:
-            self.post(Cancellation(job_id, reason))
+            self.post(inputs.Cancellation(job_id, reason))
         return len(jobs) + self.carried.cancel_all_of(owner, reason)
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; return whether it was open."""
         if job_id not in self._answers:
             return self.carried.cancel(job_id, reason)
-        self.post(Cancellation(job_id, reason))
+        self.post(inputs.Cancellation(job_id, reason))
         return True
 
     async def cancel_now(self, job_id: JobId, reason: str) -> None:
@@ -318,14 +308,14 @@ class Hub:
         if self.carried.cancel(job_id, reason):
             await self.carried.stored()
         else:
-            await self.process(Cancellation(job_id, reason))
+            await self.process(inputs.Cancellation(job_id, reason))
 
     def end_call_stream(self, job_id: JobId) -> None:
         """Free the slot of a call stream after asking its worker to end it."""
         answer = self._answers.get(job_id)
         if answer is not None and answer.worker_id is not None:
             over = Completed(job_id, answer.lease)
-            self.post(LeaseResult(answer.worker_id, over, NO_OUTCOME))
+            self.post(inputs.LeaseResult(answer.worker_id, over, inputs.NO_OUTCOME))
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -344,7 +334,7 @@ class Hub:
             )
         return None
 
-    async def process(self, hub_input: HubInput) -> None:
+    async def process(self, hub_input: inputs.HubInput) -> None:
         """Post an input and wait until its facts are in the store.
 
         Raises StoreError if it has no effect: at once if the store is failing.
@@ -505,7 +495,7 @@ class Hub:
             raise error
         answer = self._answers.submit(job, listener)
         self._idle.clear()
-        self.post(Submission(job))
+        self.post(inputs.Submission(job))
         return answer
 
     async def _submit_prepared(self, job: Job) -> Answer:
@@ -531,7 +521,7 @@ class Hub:
 
     # Decisions.
 
-    def _decide(self, batch: list[HubInput]) -> list[Decision]:
+    def _decide(self, batch: list[inputs.HubInput]) -> list[Decision]:
         """Apply what follows from a batch, leases last; return the decisions."""
         now, at = self._clock.now(), self._clock.wall()
         decided: list[Decision] = []
@@ -545,7 +535,7 @@ class Hub:
             self.pool.apply(fact, now)
 
         for index, hub_input in enumerate(batch):
-            if isinstance(hub_input, Submission):
+            if isinstance(hub_input, inputs.Submission):
                 job = hub_input.job
                 unpaid = self._bookkeeper.payment_rejection(job)
                 full = queue_rejection(self.pool, job, self._queue_max)
@@ -615,22 +605,22 @@ class Hub:
         that are not accepted are cancelled after it, because their clients get an
         error.
         """
-        inputs = {id(each) for each, _ in self._waiting}
+        waiting = {id(each) for each, _ in self._waiting}
         for mail in self._mailbox.withdraw(
-            lambda mail: id(mail) in inputs or _is_stored_job(mail)
+            lambda mail: id(mail) in waiting or _is_stored_job(mail)
         ):
-            if isinstance(mail, Submission):
+            if isinstance(mail, inputs.Submission):
                 self._refuse(mail.job, error)
         self._fail_waiting(error)
         self._mailbox.hold()
         unaccepted = set(self._answers.unaccepted)
         for mail in self._batch:
-            if isinstance(mail, Submission) and mail.job.id in unaccepted:
+            if isinstance(mail, inputs.Submission) and mail.job.id in unaccepted:
                 if not _is_stored_job(mail):
                     continue
                 self._answers.resolve(mail.job.id, error)
                 self._answers[mail.job.id].refuse(error)
-                self.post(Cancellation(mail.job.id, NOT_ACCEPTED))
+                self.post(inputs.Cancellation(mail.job.id, NOT_ACCEPTED))
 
     def on_store_retried(self, error: StoreError) -> None:
         """Send the clients away whose answers have made no progress for long."""
@@ -664,7 +654,7 @@ class Hub:
 
 def _is_stored_job(mail: HubMail) -> bool:
     """Say whether an input submits a job that has to be stored."""
-    return isinstance(mail, Submission) and mail.job.terms.kept
+    return isinstance(mail, inputs.Submission) and mail.job.terms.kept
 
 
 def _is_deferrable(decided: Decision) -> bool:

@@ -5,15 +5,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.coordinator.receipt_verifier import HubMail, PresentedReceipt
 from shoal.domain.ids import JobId, WorkerId
-from shoal.pool.inputs import (
-    AnswerRejected,
-    Cancellation,
-    DrainAnnounced,
-    LeaseResult,
-    LimitReached,
-    LoadReported,
-    WorkerConnected,
-)
+from shoal.pool import inputs
 
 HELD_MAX = 100_000  # inputs that wait while the store fails
 HELD_PER_WORKER_MAX = 4096  # of them of one worker: more than its leases can cause
@@ -85,16 +77,18 @@ class Mailbox:
     def _is_new(self, mail: HubMail) -> bool:
         """Say whether a held input changes anything, beside those before it."""
         match mail:
-            case Cancellation() | LimitReached() | AnswerRejected():
+            case (
+                inputs.Cancellation() | inputs.LimitReached() | inputs.AnswerRejected()
+            ):
                 if (key := (type(mail), mail.job_id)) in self._ends:
                     return False
                 self._ends.add(key)
-            case LeaseResult() | PresentedReceipt() | DrainAnnounced():
+            case inputs.LeaseResult() | PresentedReceipt() | inputs.DrainAnnounced():
                 self._by_worker[mail.worker_id] += 1
-            case WorkerConnected(worker_id=worker_id):
+            case inputs.WorkerConnected(worker_id=worker_id):
                 self._by_worker[worker_id] += 1
                 self._loads.pop(worker_id, None)
-            case LoadReported(worker_id=worker_id):
+            case inputs.LoadReported(worker_id=worker_id):
                 place = self._loads.setdefault(worker_id, len(self._mail))
                 if place < len(self._mail):
                     self._mail[place] = mail  # the last report counts

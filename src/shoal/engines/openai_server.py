@@ -18,21 +18,13 @@ import aiohttp
 from yarl import URL
 
 from shoal.domain import errors
+from shoal.domain import work as works
 from shoal.domain.addresses import has_space
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.server_refusals import stated_context
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Feature,
-    Inference,
-    InputWork,
-    JobKind,
-)
 from shoal.domain.worker import ServedModel
-from shoal.engines import requests
+from shoal.engines import continuation, requests, server_errors
 from shoal.engines.catalog import (
     ListedModel,
     NoModelList,
@@ -40,23 +32,10 @@ from shoal.engines.catalog import (
     ServerQuery,
     ServerReply,
 )
-from shoal.engines.continuation import (
-    QUESTION,
-    continue_answer,
-    find_way,
-    prompt_tokens,
-)
 from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.messages import engine_messages
 from shoal.engines.requests import FieldIgnored, check_heeded
-from shoal.engines.server_errors import (
-    NotServed,
-    RefusedWork,
-    ServerLost,
-    minimal_job,
-    refusal_error,
-)
 from shoal.engines.server_kinds import NO_TEXT, UNKNOWN, ServerKind, Way, describe_model
 from shoal.engines.streams.answers import AnswerReader
 
@@ -211,14 +190,14 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         self._catalog: ServerCatalog | None = None
         self._listed: dict[str, ListedModel] = {}
-        self._refused = RefusedWork()
+        self._refused = server_errors.RefusedWork()
         # How models continue answers, by name, once it was tried; those that have
         # answered, and so are loaded; and how often a trial found the server busy.
         self._ways: dict[str, Way | None] = {}
         self._answered: set[str] = set()
         self._busy_trials: Counter[str] = Counter()
         # What answers have shown that models lack, by name.
-        self._lacking: dict[str, frozenset[Feature]] = {}
+        self._lacking: dict[str, frozenset[works.Feature]] = {}
         # Parts of requests that the server refuses, by the model's name on it.
         self._refused_parts: dict[str, frozenset[str]] = {}
 
@@ -231,13 +210,13 @@ class OpenAIEngine:
             if model is not None
         ]
 
-    def _features(self, model: ServedModel) -> frozenset[Feature]:
+    def _features(self, model: ServedModel) -> frozenset[works.Feature]:
         features = set(model.features)
         if self._any_field is not None and not model.kinds <= NO_TEXT:
-            features -= {Feature.FIELDS}
-            features |= {Feature.FIELDS} if self._any_field else set()
+            features -= {works.Feature.FIELDS}
+            features |= {works.Feature.FIELDS} if self._any_field else set()
         if self._ways.get(model.name):
-            features.add(Feature.CONTINUE)
+            features.add(works.Feature.CONTINUE)
         return frozenset(features - self._lacking.get(model.name, frozenset()))
 
     @property
@@ -292,23 +271,23 @@ class OpenAIEngine:
         await self._find_ways()
 
     async def run(
-        self, work: Inference, continues: str = "", thoughts: str = ""
+        self, work: works.Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         if requests.is_begun(work):
             await self._check_continues(work)
         answer = self.generate(work)
-        if (continues or thoughts) and isinstance(work, Chat | Completion):
+        if (continues or thoughts) and isinstance(work, works.Chat | works.Completion):
             if (way := self._way_of(work)) is None:
                 raise errors.Unavailable(
                     "the engine cannot continue an answer of this model"
                 )
             listed = self._find(work.model)
             begun = work if listed is None else replace(work, model=listed.id)
-            if isinstance(begun, Chat):
+            if isinstance(begun, works.Chat):
                 refused = self._refused_by(begun.model)
                 messages = engine_messages(begun.messages, refused)
                 begun = replace(begun, messages=tuple(messages))
-            answer = continue_answer(self, begun, continues, way, thoughts)
+            answer = continuation.continue_answer(self, begun, continues, way, thoughts)
         try:
             if self.server_kind is UNKNOWN:
                 answer = check_heeded(work, answer)
@@ -320,14 +299,14 @@ class OpenAIEngine:
                 lacking = self._lacking.get(listed.model.name, frozenset())
                 self._lacking[listed.model.name] = lacking | {error.feature}
             raise
-        except NotServed as error:
+        except server_errors.NotServed as error:
             if (listed := self._find(work.model)) is not None:
                 kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
                 self._refused.add(listed.model.name, kinds)
             raise
 
     async def generate(
-        self, work: Inference, flags: Mapping[str, JSON] | None = None
+        self, work: works.Inference, flags: Mapping[str, works.JSON] | None = None
     ) -> AsyncGenerator[Item, None]:
         """Run ``work`` from its beginning; ``flags`` are more fields of a chat."""
         if (server := self.server_kind) is not None:
@@ -351,7 +330,7 @@ class OpenAIEngine:
         try:
             response = await self._open(work, name, flags)
             try:
-                if isinstance(work, InputWork):
+                if isinstance(work, works.InputWork):
                     for item in await self._read_whole(response, work):
                         yield item
                     return
@@ -371,7 +350,7 @@ class OpenAIEngine:
                     response.close()
         except aiohttp.ClientError as error:
             reason = describe_client_error(error)
-            raise ServerLost(f"the model's server: {reason}") from error
+            raise server_errors.ServerLost(f"the model's server: {reason}") from error
         if listed is not None:
             self._answered.add(listed.model.name)
         end = answer.finished()
@@ -404,7 +383,7 @@ class OpenAIEngine:
                     response.headers.get("Server", ""),
                 )
         except aiohttp.ClientError as error:
-            raise ServerLost(
+            raise server_errors.ServerLost(
                 f"it cannot be reached: {describe_client_error(error)}"
             ) from error
 
@@ -417,9 +396,9 @@ class OpenAIEngine:
         """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
-    def _way_of(self, work: Chat | Completion) -> Way | None:
+    def _way_of(self, work: works.Chat | works.Completion) -> Way | None:
         """Return the proven way in which an answer is continued."""
-        if isinstance(work, Completion):
+        if isinstance(work, works.Completion):
             return Way.MESSAGE  # a text is continued by any server
         return self._proven_way(work.model)
 
@@ -427,16 +406,18 @@ class OpenAIEngine:
         listed = self._find(name)
         return None if listed is None else self._ways.get(listed.model.name)
 
-    async def _check_continues(self, work: Chat) -> None:
+    async def _check_continues(self, work: works.Chat) -> None:
         """Raise CannotDo if the server would begin a new answer to a begun chat."""
         if (listed := self._find(work.model)) is None:
             return
         if listed.model.name not in self._ways:
-            self._ways[listed.model.name] = await find_way(self, listed.id)
+            self._ways[listed.model.name] = await continuation.find_way(self, listed.id)
         if self._ways[listed.model.name] is None:
             kind = self.server_kind
             if kind is not None and kind.continues:
-                counted = await prompt_tokens(self, Chat(listed.id, QUESTION))
+                counted = await continuation.prompt_tokens(
+                    self, works.Chat(listed.id, continuation.QUESTION)
+                )
                 if counted is None:
                     return  # nothing can be proved
             raise errors.CannotDo(
@@ -451,7 +432,7 @@ class OpenAIEngine:
         return self._refused_parts.get(name, frozenset())
 
     async def _open(
-        self, work: Inference, name: str, flags: Mapping[str, JSON] | None
+        self, work: works.Inference, name: str, flags: Mapping[str, works.JSON] | None
     ) -> aiohttp.ClientResponse:
         """Send a job; return the response, whose body is the answer.
 
@@ -460,7 +441,7 @@ class OpenAIEngine:
         if self._session is None:
             raise errors.Unavailable("the engine is not running")
         expected = "application/json"
-        if not isinstance(work, InputWork):
+        if not isinstance(work, works.InputWork):
             expected = "text/event-stream"
         refused, clamped = self._refused_by(name), False
         while True:
@@ -472,7 +453,7 @@ class OpenAIEngine:
                 await self._check(response, expected)
             except errors.ContextExceeded as error:
                 response.close()
-                if clamped or isinstance(work, InputWork):
+                if clamped or isinstance(work, works.InputWork):
                     raise
                 work, clamped = await self._clamped(work, flags, error), True
             except errors.ShoalError as error:
@@ -491,10 +472,10 @@ class OpenAIEngine:
 
     async def _clamped(
         self,
-        work: Chat | Completion,
-        flags: Mapping[str, JSON] | None,
+        work: works.Chat | works.Completion,
+        flags: Mapping[str, works.JSON] | None,
         error: errors.ContextExceeded,
-    ) -> Chat | Completion:
+    ) -> works.Chat | works.Completion:
         """Return a job with what the context leaves as the limit of its answer.
 
         Raises ``error`` if that is not what exceeds the context.  Many servers end such
@@ -504,13 +485,13 @@ class OpenAIEngine:
         context = stated_context(str(error)) or (listed and listed.model.context)
         if not (limit and limit > 1 and context):
             raise error
-        read = await prompt_tokens(self, work, flags)
+        read = await continuation.prompt_tokens(self, work, flags)
         if read is None or not 0 < context - read < limit:
             raise error
         return replace(work, max_tokens=context - read)
 
     async def _read_whole(
-        self, response: aiohttp.ClientResponse, work: InputWork
+        self, response: aiohttp.ClientResponse, work: works.InputWork
     ) -> list[Item]:
         body = await read_prefix(response, INPUT_ANSWER_MAX + 1)
         if len(body) > INPUT_ANSWER_MAX:
@@ -563,7 +544,7 @@ class OpenAIEngine:
         """
         type_ = response.content_type
         if not 200 <= response.status < 300:
-            raise refusal_error(
+            raise server_errors.refusal_error(
                 response.status,
                 type_,
                 await read_prefix(response, REPLY_MAX),
@@ -591,13 +572,13 @@ class OpenAIEngine:
         )
         for name, listed in self._listed.items():
             loaded = resident or name in self._answered
-            chats = JobKind.CHAT in listed.model.kinds
+            chats = works.JobKind.CHAT in listed.model.kinds
             tried = name in self._ways or self._busy_trials[name] >= BUSY_TRIALS_MAX
             if tried or not (loaded and chats):
                 continue
             try:
                 async with asyncio.timeout(WAY_LIMIT):
-                    self._ways[name] = await find_way(self, listed.id)
+                    self._ways[name] = await continuation.find_way(self, listed.id)
             except (errors.Unavailable, TimeoutError):
                 self._busy_trials[name] += 1
 
@@ -609,7 +590,7 @@ class OpenAIEngine:
             try:
                 async with (
                     asyncio.timeout(TRIAL_LIMIT),
-                    aclosing(self.run(minimal_job(name, kind))) as items,
+                    aclosing(self.run(server_errors.minimal_job(name, kind))) as items,
                 ):
                     await anext(items)
             except (errors.InvalidRequest, TimeoutError):

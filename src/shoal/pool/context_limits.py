@@ -11,29 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from shoal.domain import work as works
 from shoal.domain.job_kinds import NUMBER_KINDS
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.server_refusals import stated_context
-from shoal.domain.work import (
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    Feature,
-    JobKind,
-    Rerank,
-    Task,
-    Transcription,
-    Work,
-    texts_read,
-    values_of,
-)
 
 BYTES_PER_TOKEN_MAX = 8  # in UTF-8; only unusual texts have more in a token
 LEARNED_MIN = 512  # bytes and tokens of a request that any model's context can hold
 LENGTHS_MAX = 8  # refused lengths that are remembered of one context
-MEDIA = frozenset({Feature.IMAGES, Feature.AUDIO})
+MEDIA = frozenset({works.Feature.IMAGES, works.Feature.AUDIO})
 MEDIA_PARTS = ("image_url", "input_audio")
 PROMPT_MARGIN = 4096  # tokens of a template, or of an engine's own instructions
 VALUE_MARGIN = 8  # tokens around each value of a request: quotes, roles, ends
@@ -44,7 +30,7 @@ LIMIT_MARGIN = 64  # tokens beyond ``max_tokens``: engines count the last ones u
 
 T = TypeVar("T")
 
-ContextKey: TypeAlias = tuple[str, JobKind]
+ContextKey: TypeAlias = tuple[str, works.JobKind]
 """A model and a kind of work: servers limit embeddings more than chats."""
 
 
@@ -67,21 +53,27 @@ class RequestLength(NamedTuple):
 UNKNOWN_LENGTH = RequestLength(0, 0)
 
 
-def length_of(work: Work) -> RequestLength:
+def length_of(work: works.Work) -> RequestLength:
     """Return the length of a request.
 
     It is unknown for pictures, sound and token ids, whose size says little.
     """
     match work:
-        case Chat(messages=messages, max_tokens=wanted, options=options):
+        case works.Chat(messages=messages, max_tokens=wanted, options=options):
             if not MEDIA.isdisjoint(work.needs):
                 return UNKNOWN_LENGTH
             return RequestLength(_bytes_in([messages, options]), wanted or 0)
-        case Completion(prompt=str(prompt), max_tokens=wanted):
+        case works.Completion(prompt=str(prompt), max_tokens=wanted):
             return RequestLength(_bytes_in([prompt]), wanted or 0)
-        case Embedding() | Rerank():
+        case works.Embedding() | works.Rerank():
             return RequestLength(_bytes_in([work.text]), 0)
-        case Completion() | Transcription() | Task() | Call() | CallStream():
+        case (
+            works.Completion()
+            | works.Transcription()
+            | works.Task()
+            | works.Call()
+            | works.CallStream()
+        ):
             return UNKNOWN_LENGTH
 
 
@@ -163,7 +155,7 @@ class Overcount(NamedTuple):
     wrong: bool
 
 
-def overcount(work: Work, outcome: Outcome) -> Overcount | None:
+def overcount(work: works.Work, outcome: Outcome) -> Overcount | None:
     """Return what is wrong with the reported usage of ``work``; None: it is believed.
 
     A worker that knows no ``max_tokens`` writes more, and one may have thoughts that it
@@ -178,21 +170,23 @@ def overcount(work: Work, outcome: Outcome) -> Overcount | None:
     return _written_overcount(work, outcome, usage)
 
 
-def text_max(work: Work) -> float:
+def text_max(work: works.Work) -> float:
     """Return the most characters that the answer to ``work`` may have.
 
     Only a worker that ignores ``max_tokens`` writes more: few tokens are so long.
     """
-    if not isinstance(work, Chat | Completion) or work.max_tokens is None:
+    if not isinstance(work, works.Chat | works.Completion) or work.max_tokens is None:
         return math.inf
-    echoed = sum(map(len, texts_read(work)))
+    echoed = sum(map(len, works.texts_read(work)))
     written = CHARACTERS_PER_TOKEN_MAX * (work.max_tokens + ANSWER_MARGIN)
     return _answers(work) * (written + echoed)
 
 
-def _written_overcount(work: Work, outcome: Outcome, usage: Usage) -> Overcount | None:
+def _written_overcount(
+    work: works.Work, outcome: Outcome, usage: Usage
+) -> Overcount | None:
     count, answers = usage.completion_tokens, _answers(work)
-    limit = work.max_tokens if isinstance(work, Chat | Completion) else None
+    limit = work.max_tokens if isinstance(work, works.Chat | works.Completion) else None
     allowed = math.inf if limit is None else limit * answers + LIMIT_MARGIN
     if count <= min(allowed, ANSWER_MARGIN):
         return None
@@ -207,27 +201,27 @@ def _written_overcount(work: Work, outcome: Outcome, usage: Usage) -> Overcount 
     return None
 
 
-def _written(work: Work, outcome: Outcome) -> int:
+def _written(work: works.Work, outcome: Outcome) -> int:
     """Return the most tokens that an answer's texts can be, without any margin."""
     if work.kind in NUMBER_KINDS:
         return 0  # the answer is numbers
     return _bytes_in([each.fields for each in outcome.choices] or [outcome.text])
 
 
-def _answers(work: Work) -> int:
+def _answers(work: works.Work) -> int:
     """Return how many texts an engine writes for a request."""
-    if not isinstance(work, Chat | Completion):
+    if not isinstance(work, works.Chat | works.Completion):
         return 1
     asked = [work.options.get(name) for name in ("n", "best_of")]
     most = max([1, *(each for each in asked if isinstance(each, int))])
-    if isinstance(work, Completion) and isinstance(work.prompt, list | tuple):
+    if isinstance(work, works.Completion) and isinstance(work.prompt, list | tuple):
         most *= max(1, sum(not isinstance(each, int) for each in work.prompt))
     return most
 
 
-def _most_read(work: Work) -> int:
+def _most_read(work: works.Work) -> int:
     """Return the most tokens that a request can be."""
-    most = PROMPT_MARGIN + _bytes_in(values_of(work), VALUE_MARGIN)
-    if isinstance(work, Rerank):  # each document is read with the query
+    most = PROMPT_MARGIN + _bytes_in(works.values_of(work), VALUE_MARGIN)
+    if isinstance(work, works.Rerank):  # each document is read with the query
         most += len(work.documents) * (_bytes_in([work.query]) + PROMPT_MARGIN)
     return most

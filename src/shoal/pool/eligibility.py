@@ -4,17 +4,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
+from shoal.domain import work as works
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.job_kinds import FUNCTION_KINDS
-from shoal.domain.work import (
-    ANY_MODEL,
-    CALL_QUEUE,
-    TASK_QUEUE,
-    Feature,
-    JobKind,
-    describe_target,
-)
 from shoal.domain.worker import Offer
 from shoal.pool.gangs import OpenGang
 from shoal.pool.open_job import OpenJob
@@ -30,8 +23,10 @@ SUITABLE_EXAMINED_MAX = 256  # workers that may read more than one that refused 
 
 ALL_BUSY = "all slots busy"
 FEATURE_MESSAGES = {
-    Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
-    Feature.VALUES: "takes plain values only",
+    works.Feature.CODE: (
+        "runs no code that is sent along (`shoal join --trust-code` does)"
+    ),
+    works.Feature.VALUES: "takes plain values only",
 }
 """Descriptions of workers without a feature, where its name is not enough."""
 
@@ -41,7 +36,7 @@ def offers_task(offer: Offer, task: str) -> bool:
 
     A worker that names none may have any; but Shoal's workers name all that they have.
     """
-    if offer.tasks or Feature.VALUES in offer.features:
+    if offer.tasks or works.Feature.VALUES in offer.features:
         return task in offer.tasks
     return True
 
@@ -77,7 +72,7 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
         return _missing_queue(job)
     if job.task is not None and not offers_task(offer, job.task):
         verb = "have" if job.kind in FUNCTION_KINDS else "do"
-        return f"does not {verb} {describe_target(job.job.work)}"
+        return f"does not {verb} {works.describe_target(job.job.work)}"
     if job.trusted_keys is not None and offer.public_key not in job.trusted_keys:
         return "is not paired with the user, and the job is private"
     if job.trusted_keys is not None and not offer.proven:
@@ -177,7 +172,7 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
     if job.gang is not None:
         busy = _gang_refusal(job.gang, worker)
     elif worker.free_slots <= 0 or (
-        job.kind is not JobKind.CALL and worker.busy_slots >= worker.slots
+        job.kind is not works.JobKind.CALL and worker.busy_slots >= worker.slots
     ):
         busy = ALL_BUSY  # except for calls, which may be prefetched
     else:
@@ -228,7 +223,7 @@ def passed_over(
                 reasons.setdefault(reason, []).append(worker.id)
     else:
         # Without a call for each: a model may have many workers, and many jobs.
-        prefetches = job.kind is JobKind.CALL
+        prefetches = job.kind is works.JobKind.CALL
         taking: list[WorkerId] = []
         busy: list[WorkerId] = []
         for worker in found.workers:
@@ -285,9 +280,10 @@ def _group(reason: str, ids: Sequence[WorkerId]) -> PassedOver:
 def no_worker_reason(pool: PoolState, job: OpenJob) -> str:
     """Return in one line why no worker can take ``job`` now."""
     if not pool.workers:
-        return f"no worker for {describe_target(job.job.work)}: no worker is connected"
-    reasons = ", ".join(_counted(job, group) for group in passed_over(pool, job))
-    return f"no worker for {describe_target(job.job.work)}: {reasons}"
+        reasons = "no worker is connected"
+    else:
+        reasons = ", ".join(_counted(job, group) for group in passed_over(pool, job))
+    return f"no worker for {works.describe_target(job.job.work)}: {reasons}"
 
 
 def _counted(job: OpenJob, group: PassedOver) -> str:
@@ -295,7 +291,7 @@ def _counted(job: OpenJob, group: PassedOver) -> str:
     one, count = group.count == 1, group.count
     if group.reason != ALL_BUSY:
         return f"{group.reason} ({'1 worker' if one else f'{count} workers'})"
-    what = "one" if job.model == ANY_MODEL else "it"
+    what = "one" if job.model == works.ANY_MODEL else "it"
     if one:
         return f"1 worker has {what} but is full"
     return f"{count} workers have {what} but are full"
@@ -306,7 +302,7 @@ def join_versions(pythons: Iterable[str]) -> str:
     return ", ".join(sorted(pythons, key=lambda each: (len(each), each)))
 
 
-def _missing_features(missing: frozenset[Feature]) -> str:
+def _missing_features(missing: frozenset[works.Feature]) -> str:
     for feature, words in FEATURE_MESSAGES.items():
         if feature in missing:
             return words
@@ -316,8 +312,8 @@ def _missing_features(missing: frozenset[Feature]) -> str:
 
 def _missing_queue(job: OpenJob) -> str:
     lacks = {
-        TASK_QUEUE: "does no tasks",
-        CALL_QUEUE: "calls no functions",
-        ANY_MODEL: "has no model that chats",
+        works.TASK_QUEUE: "does no tasks",
+        works.CALL_QUEUE: "calls no functions",
+        works.ANY_MODEL: "has no model that chats",
     }
     return lacks.get(job.model, f"does not have {job.model}")

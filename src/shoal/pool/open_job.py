@@ -4,21 +4,12 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shoal.domain import work as works
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.json_limits import characters_in
 from shoal.domain.outcome import ENGINE_FAULTS, Fault
-from shoal.domain.work import (
-    Call,
-    CallStream,
-    Chat,
-    Feature,
-    JobKind,
-    Task,
-    Work,
-    values_of,
-)
 from shoal.pool.context_limits import ContextKey, RequestLength, length_of
 from shoal.pool.gangs import OpenGang
 from shoal.pool.lifecycle import JobState
@@ -28,8 +19,8 @@ CHARACTERS_PER_TOKEN = 4  # where a wire reports no tokens; typical of English
 CHARACTERS_PER_TOKEN_MAX = 8  # characters; only unusual texts have more in a token
 
 Need: TypeAlias = tuple[
-    JobKind,
-    frozenset[Feature],
+    works.JobKind,
+    frozenset[works.Feature],
     str | None,
     str,
     tuple[str, str] | None,
@@ -45,25 +36,25 @@ Need: TypeAlias = tuple[
 def size_of(job: Job) -> int:
     """Estimate the memory of a job, in characters: all its strings count."""
     work = job.work
-    if isinstance(work, Call):
+    if isinstance(work, works.Call):
         return len(work.args) + len(work.kwargs)
-    return characters_in([job.terms.form, job.terms.api_fields, *values_of(work)])
+    return characters_in([job.terms.form, job.terms.api_fields, *works.values_of(work)])
 
 
-def required_name(work: Work) -> str | None:
+def required_name(work: works.Work) -> str | None:
     """Return the name that a worker must offer to run the work; None: any worker."""
     match work:
-        case Task(name=name):
+        case works.Task(name=name):
             return name
-        case Call(name=name) | CallStream(name=name):
-            return None if Feature.CODE in work.needs else name
+        case works.Call(name=name) | works.CallStream(name=name):
+            return None if works.Feature.CODE in work.needs else name
         case _:
             return None
 
 
-def has_question(work: Work) -> bool:
+def has_question(work: works.Work) -> bool:
     """Return whether the work is other than a chat without a question."""
-    return not isinstance(work, Chat) or work.has_question
+    return not isinstance(work, works.Chat) or work.has_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +66,9 @@ class HedgeLease:
     since: float
 
 
-def python_of(work: Work) -> str:
+def python_of(work: works.Work) -> str:
     """Return the version of Python that the code in a call is for; empty: any."""
-    return work.python if isinstance(work, Call | CallStream) else ""
+    return work.python if isinstance(work, works.Call | works.CallStream) else ""
 
 
 @dataclass(slots=True)
@@ -105,12 +96,12 @@ class OpenJob:
     too_long_for: dict[WorkerId, str] = field(default_factory=dict)
     """The workers that refused it for its length, with what they said."""
 
-    kind: JobKind = field(init=False)
+    kind: works.JobKind = field(init=False)
     model: str = field(init=False)
     characters: int = field(init=False)  # of the prompt
     tokens_min: int = field(init=False)  # the fewest that the prompt can have
     size: int = field(init=False)  # see ``size_of``
-    needs: frozenset[Feature] = field(init=False)
+    needs: frozenset[works.Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``required_name``
     python: str = field(init=False)  # as in ``Call``
     has_question: bool = field(init=False)  # or is no chat

@@ -14,38 +14,11 @@ from shoal.domain.receipts import Verdict
 from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import HANDED_OVER
+from shoal.pool import eligibility, inputs
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
-from shoal.pool.eligibility import (
-    has_suitable_worker,
-    length_refusal,
-    no_worker_reason,
-    suitable_workers,
-)
 from shoal.pool.functions import no_call_result
 from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
-from shoal.pool.inputs import (
-    AccountTopUp,
-    AnswerDisputed,
-    AnswerRejected,
-    BudgetSet,
-    Cancellation,
-    DrainAnnounced,
-    FirstOutput,
-    HubInput,
-    LeaseResult,
-    LimitReached,
-    LoadReported,
-    ReceiptVerified,
-    Submission,
-    WorkerApproval,
-    WorkerConnected,
-    WorkerDisconnected,
-    WorkerPaired,
-    WorkerResumption,
-    WorkerSuspension,
-    WorkerUnpaired,
-)
 from shoal.pool.job_admission import retry_after
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
@@ -77,7 +50,7 @@ RESULT_NAMES: Mapping[type[words.Completed | words.Rejected | words.Failed], str
 Revocation: TypeAlias = tuple[WorkerId, words.CancelJob]
 
 
-def react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
+def react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
     """Return the facts that follow from ``hub_input`` in the present pool.
 
     An input about a job or lease that has ended is never an error: messages cross on
@@ -87,29 +60,29 @@ def react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
     return [*found, *gang_ends(pool, found)] if pool.gangs else found
 
 
-def _react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
+def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
     match hub_input:
-        case Submission(job):
+        case inputs.Submission(job):
             if (reason := trust_rejection(pool, job)) is not None:
                 return [facts.JobSubmitted(job), facts.JobFailed(job.id, reason)]
             if (reason := gang_rejection(pool, job)) is not None:
                 refused = facts.JobFailed(job.id, reason, fault=Fault.REQUEST)
                 return [facts.JobSubmitted(job), refused]
             return [facts.JobSubmitted(job)]
-        case Cancellation(job_id, reason):
+        case inputs.Cancellation(job_id, reason):
             return [facts.JobCancelled(job_id, reason)] if job_id in pool.jobs else []
-        case FirstOutput(job_id, lease):
+        case inputs.FirstOutput(job_id, lease):
             begun = pool.jobs.get(job_id)
             if begun is None or all(lease != held for _, held in begun.holders):
                 return []
             return [*_first_output(begun, lease), facts.JobStarted(job_id, lease)]
-        case AnswerRejected(job_id, error, lost, cut):
+        case inputs.AnswerRejected(job_id, error, lost, cut):
             known = job_id in pool.jobs
             return [facts.JobFailed(job_id, error, lost, cut)] if known else []
-        case LimitReached(job_id, limit):
+        case inputs.LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else _limit_reached(pool, due, limit)
-        case WorkerConnected(worker_id, offer, cancels, shared):
+        case inputs.WorkerConnected(worker_id, offer, cancels, shared):
             # A newer connection with the same identity replaces the older.
             older = (
                 _worker_left(pool, worker_id, "replaced by a newer connection")
@@ -121,47 +94,47 @@ def _react(pool: PoolState, hub_input: HubInput) -> list[facts.Fact]:
                 *pool.approvals.decided_by(worker_id, offer),
                 facts.WorkerJoined(worker_id, offer, cancels, shared),
             ]
-        case WorkerDisconnected(worker_id, reason):
+        case inputs.WorkerDisconnected(worker_id, reason):
             return (
                 _worker_left(pool, worker_id, reason)
                 if worker_id in pool.workers
                 else []
             )
-        case DrainAnnounced(worker_id, event):
+        case inputs.DrainAnnounced(worker_id, event):
             known = worker_id in pool.workers
             return [facts.WorkerDraining(worker_id, event.reason)] if known else []
-        case LoadReported(worker_id, condition):
+        case inputs.LoadReported(worker_id, condition):
             altered = pool.workers.get(worker_id)
             if altered is None or altered.load == condition:
                 return []
             turned = altered.load.unfit != condition.unfit
             return [facts.WorkerLoadChanged(worker_id, condition, turned)]
-        case LeaseResult():
+        case inputs.LeaseResult():
             return _on_result(pool, hub_input)
-        case ReceiptVerified(worker_id, job_id, verdict, receipt):
+        case inputs.ReceiptVerified(worker_id, job_id, verdict, receipt):
             presented = facts.ReceiptPresented(job_id, worker_id, verdict, receipt)
             return [presented, *_receipt_marks(pool, worker_id, job_id, verdict)]
-        case AnswerDisputed(worker_id, reason, about):
+        case inputs.AnswerDisputed(worker_id, reason, about):
             return [_mark(pool, worker_id, WRONG_ANSWER_POINTS, reason, about)]
-        case WorkerPaired(owner, user, public_key):
+        case inputs.WorkerPaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
             return [] if known else [facts.WorkerTrusted(owner, user, public_key)]
-        case WorkerUnpaired(owner, user, public_key):
+        case inputs.WorkerUnpaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
             return [facts.WorkerDistrusted(owner, user, public_key)] if known else []
-        case WorkerSuspension():
+        case inputs.WorkerSuspension():
             return suspension_facts(pool, hub_input)
-        case WorkerResumption(name, by):
+        case inputs.WorkerResumption(name, by):
             return (
                 [facts.WorkerResumed(name, by)]
                 if pool.suspensions.ended_by(name)
                 else []
             )
-        case WorkerApproval():
+        case inputs.WorkerApproval():
             return approval_facts(pool, hub_input)
-        case AccountTopUp(account, amount, by):
+        case inputs.AccountTopUp(account, amount, by):
             return [facts.AccountCredited(account, amount, by)]
-        case BudgetSet(account, budget, by):
+        case inputs.BudgetSet(account, budget, by):
             return [facts.AccountLimited(account, budget, by)]
 
 
@@ -203,7 +176,7 @@ def _mark(
     return facts.WorkerMarked(worker_id, points, reason, about, key)
 
 
-def _on_result(pool: PoolState, answered: LeaseResult) -> list[facts.Fact]:
+def _on_result(pool: PoolState, answered: inputs.LeaseResult) -> list[facts.Fact]:
     worker_id, event = answered.worker_id, answered.event
     outcome, verdict = answered.outcome, answered.verdict
     job = pool.jobs.get(event.job_id)
@@ -271,7 +244,7 @@ def _may_help_again(
     if event.fault is Fault.ENGINE:
         return True
     begun = job.state is JobState.STREAMING
-    found = suitable_workers(pool, job)
+    found = eligibility.suitable_workers(pool, job)
     return found is None or any(
         each.id != worker_id and (not begun or Feature.CONTINUE in each.offer.features)
         for each in found
@@ -288,10 +261,10 @@ def _too_long(pool: PoolState, job: OpenJob, worker: Worker, error: str) -> fact
     key = job.context_key
     longest = least_known(worker.context_of(key), stated_context(error))
     tokens = max(job.tokens_min, longest + 1)
-    found = suitable_workers(pool, job)
+    found = eligibility.suitable_workers(pool, job)
     others = [each for each in found or () if each is not worker]
     left = found is None or any(
-        length_refusal(job, each, tokens) is None for each in others
+        eligibility.length_refusal(job, each, tokens) is None for each in others
     )
     if left and len(job.too_long_for) + 1 < LENGTH_REFUSALS_MAX:
         return facts.JobRequeued(job.job.id, job.lease, error, worker.id, too_long=True)
@@ -367,10 +340,10 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[fact
         expired = [job.job.id] if job.gang.formed else waiting
         return [facts.JobExpired(each, limit, error) for each in expired]
     if limit is TimeLimit.QUEUE:
-        if not has_suitable_worker(pool, job):
+        if not eligibility.has_suitable_worker(pool, job):
             seconds = min(seconds, job.job.limits.without_worker)
             error = f"{limit.value}: over the limit of {seconds:g} s"
-        error = f"{no_worker_reason(pool, job)} ({error})"
+        error = f"{eligibility.no_worker_reason(pool, job)} ({error})"
         return [
             facts.JobExpired(job.job.id, limit, error, 0, retry_after(pool, job.job))
         ]
@@ -389,11 +362,13 @@ def next_limit(
     limits = job.job.limits
     if job.worker_id is None:
         due, limit = job.queued_at + limits.queue, TimeLimit.QUEUE
-        if due <= now < job.grace_until and not has_suitable_worker(pool, job):
+        if due <= now < job.grace_until and not eligibility.has_suitable_worker(
+            pool, job
+        ):
             due = min(job.grace_until, now + GRACE_LOOK)
         look = max(now, job.queued_at + limits.without_worker, job.grace_until)
         if look < due:
-            if now == look and not has_suitable_worker(pool, job):
+            if now == look and not eligibility.has_suitable_worker(pool, job):
                 return limit
             # A busy worker may leave: look again after a while.
             due = look if now < look else min(due, now + limits.without_worker)

@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
+from shoal.domain import model_messages as models
 from shoal.domain import vocabulary as words
-from shoal.domain.model_messages import (
-    ModelAnswer,
-    ModelMessage,
-    ModelQuery,
-    ModelRequest,
-    SendModelMessage,
-    WaitUntilWritable,
-)
 from shoal.domain.worker import HANDED_OVER, MachineHealth, Offer, WorkerLoad
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.session import Admitted, CloseCode
@@ -35,17 +28,19 @@ OpenLink: TypeAlias = Callable[
 """Opens a connection: to a URL, with headers, for messages up to a size in bytes."""
 
 OnModelMessage: TypeAlias = Callable[
-    [ModelMessage, SendModelMessage, WaitUntilWritable], None
+    [models.ModelMessage, models.SendModelMessage, models.WaitUntilWritable], None
 ]
 """Receives a message about a model to copy, with how to answer it; does not wait."""
 
 
 def decline_sharing(
-    message: ModelMessage, send: SendModelMessage, wait_writable: WaitUntilWritable
+    message: models.ModelMessage,
+    send: models.SendModelMessage,
+    wait_writable: models.WaitUntilWritable,
 ) -> None:
     """Answer that no model is shared here."""
-    if isinstance(message, (ModelQuery, ModelRequest)):
-        send(ModelAnswer(message.model, available=False))
+    if isinstance(message, (models.ModelQuery, models.ModelRequest)):
+        send(models.ModelAnswer(message.model, available=False))
 
 
 def _ignore() -> None:
@@ -411,7 +406,7 @@ class Agent:
             case words.CallMessage():
                 if self._calls is not None:
                     self._calls.receive(command)
-            case ModelMessage():
+            case models.ModelMessage():
                 self._share(command, driver.send, driver.wait_for_room)
 
     def _try_send(self, event: words.Event) -> bool:

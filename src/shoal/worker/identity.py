@@ -18,12 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from shoal.config.private_files import (
-    FOLDER_MODE,
-    open_lock_file,
-    sync_folder,
-    try_lock,
-)
+from shoal.config import private_files
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
 
@@ -105,7 +100,7 @@ def _create(file: Path) -> None:
     seed = os.urandom(KEY_SIZE)
     public_key = Signer.from_seed(seed).public_key
     pair = KeyPair(list(public_key), list(seed + public_key))
-    file.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    file.parent.mkdir(mode=private_files.FOLDER_MODE, parents=True, exist_ok=True)
     # mkstemp creates files that only their owner can read.
     number, name = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
     try:
@@ -120,7 +115,7 @@ def _create(file: Path) -> None:
         except OSError:
             # Some file systems, and Android, have no hard links.
             os.replace(name, file)
-        sync_folder(file.parent)
+        private_files.sync_folder(file.parent)
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -144,13 +139,13 @@ def chosen_name(folder: Path, name: str, target: str) -> Iterator[str]:
     """
     digest = sha256(f"{name}\n{target}".encode(errors="replace")).hexdigest()
     try:
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        file = open_lock_file(folder / f"worker-{digest[:16]}.lock")
+        folder.mkdir(mode=private_files.FOLDER_MODE, parents=True, exist_ok=True)
+        file = private_files.open_lock_file(folder / f"worker-{digest[:16]}.lock")
     except OSError:
         yield name
         return
     with file:
-        if not try_lock(file):
+        if not private_files.try_lock(file):
             log.warning(NAME_TAKEN, name, target)
         yield name
 
@@ -166,12 +161,12 @@ def unique_name(folder: Path) -> Iterator[str]:
     host = socket.gethostname() or "worker"
     for number in range(1, WORKERS_MAX + 1):
         try:
-            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            file = open_lock_file(folder / f"worker-{number}.lock")
+            folder.mkdir(mode=private_files.FOLDER_MODE, parents=True, exist_ok=True)
+            file = private_files.open_lock_file(folder / f"worker-{number}.lock")
         except OSError:
             break
         with file:
-            if not try_lock(file):
+            if not private_files.try_lock(file):
                 continue
             yield host if number == 1 else f"{host}-{number}"
             return

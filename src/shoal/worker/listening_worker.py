@@ -7,15 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
 from shoal.peers.relay import ServeSession
+from shoal.protocols.seam import worker_session
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import CloseCode, WorkerEnd
-from shoal.protocols.seam.worker_session import (
-    FramedPeerSession,
-    FramedWorkerSession,
-    MembershipState,
-    WorkerSession,
-)
 from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
@@ -52,7 +47,7 @@ class OpenConnection:
         self.url = link.peer
         self._session = session
         self._link = link
-        self._membership = MembershipState(restriction=restriction)
+        self._membership = worker_session.MembershipState(restriction=restriction)
 
     @property
     def coordinator(self) -> str:
@@ -68,9 +63,11 @@ class OpenConnection:
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         session = self._session
-        worker = WorkerSession(lambda now: session, session.accepts, self._membership)
-        if isinstance(session, FramedPeerSession):
-            return FramedWorkerSession(worker, session)
+        worker = worker_session.WorkerSession(
+            lambda now: session, session.accepts, self._membership
+        )
+        if isinstance(session, worker_session.FramedPeerSession):
+            return worker_session.FramedWorkerSession(worker, session)
         return worker
 
     def final_reason(self, code: int, text: str) -> str | None:

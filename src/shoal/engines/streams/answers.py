@@ -15,13 +15,8 @@ from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
 from shoal.domain.streamed_message import REASONING, MessageReader
 from shoal.domain.work import JSON
+from shoal.engines import server_errors
 from shoal.engines.engine import Finished
-from shoal.engines.server_errors import (
-    DECODE_ERRORS,
-    ServerLost,
-    describes_error,
-    stream_error,
-)
 from shoal.engines.streams.json_values import HalfCharacters
 from shoal.engines.streams.sse import ErrorEvent, EventReader
 from shoal.engines.streams.stop_strings import StopStrings
@@ -153,7 +148,7 @@ class AnswerReader:
         ended = self._reasons.keys() | (set() if self._blank_is_null else self._blank)
         missing = self.missing if self._prompts > 1 else []
         if not self.done and (missing or not begun or not begun <= ended):
-            raise ServerLost(TRUNCATED)
+            raise server_errors.ServerLost(TRUNCATED)
         if not begun:
             raise JobError("the server ended its answer before it began")
         if missing:
@@ -182,7 +177,7 @@ class AnswerReader:
         events = events[:-1] if ends else events
         try:
             chunks = _decode_all(b"[%b]" % b",".join(events))
-        except DECODE_ERRORS:
+        except server_errors.DECODE_ERRORS:
             chunks = []
         try:
             if len(chunks) == len(events):
@@ -236,7 +231,7 @@ class AnswerReader:
             self.done = True
             return
         if isinstance(event, ErrorEvent):
-            raise stream_error(event, self._secret)
+            raise server_errors.stream_error(event, self._secret)
         try:
             chunks = list(read_odd_chunks(event))
         except ValueError as error:
@@ -254,9 +249,11 @@ class AnswerReader:
         if (
             chunk.error
             or isinstance(event, ErrorEvent)
-            or not (chunk.choices or chunk.usage or not describes_error(event))
+            or not (
+                chunk.choices or chunk.usage or not server_errors.describes_error(event)
+            )
         ):
-            raise stream_error(event, self._secret)
+            raise server_errors.stream_error(event, self._secret)
         for position, choice in enumerate(chunk.choices or ()):
             index = position if choice.index is None else choice.index
             if self._choices == 1:

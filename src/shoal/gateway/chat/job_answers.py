@@ -12,15 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain import errors
 from shoal.domain.credentials import usage_of
-from shoal.domain.errors import (
-    Cancelled,
-    InvalidRequest,
-    JobError,
-    ShoalError,
-    TimedOut,
-    release_frames,
-)
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import NUMBER_KINDS
@@ -28,21 +21,13 @@ from shoal.domain.moderation import BLOCKED, FILTERED, AnswerModerator
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import Chat, Completion, Inference, InputWork, Work
 from shoal.gateway.context import Gateway
-from shoal.gateway.http import errors
+from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.request_record import (
     RequestRecord,
     record_of,
     worker_headers,
-)
-from shoal.gateway.http.responses import (
-    SSE_KEEPALIVE,
-    SSE_TYPE,
-    ClientGone,
-    forward_pieces,
-    json_bytes_response,
-    stream_headers,
-    write,
 )
 from shoal.gateway.jobs.job_options import build_job
 from shoal.pool.lifecycle import JobState
@@ -61,7 +46,7 @@ class StreamEncoder(Protocol):
     def encode_end(self, outcome: Outcome) -> bytes:
         """Write what comes after the last piece of a whole answer."""
 
-    def encode_error(self, error: ShoalError) -> bytes:
+    def encode_error(self, error: errors.ShoalError) -> bytes:
         """Write how an answer ends that breaks off."""
 
 
@@ -77,8 +62,8 @@ class AnswerForm:
 
     encode: Callable[[JobId, Outcome, int], bytes]
     stream: Callable[[JobId, int], StreamEncoder]
-    media: str = SSE_TYPE
-    keepalive: bytes = SSE_KEEPALIVE
+    media: str = responses.SSE_TYPE
+    keepalive: bytes = responses.SSE_KEEPALIVE
     names_workers: bool = False
 
 
@@ -163,7 +148,9 @@ async def answer_whole(
 ) -> web.Response:
     """Have ``job`` done, and return its answer; an error is raised."""
     job_id, outcome, _ = await _run(gateway, request, caller, job)
-    return json_bytes_response(form.encode(job_id, outcome, int(gateway.clock.wall())))
+    return responses.json_bytes_response(
+        form.encode(job_id, outcome, int(gateway.clock.wall()))
+    )
 
 
 async def stream_answer(
@@ -177,7 +164,7 @@ async def stream_answer(
 
     An error before the first piece is raised; a later one ends the stream.
     """
-    response = web.StreamResponse(headers=stream_headers(form.media))
+    response = web.StreamResponse(headers=responses.stream_headers(form.media))
     record = record_of(request)
     try:
         async with gateway.access.submit(job, caller, early=True) as reader:
@@ -196,8 +183,8 @@ async def stream_answer(
             await response.prepare(request)
             keepalive = partial(_keepalive, gateway, reader.job_id, form)
             if first is None and (said := keepalive(early=False)):
-                await write(request, response, said)
-            whole = await forward_pieces(
+                await responses.write(request, response, said)
+            whole = await responses.forward_pieces(
                 request,
                 response,
                 reader,
@@ -212,8 +199,8 @@ async def stream_answer(
             else:
                 last = await _encoded_end(record, job, encoder, reader)
         # Only now, so that the worker of an answer that was refused is stopped first.
-        await write(request, response, last, last=True)
-    except ClientGone:
+        await responses.write(request, response, last, last=True)
+    except responses.ClientGone:
         record.error = "client_gone"
     return response
 
@@ -241,7 +228,7 @@ def _keepalive(
 
     ``early``: the silence has just begun, because the job was requeued.
     """
-    if form.keepalive is SSE_KEEPALIVE:
+    if form.keepalive is responses.SSE_KEEPALIVE:
         waits_for = gateway.hub.waits_for(job_id)
         if waits_for is not None:
             return f": waits for a worker, {ascii(waits_for)[1:-1]}\n\n".encode()
@@ -284,9 +271,9 @@ async def _encoded_end(
     """Return the end of the stream, from which clients see whether it is whole."""
     try:
         outcome = await reader.outcome()
-    except ShoalError as error:
-        record.error = errors.error_status(error).code
-        release_frames(error)
+    except errors.ShoalError as error:
+        record.error = error_status(error).code
+        errors.release_frames(error)
         return encoder.encode_error(error)
     record.usage = usage_of(job.work, outcome)
     return encoder.encode_end(outcome)
@@ -299,7 +286,7 @@ def check_work(gateway: Gateway, owner: str, work: Inference, field: str) -> Non
     """
     moderation = gateway.moderation_for(owner)
     if moderation is not None and moderation.blocks_work(work):
-        raise InvalidRequest(f"the {field} match the moderation list", field)
+        raise errors.InvalidRequest(f"the {field} match the moderation list", field)
 
 
 def answer_moderator(gateway: Gateway, owner: str) -> AnswerModerator | None:
@@ -318,14 +305,14 @@ def shown_outcome(
     return moderation.filter_outcome(outcome)
 
 
-END_ERRORS: Mapping[JobState, type[ShoalError]] = {
-    JobState.FAILED: JobError,
-    JobState.CANCELLED: Cancelled,
-    JobState.EXPIRED: TimedOut,
+END_ERRORS: Mapping[JobState, type[errors.ShoalError]] = {
+    JobState.FAILED: errors.JobError,
+    JobState.CANCELLED: errors.Cancelled,
+    JobState.EXPIRED: errors.TimedOut,
 }
 
 
-def stored_end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError:
+def stored_end(gateway: Gateway, stored: StoredJob) -> Outcome | errors.ShoalError:
     """Return the moderated outcome of a job that has ended, or why it has none."""
     job, outcome = stored.job, stored.outcome
     if outcome is None:

@@ -14,18 +14,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS, UNUSED, Option, OptionType
 from shoal.domain.outcome import STOP_REASON
 from shoal.domain.work import JSON, Chat, Completion
-from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
-    FreeObject,
-    decode_field,
-    decode_object,
-    decode_value,
-    is_given,
-    is_requested,
-    raw_fields,
-    size_of,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -118,24 +107,27 @@ def extra_options(
     """
     extra = {
         name: raw
-        for name, raw in raw_fields(data).items()
-        if name not in _names_of(body) and name not in UNUSED and is_given(raw)
+        for name, raw in decoding.raw_fields(data).items()
+        if name not in _names_of(body) and name not in UNUSED and decoding.is_given(raw)
     }
     for name in extra.keys() & BEGUN.keys():
-        if is_requested(extra.pop(name), (BEGUN[name] is begun,)):
+        if decoding.is_requested(extra.pop(name), (BEGUN[name] is begun,)):
             raise InvalidRequest(
                 f"{name}: an answer continues a last message of the assistant, and no "
                 "other",
                 name,
             )
     for name in extra.keys() & DECIDED.keys():
-        if is_requested(extra.pop(name), DECIDED[name]):
-            raise unsupported(name)
-    if len(extra) > EXTRA_MAX or sum(map(size_of, extra.values())) > OBJECT_MAX:
-        name = max(extra, key=lambda each: size_of(extra[each]))
-        text = f"more than {EXTRA_MAX} unknown fields, or {OBJECT_MAX} bytes in them"
-        raise InvalidRequest(f"{name:.64}: {text}", name[:64])
-    return {name: decode_value(raw, name) for name, raw in extra.items()}
+        if decoding.is_requested(extra.pop(name), DECIDED[name]):
+            raise decoding.unsupported(name)
+    if (
+        len(extra) > EXTRA_MAX
+        or sum(map(decoding.size_of, extra.values())) > decoding.OBJECT_MAX
+    ):
+        name = max(extra, key=lambda each: decoding.size_of(extra[each]))
+        limit = f"{EXTRA_MAX} unknown fields, or {decoding.OBJECT_MAX} bytes in them"
+        raise InvalidRequest(f"{name:.64}: more than {limit}", name[:64])
+    return {name: decoding.decode_value(raw, name) for name, raw in extra.items()}
 
 
 def foreign_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
@@ -148,7 +140,7 @@ def foreign_options(data: bytes, body: type[msgspec.Struct]) -> dict[str, JSON]:
     extra = extra_options(data, body)
     for option in CHAT_OPTIONS:
         if option.name in extra and option.is_requested(extra.pop(option.name)):
-            raise unsupported(option.name)
+            raise decoding.unsupported(option.name)
     return extra
 
 
@@ -189,7 +181,7 @@ def _field(option: Option) -> tuple[Any, Any]:
             longest = None if high is None else int(high)
             return Annotated[str, Meta(max_length=longest)] | None, None
         case OptionType.OBJECT:
-            return FreeObject | msgspec.UnsetType, UNSET
+            return decoding.FreeObject | msgspec.UnsetType, UNSET
         case OptionType.NUMBERS:
             numbers = {"type": "number", "minimum": low, "maximum": high}
             schema = {"type": ["object", "null"], "additionalProperties": numbers}
@@ -201,12 +193,12 @@ def _field(option: Option) -> tuple[Any, Any]:
 
 def _decode_raw(option: Option, raw: Raw) -> JSON:
     """Decode an option that was skipped until now, as few bytes make many values."""
-    if not is_given(raw):
+    if not decoding.is_given(raw):
         return None
     if option.type is OptionType.OBJECT:
-        return decode_object(raw, option.name)
+        return decoding.decode_object(raw, option.name)
     decoder = _numbers_decoder(option.minimum, option.maximum)
-    return decode_field(decoder, raw, option.name)
+    return decoding.decode_field(decoder, raw, option.name)
 
 
 @cache

@@ -12,32 +12,15 @@ from weakref import WeakValueDictionary
 
 from shoal import __version__
 from shoal.domain import errors
+from shoal.domain import vocabulary as words
 from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Fault
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CallProgress,
-    CallsReturned,
-    CancelCalls,
-    CancelJob,
-    Command,
-    Completed,
-    Dismiss,
-    Draining,
-    Event,
-    Failed,
-    LoadChanged,
-    OffersChanged,
-    PushCalls,
-    Rejected,
-    RunJob,
-    SendBlob,
-)
 from shoal.domain.work import Call, CallStream, Feature, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
+from shoal.protocols.seam import session
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
     AdmissionCheck,
@@ -58,14 +41,6 @@ from shoal.protocols.seam.peer_session import (
     Protection,
     ToPeer,
 )
-from shoal.protocols.seam.session import (
-    Batch,
-    Bulk,
-    Close,
-    Output,
-    PeerProfile,
-    protocol_error,
-)
 from shoal.protocols.seam.token_proof import (
     NOT_PROVEN,
     PresentedProof,
@@ -73,18 +48,7 @@ from shoal.protocols.seam.token_proof import (
     ProofRole,
     prove_token,
 )
-from shoal.protocols.shoal.codec import (
-    COMMAND_DECODER,
-    COMMANDS,
-    EVENT_DECODER,
-    EVENTS,
-    POOL_DECODER,
-    VERSION,
-    Opening,
-    Ping,
-    Refusal,
-    encode,
-)
+from shoal.protocols.shoal import codec
 from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, write
 
 HELLO_TIMEOUT = 10.0  # seconds
@@ -113,13 +77,20 @@ NO_CODE = (
     "coordinators that proved it: this pool has none, give --join-token"
 )
 
-PING_DATA = encode(Ping())  # most of what idle workers send
+PING_DATA = codec.encode(codec.Ping())  # most of what idle workers send
 PING = write((PING_DATA,))
 CALLS = (Call, CallStream)
-ENDS = (CancelJob, Completed, Rejected, Failed)
-WITH_VALUES = (RunJob, PushCalls, CallsReturned, Completed)
+ENDS = (words.CancelJob, words.Completed, words.Rejected, words.Failed)
+WITH_VALUES = (words.RunJob, words.PushCalls, words.CallsReturned, words.Completed)
 OF_JOBS = (
-    *(RunJob, PushCalls, CancelCalls, AnswerChunk, CallProgress, CallsReturned),
+    *(
+        words.RunJob,
+        words.PushCalls,
+        words.CancelCalls,
+        words.AnswerChunk,
+        words.CallProgress,
+        words.CallsReturned,
+    ),
     *ENDS,
 )
 
@@ -196,20 +167,20 @@ class ShoalSession:
         self._with_pool = with_pool
         self._binding = b""
         self._presented: PresentedProof | PresentedToken | None = None
-        self._peer: Opening | None = None
+        self._peer: codec.Opening | None = None
         self._key = ""  # the peer's, proven
         self._trusted = False  # it has proved the token
         self._submits = True  # it may submit jobs here
         self._joiner = PieceJoiner(HELLO_MAX)
         if with_pool:
-            self.accepts, decoder = EVENTS | COMMANDS, POOL_DECODER
+            self.accepts, decoder = codec.EVENTS | codec.COMMANDS, codec.POOL_DECODER
         elif local.is_worker:
-            self.accepts, decoder = EVENTS, COMMAND_DECODER
+            self.accepts, decoder = codec.EVENTS, codec.COMMAND_DECODER
         else:
-            self.accepts, decoder = COMMANDS, EVENT_DECODER
+            self.accepts, decoder = codec.COMMANDS, codec.EVENT_DECODER
         self._decode = decoder.decode
-        self._unsent: dict[type, Event | Command] = {
-            OffersChanged: OffersChanged(local.offers)
+        self._unsent: dict[type, words.Event | words.Command] = {
+            words.OffersChanged: words.OffersChanged(local.offers)
         }
         # The open jobs, and whether what is sent about them goes in order.
         self._jobs: dict[tuple[JobId, LeaseNumber] | None, bool] = {}
@@ -237,13 +208,13 @@ class ShoalSession:
         pings = self._dialled and self._peer is not None
         return min(self._ping_at, self._lost_at) if pings else self._lost_at
 
-    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+    def tick(self, now: float) -> Sequence[PeerMessage | session.Output]:
         if self._closed:
             return ()
         if not self._started:
             self._started, self._lost_at = True, now + HELLO_TIMEOUT
             return [*self._greet()] if self._dialled else ()
-        outputs: list[PeerMessage | Output] = [*self._pending]
+        outputs: list[PeerMessage | session.Output] = [*self._pending]
         self._pending.clear()
         if now >= self._lost_at:
             what = "no hello" if self._peer is None else f"silent for {SILENCE_MAX:g} s"
@@ -253,23 +224,25 @@ class ShoalSession:
             outputs.append(PING)
         return outputs
 
-    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
-        outputs: list[PeerMessage | Output] = []
+    def receive(
+        self, batch: session.Batch, now: float
+    ) -> Sequence[PeerMessage | session.Output]:
+        outputs: list[PeerMessage | session.Output] = []
         try:
             for pieces in batch:
                 for data in self._joiner.receive(pieces):
                     if not self._closed:
                         is_ping = data == PING_DATA
-                        message = Ping() if is_ping else self._decode(data)
+                        message = codec.Ping() if is_ping else self._decode(data)
                         outputs += self._receive_message(message, now)
             if self._peer is not None:
                 self._lost_at = now + SILENCE_MAX
         except errors.PeerError as error:
             self._closed = True
-            outputs.append(protocol_error(error))
+            outputs.append(session.protocol_error(error))
         return outputs
 
-    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+    def send(self, message: ToPeer, now: float) -> Sequence[session.Output]:
         content = message.message
         if type(content) not in self.accepts:
             raise errors.Unsupported(f"no message for {type(content).__name__}")
@@ -279,21 +252,23 @@ class ShoalSession:
             # The state of this end is sent once there is somebody to tell.
             self._unsent[type(content)] = content
             return ()
-        if isinstance(content, Dismiss):
-            return (write((encode(content),)), self._close(content.reason))
+        if isinstance(content, words.Dismiss):
+            return (write((codec.encode(content),)), self._close(content.reason))
         return self._encode(content, now)
 
-    def connection_lost(self, now: float) -> Sequence[Output]:
+    def connection_lost(self, now: float) -> Sequence[session.Output]:
         """Leave the name to whoever comes next."""
         self._closed = True
         return ()
 
     # Sending.
 
-    def _encode(self, content: Event | Command, now: float) -> Sequence[Output]:
-        if isinstance(content, RunJob):
+    def _encode(
+        self, content: words.Event | words.Command, now: float
+    ) -> Sequence[session.Output]:
+        if isinstance(content, words.RunJob):
             if not self._trusted and Feature.CODE in content.work.needs:
-                refused = Rejected(content.job_id, content.lease, NO_CODE)
+                refused = words.Rejected(content.job_id, content.lease, NO_CODE)
                 return self._answer_itself(refused, now)
             # Another pool has credentials of its own for what it runs.
             if content.grant and (self._with_pool or not self._trusted):
@@ -301,20 +276,24 @@ class ShoalSession:
         job = (content.job_id, content.lease) if isinstance(content, OF_JOBS) else None
         # What refers to a large value, and all about its job, must not overtake it; nor
         # the end of a model its last part.
-        in_order = isinstance(content, SendBlob | ModelMessage)
+        in_order = isinstance(content, words.SendBlob | ModelMessage)
         in_order = in_order or self._jobs.get(job, False)
-        if isinstance(content, OffersChanged) and not self._submits:
+        if isinstance(content, words.OffersChanged) and not self._submits:
             return ()  # it could make nothing of them
         if not self._is_current(content):
             return ()
-        if isinstance(content, AnswerChunk):
+        if isinstance(content, words.AnswerChunk):
             answer = self._answers.get((content.job_id, content.lease))
             if answer is not None:
                 answer.signer.add(content.pieces)
-        elif isinstance(content, Completed | Rejected | Failed):
+        elif isinstance(content, words.Completed | words.Rejected | words.Failed):
             content = self._with_receipt(content, now)
         try:
-            parts = _parts(content) if type(content) is SendBlob else (encode(content),)
+            parts = (
+                _parts(content)
+                if type(content) is words.SendBlob
+                else (codec.encode(content),)
+            )
         except errors.InvalidRequest as error:
             return self._fail(content, str(error), now)
         in_order = in_order or (
@@ -322,7 +301,7 @@ class ShoalSession:
         )
         output = write(parts, in_order=in_order)
         if job in self._jobs:
-            self._jobs[job] = in_order or isinstance(output, Bulk)
+            self._jobs[job] = in_order or isinstance(output, session.Bulk)
         return (output,)
 
     def _is_current(self, message: object) -> bool:
@@ -330,16 +309,18 @@ class ShoalSession:
         if not isinstance(message, OF_JOBS):
             return True
         job = (message.job_id, message.lease)
-        if isinstance(message, RunJob):
+        if isinstance(message, words.RunJob):
             self._jobs.setdefault(job, False)
         elif isinstance(message, ENDS):
             return self._jobs.pop(job, None) is not None
         return job in self._jobs
 
-    def _with_receipt(self, event: Completed | Rejected | Failed, now: float) -> Event:
+    def _with_receipt(
+        self, event: words.Completed | words.Rejected | words.Failed, now: float
+    ) -> words.Event:
         """Sign an answer that this worker gives, at its end."""
         answer = self._answers.pop((event.job_id, event.lease), None)
-        if answer is None or not isinstance(event, Completed):
+        if answer is None or not isinstance(event, words.Completed):
             return event
         if event.rest:
             answer.signer.add(event.rest)
@@ -347,20 +328,22 @@ class ShoalSession:
         return replace(event, receipt=answer.signer.sign(answer.work, event, at))
 
     def _fail(
-        self, content: Event | Command, reason: str, now: float
-    ) -> Sequence[Output]:
+        self, content: words.Event | words.Command, reason: str, now: float
+    ) -> Sequence[session.Output]:
         """Let the job fail that a message is about, which cannot be written."""
-        if not isinstance(content, RunJob | AnswerChunk | Completed):
+        if not isinstance(content, words.RunJob | words.AnswerChunk | words.Completed):
             return ()
         job = (content.job_id, content.lease)
-        failed = Failed(*job, reason, Fault.REQUEST)
-        if isinstance(content, RunJob):
+        failed = words.Failed(*job, reason, Fault.REQUEST)
+        if isinstance(content, words.RunJob):
             del self._jobs[job]
             return self._answer_itself(failed, now)
         self._jobs[job] = True
         return self._encode(failed, now)
 
-    def _answer_itself(self, event: Rejected | Failed, now: float) -> Sequence[Output]:
+    def _answer_itself(
+        self, event: words.Rejected | words.Failed, now: float
+    ) -> Sequence[session.Output]:
         """Report an event in place of the peer, at the next tick."""
         self._pending.append(PeerMessage(ALL_PEERS, event))
         self._pending_since = now
@@ -368,11 +351,11 @@ class ShoalSession:
 
     # Opening.
 
-    def _greet(self) -> Iterable[Output]:
-        yield write((encode(self._hello()),))
-        yield write((encode(self._local.hardware),))
+    def _greet(self) -> Iterable[session.Output]:
+        yield write((codec.encode(self._hello()),))
+        yield write((codec.encode(self._local.hardware),))
 
-    def _hello(self) -> Opening:
+    def _hello(self) -> codec.Opening:
         local, binding = self._local, self._binding
         # Who accepts proves only what the other has proved, and sends no secret at all.
         token = local.token if self._dialled else ""
@@ -381,8 +364,8 @@ class ShoalSession:
             digest = self._presented.digest
         role = ProofRole.DIALLING if self._dialled else ProofRole.ACCEPTING
         identity = local.identity if binding else None
-        return Opening(
-            VERSION,
+        return codec.Opening(
+            codec.VERSION,
             local.name,
             local.is_worker,
             identity.public_key if identity else b"",
@@ -393,12 +376,14 @@ class ShoalSession:
             __version__,
         )
 
-    def _on_hello(self, hello: Opening, now: float) -> Sequence[PeerMessage | Output]:
+    def _on_hello(
+        self, hello: codec.Opening, now: float
+    ) -> Sequence[PeerMessage | session.Output]:
         local = self._local
         if hello.is_worker is (local.is_worker or self._with_pool):
             raise errors.PeerError("the other end has another role than its path says")
         grant = NO_JOIN_TOKEN
-        outputs: list[PeerMessage | Output] = []
+        outputs: list[PeerMessage | session.Output] = []
         if self._dialled:
             if not self._proves_token(hello):
                 return (self._close(NOT_PROVEN),)
@@ -418,9 +403,11 @@ class ShoalSession:
             try:
                 grant = self._admit(hello, now)
             except (errors.NotAdmitted, errors.Unavailable) as error:
-                refused = Refusal(str(error), isinstance(error, errors.NotAdmitted))
+                refused = codec.Refusal(
+                    str(error), isinstance(error, errors.NotAdmitted)
+                )
                 close = self._close(f"{hello.name!a} is refused: {error}")
-                return (write((encode(refused),)), close)
+                return (write((codec.encode(refused),)), close)
             outputs += self._greet()
         self._peer = hello
         self._joiner.message_max = MESSAGE_MAX
@@ -445,7 +432,7 @@ class ShoalSession:
                 outputs += self._encode(each, now)
         return outputs
 
-    def _proves_token(self, hello: Opening) -> bool:
+    def _proves_token(self, hello: codec.Opening) -> bool:
         """Return whether the coordinator has this worker's token, if it has one.
 
         On a connection that is not encrypted nobody can prove it.
@@ -456,7 +443,7 @@ class ShoalSession:
         proof = PresentedProof(hello.token_proof, ProofRole.ACCEPTING, binding)
         return proof.matches(digest_of(token))
 
-    def _proven_key(self, hello: Opening, role: ProofRole) -> str:
+    def _proven_key(self, hello: codec.Opening, role: ProofRole) -> str:
         """Return the key that the other end has proved; empty: it has not shown any.
 
         Raises NotAdmitted.
@@ -469,7 +456,7 @@ class ShoalSession:
             raise errors.NotAdmitted(WRONG_KEY)
         return hello.key.hex()
 
-    def _admit(self, hello: Opening, now: float) -> AdmissionGrant:
+    def _admit(self, hello: codec.Opening, now: float) -> AdmissionGrant:
         """Check the proofs of who dialled.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
@@ -533,20 +520,22 @@ class ShoalSession:
 
     def _described(self, hardware: Hardware | None) -> PeerMessage:
         assert self._peer is not None, "the peer has said hello"
-        profile = PeerProfile(self._peer.name, hardware, release=self._peer.release)
+        profile = session.PeerProfile(
+            self._peer.name, hardware, release=self._peer.release
+        )
         return PeerMessage(ALL_PEERS, PeerDescribed(profile))
 
     # What the peer says.
 
     def _receive_message(
         self, message: object, now: float
-    ) -> Sequence[PeerMessage | Output]:
+    ) -> Sequence[PeerMessage | session.Output]:
         local = self._local
-        if isinstance(message, Opening):
+        if isinstance(message, codec.Opening):
             if self._peer is not None:
                 raise errors.PeerError("a second hello")
             return self._on_hello(message, now)
-        if isinstance(message, Refusal) and self._peer is None:
+        if isinstance(message, codec.Refusal) and self._peer is None:
             if message.final:
                 self._local.on_refused(message.reason)
             return (self._close(message.reason),)
@@ -555,26 +544,28 @@ class ShoalSession:
         if not self._is_current(message):
             return ()
         match message:
-            case RunJob(job_id, lease, work) if (
+            case words.RunJob(job_id, lease, work) if (
                 not self._trusted and Feature.CODE in work.needs
             ):
-                return self._encode(Rejected(job_id, lease, NO_CODE), now)
-            case RunJob(job_id, lease, work) if not isinstance(work, CALLS):
+                return self._encode(words.Rejected(job_id, lease, NO_CODE), now)
+            case words.RunJob(job_id, lease, work) if not isinstance(work, CALLS):
                 signer = ReceiptSigner(local.identity, job_id, message.beginning)
                 self._answers[job_id, lease] = _Answer(work, signer)
-            case CancelJob(job_id, lease):
+            case words.CancelJob(job_id, lease):
                 self._answers.pop((job_id, lease), None)
-            case OffersChanged() | LoadChanged() | Draining():
-                if isinstance(message, OffersChanged):
-                    message = OffersChanged(tuple(map(self._proven, message.offers)))
+            case words.OffersChanged() | words.LoadChanged() | words.Draining():
+                if isinstance(message, words.OffersChanged):
+                    message = words.OffersChanged(
+                        tuple(map(self._proven, message.offers))
+                    )
                 if self._last.get(type(message)) == message:
                     return ()
                 self._last[type(message)] = message
-            case Ping():  # who dialled pings, the other answers
+            case codec.Ping():  # who dialled pings, the other answers
                 return () if self._dialled else (PING,)
             case Hardware():
                 return (self._described(message),)
-            case Dismiss(reason):
+            case words.Dismiss(reason):
                 self._local.on_refused(reason)
                 return (PeerMessage(ALL_PEERS, message), self._close(reason))
             case _:
@@ -595,15 +586,15 @@ class ShoalSession:
             remark="",
         )
 
-    def _close(self, reason: str) -> Close:
+    def _close(self, reason: str) -> session.Close:
         self._closed = True
-        return Close(reason, text=reason[:CLOSE_TEXT_MAX])
+        return session.Close(reason, text=reason[:CLOSE_TEXT_MAX])
 
 
-def _parts(content: SendBlob) -> Sequence[bytes | memoryview]:
+def _parts(content: words.SendBlob) -> Sequence[bytes | memoryview]:
     """Return a message in parts; a large value is one of them."""
     if len(content.data) <= PIECE_MAX:
-        return (encode(content),)
+        return (codec.encode(content),)
     # In place of an empty value, the head of one that follows.
-    head = encode(SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
+    head = codec.encode(words.SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
     return (head, b"\xc6" + len(content.data).to_bytes(4), content.data)

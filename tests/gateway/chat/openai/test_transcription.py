@@ -12,7 +12,7 @@ from gateway.shoal_worker import offer, shoal_worker
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.work import JSON, JobKind, Transcription
-from shoal.gateway.chat.openai import endpoints
+from shoal.gateway.chat.openai import transcription
 from shoal.gateway.chat.openai.transcription import (
     AnswerFormat,
     TranscriptionRequest,
@@ -158,7 +158,7 @@ async def test_worker_writes_down_speech(pool: Pool) -> None:
 async def test_file_that_is_too_large_is_refused(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "AUDIO_MAX", 2)
+    monkeypatch.setattr(transcription, "AUDIO_MAX", 2)
     form = FormData({"model": "m1"})
     form.add_field("file", b"\0\0\0", filename="a.wav")
 

@@ -33,16 +33,7 @@ from shoal.gateway.chat.messages import (
     tool_call,
     unreadable,
 )
-from shoal.gateway.http.decoding import (
-    decode_field,
-    decode_object,
-    decode_value,
-    is_given,
-    missing,
-    required,
-    size_of,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 from shoal.gateway.http.responses import encode_json
 
 MessagePart = Message  # of a message's content
@@ -142,15 +133,15 @@ def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
         at = f"{path}[{index}]"
         match block.type:
             case "text":
-                texts.append(required(block.text, f"{at}.text"))
+                texts.append(decoding.required(block.text, f"{at}.text"))
             case "thinking":
-                thoughts.append(required(block.thinking, f"{at}.thinking"))
+                thoughts.append(decoding.required(block.thinking, f"{at}.thinking"))
             case "redacted_thinking":
                 pass  # encrypted: only Anthropic can read it
             case "tool_use":
                 calls.append(_tool_call(block, at))
             case _ if block.type in OF_USERS:
-                raise unsupported(f"{at}.type", block.type)
+                raise decoding.unsupported(f"{at}.type", block.type)
             case _:
                 texts.append(_server_step(block, at))
     reasoning = joined(thoughts) or None
@@ -158,19 +149,23 @@ def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
 
 
 def _tool_call(block: MessageBlock, at: str) -> Message:
-    given = decode_object(block.input, f"{at}.input") if is_given(block.input) else {}
+    given = (
+        decoding.decode_object(block.input, f"{at}.input")
+        if decoding.is_given(block.input)
+        else {}
+    )
     return tool_call(
-        required(block.id, f"{at}.id"),
-        required(block.name, f"{at}.name"),
+        decoding.required(block.id, f"{at}.id"),
+        decoding.required(block.name, f"{at}.name"),
         encode_json(given).decode(),
     )
 
 
 def _tool_result(block: MessageBlock, at: str) -> tuple[Message, list[MessagePart]]:
     """Return the message with the text of a result, and the parts of its images."""
-    call_id = required(block.tool_use_id, f"{at}.tool_use_id")
+    call_id = decoding.required(block.tool_use_id, f"{at}.tool_use_id")
     path = f"{at}.content"
-    content = _decoded_content(block, path) if is_given(block.content) else ""
+    content = _decoded_content(block, path) if decoding.is_given(block.content) else ""
     if isinstance(content, str):
         parts = [text_part(content)]
     else:
@@ -192,9 +187,9 @@ _contents: msgspec.json.Decoder[str | list[ResultBlock]] = msgspec.json.Decoder(
 
 def _decoded_content(block: MessageBlock, path: str) -> str | list[ResultBlock]:
     raw = block.content
-    if not is_given(raw):
-        raise missing(path)
-    return decode_field(_contents, raw, path, size_of(raw))
+    if not decoding.is_given(raw):
+        raise decoding.missing(path)
+    return decoding.decode_field(_contents, raw, path, decoding.size_of(raw))
 
 
 READABLE = {"image": ("base64", "url"), "document": ("text", "content")}
@@ -212,7 +207,7 @@ def _result_part(block: ResultBlock, at: str) -> MessagePart:
         case "image" | "document" if _source(block, at).type in READABLE[block.type]:
             return _part(block, at)
         case "tool_reference":
-            name = required(block.tool_name, f"{at}.tool_name")
+            name = decoding.required(block.tool_name, f"{at}.tool_name")
             return text_part(f"The tool {name} is available.")
         case _:
             source = block.source
@@ -224,10 +219,10 @@ def _result_part(block: ResultBlock, at: str) -> MessagePart:
 def _server_step(block: MessageBlock, at: str) -> str:
     """Return what Anthropic's servers did within an answer: a call, or its result."""
     given: list[JSON] = []
-    if is_given(block.input):
-        given.append(decode_object(block.input, f"{at}.input"))
-    if is_given(block.content):
-        given.append(decode_value(block.content, f"{at}.content"))
+    if decoding.is_given(block.input):
+        given.append(decoding.decode_object(block.input, f"{at}.input"))
+    if decoding.is_given(block.content):
+        given.append(decoding.decode_value(block.content, f"{at}.content"))
     name = block.type if isinstance(block.name, UnsetType) else block.name
     text = "" if isinstance(block.text, UnsetType) else block.text
     return server_step(name, *given, text)
@@ -244,7 +239,7 @@ def _parts(
 def _part(block: MessageBlock | ResultBlock, at: str) -> MessagePart:
     match block.type:
         case "text":
-            return text_part(required(block.text, f"{at}.text"))
+            return text_part(decoding.required(block.text, f"{at}.text"))
         case "image":
             return image_part(_image_url(_source(block, at), f"{at}.source"))
         case "document":
@@ -252,18 +247,18 @@ def _part(block: MessageBlock | ResultBlock, at: str) -> MessagePart:
         case "search_result":
             return text_part(_search_result_text(block, at))
         case _:
-            raise unsupported(f"{at}.type", block.type)
+            raise decoding.unsupported(f"{at}.type", block.type)
 
 
 def _image_url(source: BlockSource, at: str) -> str:
     match source.type:
         case "base64":
-            media_type = required(source.media_type, f"{at}.media_type")
-            return data_url(media_type, required(source.data, f"{at}.data"))
+            media_type = decoding.required(source.media_type, f"{at}.media_type")
+            return data_url(media_type, decoding.required(source.data, f"{at}.data"))
         case "url":
-            return required(source.url, f"{at}.url")
+            return decoding.required(source.url, f"{at}.url")
         case _:
-            raise unsupported(f"{at}.type", source.type)
+            raise decoding.unsupported(f"{at}.type", source.type)
 
 
 def _document_text(block: ReadableBlock, at: str) -> str:
@@ -272,12 +267,12 @@ def _document_text(block: ReadableBlock, at: str) -> str:
     source, path = _source(block, at), f"{at}.source"
     match source.type:
         case "text":
-            text = required(source.data, f"{path}.data")
+            text = decoding.required(source.data, f"{path}.data")
         case "content":
             text = _plain_text(source.content, f"{path}.content")
         case _:
             what = source.media_type or source.type
-            raise unsupported(f"{path}.type", f"a document as {what}")
+            raise decoding.unsupported(f"{path}.type", f"a document as {what}")
     return joined([block.title or "", block.context or "", text])
 
 
@@ -294,7 +289,7 @@ def _search_result_text(block: MessageBlock | ResultBlock, at: str) -> str:
 
 def _check_citations(block: ReadableBlock, at: str) -> None:
     if isinstance(block.citations, CitationsParam) and block.citations.enabled:
-        raise unsupported(f"{at}.citations")
+        raise decoding.unsupported(f"{at}.citations")
 
 
 def _source(block: ReadableBlock, at: str) -> BlockSource:
@@ -308,7 +303,7 @@ def _plain_text(
     content: str | Sequence[PlainBlock | ResultBlock] | UnsetType, path: str
 ) -> str:
     if isinstance(content, UnsetType):
-        raise missing(path)
+        raise decoding.missing(path)
     if isinstance(content, str):
         return content
     return joined(
@@ -319,8 +314,8 @@ def _plain_text(
 
 def _plain_block_text(block: PlainBlock | ResultBlock, at: str) -> str:
     if block.type != "text":
-        raise unsupported(f"{at}.type", block.type)
-    return required(block.text, f"{at}.text")
+        raise decoding.unsupported(f"{at}.type", block.type)
+    return decoding.required(block.text, f"{at}.text")
 
 
 def _text_of(parts: Sequence[MessagePart], path: str) -> str:

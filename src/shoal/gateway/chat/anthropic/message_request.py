@@ -11,36 +11,16 @@ import msgspec
 from shoal.domain.credentials import estimated_tokens, tokens_to_read
 from shoal.domain.options import CHAT_OPTIONS, SAMPLING_OPTIONS
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.chat.anthropic.message_body import (
-    CountMessageTokens,
-    CreateMessage,
-    MessageBody,
-    ToolChoiceParam,
-    ToolParam,
-)
+from shoal.gateway.chat import messages
+from shoal.gateway.chat.anthropic import message_body
 from shoal.gateway.chat.anthropic.message_content import chat_messages
 from shoal.gateway.chat.job_answers import GenerationRequest
-from shoal.gateway.chat.messages import (
-    RequestedFunction,
-    check_chosen,
-    chosen_tool,
-    function_tools,
-    no_tools,
-)
 from shoal.gateway.chat.options import (
     foreign_options,
     requested_options,
     stop_strings,
 )
-from shoal.gateway.http.decoding import (
-    decode,
-    decode_object,
-    is_given,
-    is_requested,
-    missing,
-    required,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.jobs.job_options import SESSION_MAX
 
@@ -93,8 +73,8 @@ class CountRequest:
     tokens: int
 
 
-_message_decoder = msgspec.json.Decoder(CreateMessage)
-_count_decoder = msgspec.json.Decoder(CountMessageTokens)
+_message_decoder = msgspec.json.Decoder(message_body.CreateMessage)
+_count_decoder = msgspec.json.Decoder(message_body.CountMessageTokens)
 
 
 def decode_message_request(data: bytes) -> MessageRequest:
@@ -102,7 +82,7 @@ def decode_message_request(data: bytes) -> MessageRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: MessageBody = decode(_message_decoder, data)
+    body: message_body.MessageBody = decoding.decode(_message_decoder, data)
     options = requested_options(body, SAMPLING_OPTIONS, {}) | _options(body)
     if stop := stop_strings(body.stop_sequences or []):
         options["stop"] = stop
@@ -111,7 +91,7 @@ def decode_message_request(data: bytes) -> MessageRequest:
         chat_messages(body.system, body.messages),
         body.max_tokens,
         body.temperature,
-        {**_in_order(options), **foreign_options(data, CreateMessage)},
+        {**_in_order(options), **foreign_options(data, message_body.CreateMessage)},
     )
     generation = GenerationRequest(
         chat,
@@ -128,17 +108,17 @@ def decode_count_request(data: bytes) -> CountRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body = decode(_count_decoder, data)
-    messages = chat_messages(body.system, body.messages)
-    chat = Chat(body.model, messages, options=_in_order(_options(body)))
+    body = decoding.decode(_count_decoder, data)
+    given = chat_messages(body.system, body.messages)
+    chat = Chat(body.model, given, options=_in_order(_options(body)))
     return CountRequest(chat.model, estimated_input_tokens(chat))
 
 
-def _options(body: CountMessageTokens) -> dict[str, JSON]:
+def _options(body: message_body.CountMessageTokens) -> dict[str, JSON]:
     """Return the options that both kinds of bodies have."""
     for field, harmless in UNSUPPORTED.items():
-        if is_requested(getattr(body, field), harmless):
-            raise unsupported(field)
+        if decoding.is_requested(getattr(body, field), harmless):
+            raise decoding.unsupported(field)
     options = _tool_options(body.tools or [], body.tool_choice)
     output = body.output_config
     if output is not None and output.effort is not None:
@@ -148,9 +128,9 @@ def _options(body: CountMessageTokens) -> dict[str, JSON]:
     if given is None:
         given, field = body.output_format, "output_format"
     if given is not None:
-        if not is_given(given.schema):
-            raise missing(f"{field}.schema")
-        schema = decode_object(given.schema, f"{field}.schema")
+        if not decoding.is_given(given.schema):
+            raise decoding.missing(f"{field}.schema")
+        schema = decoding.decode_object(given.schema, f"{field}.schema")
         named: JSON = {"name": "output", "schema": schema, "strict": True}
         options["response_format"] = {"type": "json_schema", "json_schema": named}
     if body.thinking is not None:
@@ -161,7 +141,7 @@ def _options(body: CountMessageTokens) -> dict[str, JSON]:
 
 
 def _tool_options(
-    tools: list[ToolParam], choice: ToolChoiceParam | None
+    tools: list[message_body.ToolParam], choice: message_body.ToolChoiceParam | None
 ) -> dict[str, JSON]:
     functions = [
         _function(tool, f"tools[{index}]")
@@ -170,18 +150,18 @@ def _tool_options(
     ]
     if not functions:
         if choice is not None and choice.type in ("any", "tool"):
-            raise no_tools()
+            raise messages.no_tools()
         return {}
-    options: dict[str, JSON] = {"tools": function_tools(functions)}
+    options: dict[str, JSON] = {"tools": messages.function_tools(functions)}
     match choice:
-        case ToolChoiceParam(type="any"):
+        case message_body.ToolChoiceParam(type="any"):
             options["tool_choice"] = "required"
-        case ToolChoiceParam(type="tool", name=str(name)):
-            check_chosen(name, [each.name for each in functions])
-            options["tool_choice"] = chosen_tool(name)
-        case ToolChoiceParam(type="tool"):
-            raise missing("tool_choice.name")
-        case ToolChoiceParam(type="auto" | "none" as same):
+        case message_body.ToolChoiceParam(type="tool", name=str(name)):
+            messages.check_chosen(name, [each.name for each in functions])
+            options["tool_choice"] = messages.chosen_tool(name)
+        case message_body.ToolChoiceParam(type="tool"):
+            raise decoding.missing("tool_choice.name")
+        case message_body.ToolChoiceParam(type="auto" | "none" as same):
             options["tool_choice"] = same
         case _:
             pass
@@ -190,17 +170,17 @@ def _tool_options(
     return options
 
 
-def _function(tool: ToolParam, at: str) -> RequestedFunction:
+def _function(tool: message_body.ToolParam, at: str) -> messages.RequestedFunction:
     if tool.type not in CUSTOM:
         kind = tool.type or ""
         if kind.startswith(SERVER_TOOLS):
             kind += ", which Anthropic's servers run,"
-        raise unsupported(f"{at}.type", kind)
+        raise decoding.unsupported(f"{at}.type", kind)
     path = f"{at}.input_schema"
-    if not is_given(tool.input_schema):
-        raise missing(path)
-    return RequestedFunction(
-        *(required(tool.name, f"{at}.name"), path, tool.input_schema),
+    if not decoding.is_given(tool.input_schema):
+        raise decoding.missing(path)
+    return messages.RequestedFunction(
+        *(decoding.required(tool.name, f"{at}.name"), path, tool.input_schema),
         *(tool.description, tool.strict),
     )
 
@@ -212,16 +192,16 @@ def _in_order(options: Mapping[str, JSON]) -> dict[str, JSON]:
     }
 
 
-def _session(body: MessageBody) -> str:
+def _session(body: message_body.MessageBody) -> str:
     """Return the client's name for its user, the end of which names the session."""
     return _user(body)[-SESSION_MAX:]
 
 
-def _user(body: MessageBody) -> str:
+def _user(body: message_body.MessageBody) -> str:
     return (body.metadata.user_id if body.metadata is not None else None) or ""
 
 
-def _shows_thinking(body: MessageBody) -> bool:
+def _shows_thinking(body: message_body.MessageBody) -> bool:
     """Say whether the client asked for the reasoning.
 
     Others expect the text in the first block of an answer.

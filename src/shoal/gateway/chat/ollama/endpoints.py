@@ -16,23 +16,8 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
 from shoal.gateway.chat.inputs import LARGE_ANSWER, vectors_of
 from shoal.gateway.chat.job_answers import answer, answer_inputs
+from shoal.gateway.chat.ollama import bodies, embeddings
 from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
-from shoal.gateway.chat.ollama.bodies import (
-    OllamaChat,
-    OllamaEmbed,
-    OllamaEmbedOne,
-    OllamaGenerate,
-    OllamaModelName,
-)
-from shoal.gateway.chat.ollama.embeddings import (
-    OllamaEmbedding,
-    OllamaEmbeddings,
-    OllamaTexts,
-    decode_embed,
-    decode_embed_one,
-    encode_embed,
-    encode_embed_one,
-)
 from shoal.gateway.chat.ollama.models import (
     OllamaLoadedModels,
     OllamaModelInfo,
@@ -81,7 +66,7 @@ async def show_version() -> OllamaVersion:
     "/api/chat",
     "Answer a chat as Ollama does",
     Scope.USE,
-    body=OllamaChat,
+    body=bodies.OllamaChat,
     streams=NDJSON_TYPE,
 )
 async def create_ollama_chat(
@@ -95,7 +80,7 @@ async def create_ollama_chat(
     "/api/generate",
     "Complete a prompt as Ollama does",
     Scope.USE,
-    body=OllamaGenerate,
+    body=bodies.OllamaGenerate,
     streams=NDJSON_TYPE,
 )
 async def create_ollama_completion(
@@ -110,20 +95,20 @@ async def create_ollama_completion(
     "/api/embed",
     "Embed texts as Ollama does",
     Scope.USE,
-    answer=OllamaEmbeddings,
-    body=OllamaEmbed,
+    answer=embeddings.OllamaEmbeddings,
+    body=bodies.OllamaEmbed,
 )
 async def embed_texts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     watch = Stopwatch(gateway.clock.now)
-    asked = await gateway.bodies.decode(request, caller.name, decode_embed)
+    asked = await gateway.bodies.decode(request, caller.name, embeddings.decode_embed)
     outcome, prompt_tokens = await _embed(gateway, request, caller, asked, "input")
     wanted = 0 if asked.work is None else len(asked.work.inputs)
 
     def encode() -> bytes:
         vectors = [values for _, values in vectors_of(outcome, wanted)]
-        return encode_embed(asked.model, vectors, prompt_tokens, watch)
+        return embeddings.encode_embed(asked.model, vectors, prompt_tokens, watch)
 
     large = wanted > LARGE_ANSWER
     return json_bytes_response(await asyncio.to_thread(encode) if large else encode())
@@ -133,17 +118,19 @@ async def embed_texts(
     "/api/embeddings",
     "Embed a text as Ollama did",
     Scope.USE,
-    answer=OllamaEmbedding,
-    body=OllamaEmbedOne,
+    answer=embeddings.OllamaEmbedding,
+    body=bodies.OllamaEmbedOne,
 )
 async def embed_text(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    asked = await gateway.bodies.decode(request, caller.name, decode_embed_one)
+    asked = await gateway.bodies.decode(
+        request, caller.name, embeddings.decode_embed_one
+    )
     outcome, _ = await _embed(gateway, request, caller, asked, "prompt")
     wanted = 0 if asked.work is None else 1
     vectors = [values for _, values in vectors_of(outcome, wanted)]
-    return json_bytes_response(encode_embed_one(vectors))
+    return json_bytes_response(embeddings.encode_embed_one(vectors))
 
 
 @api.get("/api/tags", "List the models as Ollama does", Scope.READ)
@@ -159,7 +146,10 @@ async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoade
 
 
 @api.post(
-    "/api/show", "Describe a model as Ollama does", Scope.READ, body=OllamaModelName
+    "/api/show",
+    "Describe a model as Ollama does",
+    Scope.READ,
+    body=bodies.OllamaModelName,
 )
 async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -174,7 +164,7 @@ async def show_ollama_model(
     "/api/pull",
     "Check that the pool has a model",
     Scope.READ,
-    body=OllamaModelName,
+    body=bodies.OllamaModelName,
     streams=NDJSON_TYPE,
 )
 async def pull_model(
@@ -210,10 +200,10 @@ async def refuse_management(request: web.Request) -> web.Response:
     )
 
 
-_names = msgspec.json.Decoder(OllamaModelName)
+_names = msgspec.json.Decoder(bodies.OllamaModelName)
 
 
-def decode_model_name(data: bytes) -> OllamaModelName:
+def decode_model_name(data: bytes) -> bodies.OllamaModelName:
     """Decode a body that is about a model.
 
     Raises InvalidRequest.
@@ -263,7 +253,7 @@ async def _embed(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    asked: OllamaTexts,
+    asked: embeddings.OllamaTexts,
     field: str,
 ) -> tuple[Outcome, int]:
     """Return the outcome, and the number of tokens that were read."""

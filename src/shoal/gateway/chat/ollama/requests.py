@@ -15,14 +15,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.chat.job_answers import GenerationRequest
 from shoal.gateway.chat.messages import Message
-from shoal.gateway.chat.ollama.bodies import (
-    OPTIONS,
-    ModelOptions,
-    OllamaChat,
-    OllamaGenerate,
-    OllamaOptions,
-    OllamaPrompt,
-)
+from shoal.gateway.chat.ollama import bodies
 from shoal.gateway.chat.ollama.messages import (
     translate_messages,
     translate_tools,
@@ -34,15 +27,7 @@ from shoal.gateway.chat.options import (
     requested_options,
     stop_strings,
 )
-from shoal.gateway.http.decoding import (
-    decode,
-    decode_object,
-    is_given,
-    is_requested,
-    raw_fields,
-    size_of,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +44,8 @@ class ModelLoad:
 
 OllamaRequest: TypeAlias = GenerationRequest[Chat | Completion] | ModelLoad
 
-_chats = msgspec.json.Decoder(OllamaChat)
-_prompts = msgspec.json.Decoder(OllamaGenerate)
+_chats = msgspec.json.Decoder(bodies.OllamaChat)
+_prompts = msgspec.json.Decoder(bodies.OllamaGenerate)
 
 
 def decode_ollama_chat(data: bytes) -> OllamaRequest:
@@ -68,7 +53,7 @@ def decode_ollama_chat(data: bytes) -> OllamaRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body = decode(_chats, data)
+    body = decoding.decode(_chats, data)
     options = {**answer_options(body, data), **thinking_options(body.think)}
     if body.tools:
         options["tools"] = translate_tools(body.tools)
@@ -92,11 +77,11 @@ def decode_ollama_prompt(data: bytes) -> OllamaRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body = decode(_prompts, data)
+    body = decoding.decode(_prompts, data)
     if body.template:
-        raise unsupported("template")
-    if is_requested(body.context, ([],)):
-        raise unsupported("context")
+        raise decoding.unsupported("template")
+    if decoding.is_requested(body.context, ([],)):
+        raise decoding.unsupported("context")
     options = answer_options(body, data)
     thinking = thinking_options(body.think)
     if not (body.prompt or body.suffix or body.images):
@@ -108,7 +93,7 @@ def decode_ollama_prompt(data: bytes) -> OllamaRequest:
     return GenerationRequest(work, body.stream is not False)
 
 
-def _plain(body: OllamaGenerate, options: dict[str, JSON]) -> Completion:
+def _plain(body: bodies.OllamaGenerate, options: dict[str, JSON]) -> Completion:
     """Return the work of a prompt that is no question in a conversation."""
     what = "raw" if body.raw else "suffix"
     for field in ("system", "images"):
@@ -127,7 +112,7 @@ def _plain(body: OllamaGenerate, options: dict[str, JSON]) -> Completion:
     )
 
 
-def _question(body: OllamaGenerate, options: Mapping[str, JSON]) -> Chat:
+def _question(body: bodies.OllamaGenerate, options: Mapping[str, JSON]) -> Chat:
     messages: list[Message] = []
     if body.system:
         messages.append({"role": "system", "content": body.system})
@@ -142,7 +127,7 @@ def _question(body: OllamaGenerate, options: Mapping[str, JSON]) -> Chat:
     )
 
 
-def _load(body: OllamaPrompt) -> ModelLoad:
+def _load(body: bodies.OllamaPrompt) -> ModelLoad:
     reason = "unload" if is_unload(body) else "load"
     return ModelLoad(body.model, body.stream is not False, reason)
 
@@ -155,23 +140,25 @@ _ENCODERS: Mapping[str, Encoder] = {"stop": stop_strings}
 _JSON_NAMES = (b'"json"', b'""')
 
 
-def token_limit(options: ModelOptions | None) -> int | None:
+def token_limit(options: bodies.ModelOptions | None) -> int | None:
     """Return the limit of an answer's tokens; with Ollama, 0 and less mean none."""
     limit = None if options is None else options.num_predict
     return None if limit is None or limit <= 0 else limit
 
 
-def answer_options(body: OllamaPrompt, data: bytes) -> dict[str, JSON]:
+def answer_options(body: bodies.OllamaPrompt, data: bytes) -> dict[str, JSON]:
     """Return the options of the work that a body asks for; ``data`` is its text.
 
     Raises InvalidRequest naming an invalid field.
     """
     if body.logprobs:
-        raise unsupported("logprobs")
+        raise decoding.unsupported("logprobs")
     found: dict[str, JSON] = {}
     if body.options is not None:
-        found |= requested_options(body.options, OPTIONS, _ENCODERS)
-        found |= foreign_options(bytes(raw_fields(data)["options"]), OllamaOptions)
+        found |= requested_options(body.options, bodies.OPTIONS, _ENCODERS)
+        found |= foreign_options(
+            bytes(decoding.raw_fields(data)["options"]), bodies.OllamaOptions
+        )
     found |= foreign_options(data, type(body))
     if (form := response_format(body.format)) is not None:
         found["response_format"] = form
@@ -183,13 +170,13 @@ def response_format(given: Raw | UnsetType) -> JSON:
 
     Raises InvalidRequest.
     """
-    if not is_given(given):
+    if not decoding.is_given(given):
         return None
-    if size_of(given) <= 8 and (text := bytes(given).strip()) in _JSON_NAMES:
+    if decoding.size_of(given) <= 8 and (text := bytes(given).strip()) in _JSON_NAMES:
         return None if text == b'""' else {"type": "json_object"}
     if not bytes(given).lstrip().startswith(b"{"):
         raise InvalidRequest('format: expected "json" or a JSON schema', "format")
-    schema = decode_object(given, "format")
+    schema = decoding.decode_object(given, "format")
     named: dict[str, JSON] = {"name": SCHEMA_NAME, "schema": schema}
     return {"type": "json_schema", "json_schema": named}
 
@@ -214,6 +201,6 @@ def thinking_options(think: bool | str | None) -> Mapping[str, JSON]:
             raise InvalidRequest(message, "think")
 
 
-def is_unload(body: OllamaPrompt) -> bool:
+def is_unload(body: bodies.OllamaPrompt) -> bool:
     """Say whether a body without a prompt asks to unload the model."""
     return body.keep_alive in (0, "0", "0s", "0m")

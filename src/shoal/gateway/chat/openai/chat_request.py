@@ -33,21 +33,7 @@ from shoal.gateway.chat.options import (
     requested_options,
     stop_strings,
 )
-from shoal.gateway.http.decoding import (
-    EndUser,
-    FreeObject,
-    ModelName,
-    Temperature,
-    TokenCount,
-    decode,
-    decode_object,
-    end_user,
-    is_given,
-    is_requested,
-    missing,
-    required,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -98,7 +84,7 @@ class ChatRequestMessage(msgspec.Struct, frozen=True):
 class FunctionDefinition(msgspec.Struct, frozen=True):
     name: FunctionName
     description: str | None = None
-    parameters: FreeObject | UnsetType = UNSET
+    parameters: decoding.FreeObject | UnsetType = UNSET
     strict: bool | None = None
 
 
@@ -118,7 +104,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     name: FunctionName  # of the same length as a function's
-    schema: FreeObject | UnsetType = UNSET
+    schema: decoding.FreeObject | UnsetType = UNSET
     description: str | UnsetType = UNSET
     strict: bool | UnsetType | None = UNSET
 
@@ -126,7 +112,7 @@ class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | UnsetType = UNSET
-    schema: FreeObject | UnsetType = UNSET  # llama.cpp's, with ``json_object``
+    schema: decoding.FreeObject | UnsetType = UNSET  # llama.cpp's, with ``json_object``
 
 
 class ChatBody(msgspec.Struct, frozen=True):
@@ -134,20 +120,20 @@ class ChatBody(msgspec.Struct, frozen=True):
 
     # Its other options are added from the table ``CHAT_OPTIONS``.
 
-    model: ModelName
+    model: decoding.ModelName
     messages: Annotated[
         list[ChatRequestMessage], Meta(min_length=1, max_length=MESSAGES_MAX)
     ]
-    max_tokens: TokenCount | None = None
-    max_completion_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
+    max_tokens: decoding.TokenCount | None = None
+    max_completion_tokens: decoding.TokenCount | None = None
+    temperature: decoding.Temperature | None = None
     stop: StopStrings | None = None
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: EndUser | UnsetType = UNSET
+    user: decoding.EndUser | UnsetType = UNSET
     prompt_cache_key: str | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
     # Untyped: what matters is only whether they ask for something.
@@ -190,11 +176,11 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: ChatBody = decode(_decoder, data)
+    body: ChatBody = decoding.decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
         raw = getattr(body, field)
-        if raw is not UNSET and is_requested(raw, harmless):
-            raise unsupported(field)
+        if raw is not UNSET and decoding.is_requested(raw, harmless):
+            raise decoding.unsupported(field)
     messages = tuple(
         _message(message, f"messages[{index}]")
         for index, message in enumerate(body.messages)
@@ -216,7 +202,7 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
         streaming is not None and bool(streaming.include_usage),
         body.prompt_cache_key or "",
         body.service_tier or "",
-        end_user(body.user),
+        decoding.end_user(body.user),
     )
 
 
@@ -246,18 +232,18 @@ def _tools(tools: list[Tool]) -> list[JSON]:
 
 
 def _format(format: ResponseFormat) -> JSON:
-    if format.type == "json_object" and is_given(format.schema):
-        schema = decode_object(format.schema, "response_format.schema")
+    if format.type == "json_object" and decoding.is_given(format.schema):
+        schema = decoding.decode_object(format.schema, "response_format.schema")
         # Most servers know the first form, and ignore the other.
         described: JSON = {"name": "answer", "schema": schema}
         return {"type": "json_schema", "json_schema": described, "schema": schema}
     if format.type != "json_schema":
         return {"type": format.type}
     field = "response_format.json_schema"
-    given = required(format.json_schema, field)
+    given = decoding.required(format.json_schema, field)
     fields = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
-    if is_given(given.schema):
-        fields["schema"] = decode_object(given.schema, f"{field}.schema")
+    if decoding.is_given(given.schema):
+        fields["schema"] = decoding.decode_object(given.schema, f"{field}.schema")
     return {"type": format.type, "json_schema": fields}
 
 
@@ -281,10 +267,10 @@ def _check_tool_choice(body: ChatBody, options: dict[str, JSON]) -> None:
 
 def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
     asked = message.function_call
-    if asked is not UNSET and is_requested(asked, ("", {})):
-        raise unsupported(f"{path}.function_call")
+    if asked is not UNSET and decoding.is_requested(asked, ("", {})):
+        raise decoding.unsupported(f"{path}.function_call")
     if message.role == "function":
-        raise unsupported(f"{path}.role", message.role)
+        raise decoding.unsupported(f"{path}.role", message.role)
     if message.role not in ROLES:
         expected = ", ".join(ROLES)
         raise InvalidRequest(
@@ -299,7 +285,7 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
         decoded["name"] = message.name
     if message.role == "tool":
         if not message.tool_call_id:
-            raise missing(f"{path}.tool_call_id")
+            raise decoding.missing(f"{path}.tool_call_id")
         decoded["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         if message.role != "assistant":
@@ -315,7 +301,9 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
 
 def _thoughts(message: ChatRequestMessage) -> str | None:
     """Return the thoughts in a history, under either of their names."""
-    if message.reasoning_content is not None or not is_given(message.reasoning):
+    if message.reasoning_content is not None or not decoding.is_given(
+        message.reasoning
+    ):
         return message.reasoning_content
     thoughts = msgspec.json.decode(message.reasoning)
     return thoughts if isinstance(thoughts, str) else None
@@ -341,6 +329,6 @@ def _part(part: ContentPart, path: str, index: int) -> dict[str, JSON]:
     if part.type == "refusal" and part.refusal is not UNSET:
         return {"type": "text", "text": part.refusal}
     if part.type not in ("text", "image_url", "input_audio"):
-        raise unsupported(f"{path}[{index}].type", part.type[:40])
-    value = required(getattr(part, part.type), f"{path}[{index}].{part.type}")
+        raise decoding.unsupported(f"{path}[{index}].type", part.type[:40])
+    value = decoding.required(getattr(part, part.type), f"{path}[{index}].{part.type}")
     return {"type": part.type, part.type: msgspec.to_builtins(value)}

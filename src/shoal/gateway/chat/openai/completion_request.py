@@ -9,11 +9,7 @@ from msgspec import UNSET, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
-from shoal.gateway.chat.inputs import (
-    BODY_VALUES_MAX,
-    RawTextOrTokens,
-    decode_text_or_tokens,
-)
+from shoal.gateway.chat import inputs
 from shoal.gateway.chat.job_answers import GenerationRequest
 from shoal.gateway.chat.openai.chat_request import StreamOptions
 from shoal.gateway.chat.options import (
@@ -23,14 +19,7 @@ from shoal.gateway.chat.options import (
     requested_options,
     stop_strings,
 )
-from shoal.gateway.http.decoding import (
-    EndUser,
-    ModelName,
-    Temperature,
-    TokenCount,
-    decode,
-    end_user,
-)
+from shoal.gateway.http import decoding
 
 PROMPTS_MAX = 128  # prompts in one request
 
@@ -40,14 +29,14 @@ class CompletionBody(msgspec.Struct, frozen=True):
 
     # Its other options are added from the table ``COMPLETION_OPTIONS``.
 
-    model: ModelName
-    prompt: RawTextOrTokens
-    max_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
+    model: decoding.ModelName
+    prompt: inputs.RawTextOrTokens
+    max_tokens: decoding.TokenCount | None = None
+    temperature: decoding.Temperature | None = None
     stop: StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: EndUser | UnsetType = UNSET
+    user: decoding.EndUser | UnsetType = UNSET
 
 
 CreateCompletion = body_type("CreateCompletion", CompletionBody, COMPLETION_OPTIONS)
@@ -61,7 +50,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: CompletionBody = decode(_decoder, data, BODY_VALUES_MAX)
+    body: CompletionBody = decoding.decode(_decoder, data, inputs.BODY_VALUES_MAX)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
     options |= extra_options(data, CreateCompletion)
     _check_best_of(options, streamed=bool(body.stream))
@@ -76,7 +65,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
         ),
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),
-        end_user=end_user(body.user),
+        end_user=decoding.end_user(body.user),
     )
 
 
@@ -98,7 +87,7 @@ def _check_best_of(options: dict[str, JSON], *, streamed: bool) -> None:
 
 def _prompt(raw: msgspec.Raw) -> JSON:
     """Decode the prompt; a list of one text is that text."""
-    prompt = decode_text_or_tokens(raw, "prompt", PROMPTS_MAX)
+    prompt = inputs.decode_text_or_tokens(raw, "prompt", PROMPTS_MAX)
     if not isinstance(prompt, str) and len(prompt) == 1 and isinstance(prompt[0], str):
         return prompt[0]
     return prompt

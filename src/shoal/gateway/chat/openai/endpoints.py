@@ -16,11 +16,7 @@ from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.chat.inputs import LARGE_ANSWER
 from shoal.gateway.chat.job_answers import answer, answer_inputs, stored_end
-from shoal.gateway.chat.openai.answers import (
-    ChatCompletion,
-    TextCompletion,
-    answer_form,
-)
+from shoal.gateway.chat.openai import answers, embeddings, rerank, transcription
 from shoal.gateway.chat.openai.chat_request import (
     CreateChatCompletion,
     decode_chat_request,
@@ -28,24 +24,6 @@ from shoal.gateway.chat.openai.chat_request import (
 from shoal.gateway.chat.openai.completion_request import (
     CreateCompletion,
     decode_completion_request,
-)
-from shoal.gateway.chat.openai.embeddings import (
-    CreateEmbedding,
-    CreateEmbeddingResponse,
-    decode_embedding_request,
-    encode_embeddings,
-)
-from shoal.gateway.chat.openai.rerank import (
-    CreateRerank,
-    CreateRerankResponse,
-    decode_rerank_request,
-    encode_ranking,
-)
-from shoal.gateway.chat.openai.transcription import (
-    AUDIO_MAX,
-    TranscriptionAnswer,
-    decode_transcription_request,
-    encode_transcription,
 )
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -61,7 +39,7 @@ api = Operations()
     "Create a chat completion",
     Scope.USE,
     by_calls=True,
-    answer=ChatCompletion,
+    answer=answers.ChatCompletion,
     body=CreateChatCompletion,
     streams=SSE_TYPE,
 )
@@ -69,7 +47,7 @@ async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_chat_request)
-    form = answer_form(asked.work, include_usage=asked.include_usage)
+    form = answers.answer_form(asked.work, include_usage=asked.include_usage)
     return await answer(gateway, request, caller, asked, form, field="messages")
 
 
@@ -78,7 +56,7 @@ async def create_chat_completion(
     "Fetch a chat completion",
     Scope.READ,
     by_calls=True,
-    answer=ChatCompletion,
+    answer=answers.ChatCompletion,
 )
 async def show_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -91,7 +69,7 @@ async def show_chat_completion(
     "Create a text completion",
     Scope.USE,
     by_calls=True,
-    answer=TextCompletion,
+    answer=answers.TextCompletion,
     body=CreateCompletion,
     streams=SSE_TYPE,
 )
@@ -99,7 +77,7 @@ async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_completion_request)
-    form = answer_form(asked.work, include_usage=asked.include_usage)
+    form = answers.answer_form(asked.work, include_usage=asked.include_usage)
     return await answer(gateway, request, caller, asked, form, field="prompt")
 
 
@@ -108,7 +86,7 @@ async def create_completion(
     "Fetch a text completion",
     Scope.READ,
     by_calls=True,
-    answer=TextCompletion,
+    answer=answers.TextCompletion,
 )
 async def show_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -121,13 +99,15 @@ async def show_completion(
     "Create embeddings",
     Scope.USE,
     by_calls=True,
-    answer=CreateEmbeddingResponse,
-    body=CreateEmbedding,
+    answer=embeddings.CreateEmbeddingResponse,
+    body=embeddings.CreateEmbedding,
 )
 async def create_embeddings(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_embedding_request)
+    asked = await gateway.bodies.decode(
+        request, caller.name, embeddings.decode_embedding_request
+    )
     texts: list[str] = []
     if asked.tokens:
         texts = await gateway.token_texts.decode(asked.tokens, "input")
@@ -136,9 +116,9 @@ async def create_embeddings(
         gateway, request, caller, work, field="input", end_user=asked.end_user
     )
     if len(outcome.choices) <= LARGE_ANSWER:
-        return json_bytes_response(encode_embeddings(asked, outcome, usage))
+        return json_bytes_response(embeddings.encode_embeddings(asked, outcome, usage))
     return json_bytes_response(
-        await asyncio.to_thread(encode_embeddings, asked, outcome, usage)
+        await asyncio.to_thread(embeddings.encode_embeddings, asked, outcome, usage)
     )
 
 
@@ -147,17 +127,19 @@ async def create_embeddings(
     "Rank documents",
     Scope.USE,
     by_calls=True,
-    answer=CreateRerankResponse,
-    body=CreateRerank,
+    answer=rerank.CreateRerankResponse,
+    body=rerank.CreateRerank,
 )
 async def create_rerank(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_rerank_request)
+    asked = await gateway.bodies.decode(
+        request, caller.name, rerank.decode_rerank_request
+    )
     job_id, outcome, usage = await answer_inputs(
         gateway, request, caller, asked.work, field="documents"
     )
-    return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
+    return json_bytes_response(rerank.encode_ranking(job_id, asked, outcome, usage))
 
 
 @api.post(
@@ -165,18 +147,20 @@ async def create_rerank(
     "Transcribe speech",
     Scope.USE,
     by_calls=True,
-    answer=TranscriptionAnswer,
+    answer=transcription.TranscriptionAnswer,
 )
 async def create_transcription(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    form, audio = await gateway.bodies.receive_form(request, caller.name, AUDIO_MAX)
-    decode = partial(decode_transcription_request, form)
+    form, audio = await gateway.bodies.receive_form(
+        request, caller.name, transcription.AUDIO_MAX
+    )
+    decode = partial(transcription.decode_transcription_request, form)
     asked = await gateway.bodies.decode_bytes(audio, caller.name, decode)
     _, outcome, usage = await answer_inputs(
         gateway, request, caller, asked.work, field="prompt"
     )
-    encoded = encode_transcription(asked.answer_format, outcome, usage)
+    encoded = transcription.encode_transcription(asked.answer_format, outcome, usage)
     return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
 
 
@@ -200,5 +184,5 @@ async def _show_result(
     if isinstance(end, ShoalError):
         raise end
     return json_bytes_response(
-        answer_form(work).encode(job_id, end, int(stored.submitted_at))
+        answers.answer_form(work).encode(job_id, end, int(stored.submitted_at))
     )

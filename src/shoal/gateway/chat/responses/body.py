@@ -12,25 +12,12 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from shoal.domain.errors import StoreError
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import Chat
-from shoal.gateway.chat.messages import (
-    CALL_ID_MAX,
-    FUNCTION_NAME_MAX,
-    MESSAGES_MAX,
-    TOOLS_MAX,
-    Message,
-)
+from shoal.gateway.chat import messages
 from shoal.gateway.chat.options import StopStrings, body_type
-from shoal.gateway.http.decoding import (
-    FreeObject,
-    Ignored,
-    Metadata,
-    ModelName,
-    Temperature,
-    TokenCount,
-)
+from shoal.gateway.http import decoding
 
-Id = Annotated[str, Meta(max_length=CALL_ID_MAX)]
-Name = Annotated[str, Meta(max_length=FUNCTION_NAME_MAX)]
+Id = Annotated[str, Meta(max_length=messages.CALL_ID_MAX)]
+Name = Annotated[str, Meta(max_length=messages.FUNCTION_NAME_MAX)]
 Word = Annotated[str, Meta(max_length=64)]
 
 
@@ -75,7 +62,7 @@ class ResponseFunction(msgspec.Struct, frozen=True):
     type: Word
     name: Name | None = None
     description: str | None = None
-    parameters: FreeObject | UnsetType = UNSET
+    parameters: decoding.FreeObject | UnsetType = UNSET
     strict: bool | None = None
 
 
@@ -90,13 +77,13 @@ class ResponseToolChoice(msgspec.Struct, frozen=True):
     type: Word
     name: Name | None = None
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[AllowedFunction], Meta(max_length=TOOLS_MAX)] = []
+    tools: Annotated[list[AllowedFunction], Meta(max_length=messages.TOOLS_MAX)] = []
 
 
 class ResponseTextFormat(msgspec.Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
-    schema: FreeObject | UnsetType = UNSET
+    schema: decoding.FreeObject | UnsetType = UNSET
     description: str | None = None
     strict: bool | None = None
 
@@ -116,19 +103,21 @@ class ResponseBody(msgspec.Struct, frozen=True):
 
     # Its other options are added from the table ``CHAT_OPTIONS``.
 
-    model: ModelName
-    input: str | Annotated[list[RawItem], Meta(max_length=MESSAGES_MAX)]
+    model: decoding.ModelName
+    input: str | Annotated[list[RawItem], Meta(max_length=messages.MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: Id | None = None
-    max_output_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
+    max_output_tokens: decoding.TokenCount | None = None
+    temperature: decoding.Temperature | None = None
     stop: StopStrings | None = None
-    tools: Annotated[list[ResponseFunction], Meta(max_length=TOOLS_MAX)] | None = None
+    tools: (
+        Annotated[list[ResponseFunction], Meta(max_length=messages.TOOLS_MAX)] | None
+    ) = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     text: ResponseTextConfig | None = None
     reasoning: ResponseReasoningConfig | None = None
     include: Annotated[list[Word], Meta(max_length=64)] | None = None
-    metadata: Metadata | None = None
+    metadata: decoding.Metadata | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -137,7 +126,7 @@ class ResponseBody(msgspec.Struct, frozen=True):
     safety_identifier: Id | None = None
     prompt_cache_key: str | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
-    stream_options: Ignored | UnsetType = UNSET
+    stream_options: decoding.Ignored | UnsetType = UNSET
     # Untyped: what matters is only whether they ask for something.
     conversation: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
@@ -193,7 +182,7 @@ class ResponseFields(msgspec.Struct, frozen=True, omit_defaults=True):
         content = chat.messages[0].get("content")
         return content if isinstance(content, str) else None
 
-    def input_of(self, chat: Chat) -> Sequence[Message]:
+    def input_of(self, chat: Chat) -> Sequence[messages.Message]:
         """Return the messages of a response without its instructions."""
         return chat.messages[int(self.instructed) :]
 

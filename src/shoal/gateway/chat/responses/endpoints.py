@@ -20,13 +20,7 @@ from shoal.domain.job import Job
 from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
-from shoal.gateway.chat.job_answers import (
-    AnswerForm,
-    answer_moderator,
-    answer_whole,
-    check_work,
-    stream_answer,
-)
+from shoal.gateway.chat import job_answers
 from shoal.gateway.chat.responses.body import CreateResponse, ResponseInputItem
 from shoal.gateway.chat.responses.events import NUMBERS_PER_START, ResponseEventEncoder
 from shoal.gateway.chat.responses.request import (
@@ -42,20 +36,11 @@ from shoal.gateway.chat.responses.stored_responses import (
     storable,
 )
 from shoal.gateway.context import Gateway
+from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import (
-    SSE_KEEPALIVE,
-    SSE_TYPE,
-    ClientGone,
-    encode_json,
-    forward_pieces,
-    json_bytes_response,
-    stream_headers,
-    write,
-)
 from shoal.gateway.jobs.job_options import build_job
 from shoal.pool.lifecycle import JobState
 
@@ -105,7 +90,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     answer=ResponseObject,
     body=CreateResponse,
     parts=(ResponseInputItem,),
-    streams=SSE_TYPE,
+    streams=responses.SSE_TYPE,
 )
 async def create_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller
@@ -114,7 +99,7 @@ async def create_response(
     decode = partial(decode_response_request, created=created)
     asked = storable(caller, await gateway.bodies.decode(request, caller.name, decode))
     chat = await chat_of(gateway, caller, asked)
-    check_work(gateway, caller.name, chat, "input")
+    job_answers.check_work(gateway, caller.name, chat, "input")
     job = build_job(
         *(gateway, request, chat, caller),
         session=asked.fields.prompt_cache_key or "",
@@ -133,8 +118,8 @@ async def create_response(
         return await _run_in_background(gateway, request, caller, job, asked)
     form = _answer_form(asked, job)
     if asked.stream:
-        return await stream_answer(gateway, request, caller, job, form)
-    return await answer_whole(gateway, request, caller, job, form)
+        return await job_answers.stream_answer(gateway, request, caller, job, form)
+    return await job_answers.answer_whole(gateway, request, caller, job, form)
 
 
 @api.get(
@@ -143,7 +128,7 @@ async def create_response(
     Scope.READ,
     by_calls=True,
     answer=ResponseObject,
-    streams=SSE_TYPE,
+    streams=responses.SSE_TYPE,
 )
 async def show_response(
     gateway: Gateway, request: web.Request, caller: ApiCaller, query: ResponseQuery
@@ -174,7 +159,7 @@ async def delete_response(
             "the response is of a batch that has not ended: delete it after the batch"
         )
     deleted = DeletedResponse(request.match_info["id"])
-    return json_bytes_response(encode_json(deleted))
+    return responses.json_bytes_response(responses.encode_json(deleted))
 
 
 @api.post(
@@ -220,7 +205,7 @@ async def list_input_items(
         page[-1]["id"] if page else None,
         len(items) > len(page),
     )
-    return json_bytes_response(encode_json(listed))
+    return responses.json_bytes_response(responses.encode_json(listed))
 
 
 async def _requested_response(
@@ -253,9 +238,9 @@ async def _run_in_background(
     return _shown(accepted)
 
 
-def _answer_form(asked: ResponseRequest, job: Job) -> AnswerForm:
-    return AnswerForm(
-        lambda job_id, outcome, _: encode_json(
+def _answer_form(asked: ResponseRequest, job: Job) -> job_answers.AnswerForm:
+    return job_answers.AnswerForm(
+        lambda job_id, outcome, _: responses.encode_json(
             _draft(asked, job, job_id).answered(outcome)
         ),
         lambda job_id, _: ResponseEventEncoder(_draft(asked, job, job_id)),
@@ -270,7 +255,7 @@ def _draft(asked: ResponseRequest, job: Job, job_id: JobId) -> ResponseDraft:
 
 
 def _shown(found: StoredResponse) -> web.Response:
-    return json_bytes_response(encode_json(found.show()))
+    return responses.json_bytes_response(responses.encode_json(found.show()))
 
 
 async def stream_response(
@@ -295,18 +280,18 @@ async def stream_response(
             "starting_after",
         )
     encoder = ResponseEventEncoder(found.draft, starts=starts, after=after)
-    response = web.StreamResponse(headers=stream_headers())
+    response = web.StreamResponse(headers=responses.stream_headers())
     try:
         with gateway.hub.observe_job(job_id) as reader:
             await response.prepare(request)
             # What has begun is shown at once: the client learns the response's id.
-            await write(request, response, encoder.encode(()))
+            await responses.write(request, response, encoder.encode(()))
             if reader is not None:
                 last = await _follow(gateway, request, response, found, reader, encoder)
             else:
                 last = await _ended(gateway, request, caller, found, encoder)
-        await write(request, response, last, last=True)
-    except ClientGone:
+        await responses.write(request, response, last, last=True)
+    except responses.ClientGone:
         record_of(request).error = "client_gone"
     return response
 
@@ -320,13 +305,13 @@ async def _follow(
     encoder: ResponseEventEncoder,
 ) -> bytes:
     """Write what a job writes; return the end of the stream."""
-    whole = await forward_pieces(
+    whole = await responses.forward_pieces(
         request,
         response,
         reader,
         encoder.encode,
-        keepalive=lambda early: b"" if early else SSE_KEEPALIVE,
-        watch=answer_moderator(gateway, found.owner),
+        keepalive=lambda early: b"" if early else responses.SSE_KEEPALIVE,
+        watch=job_answers.answer_moderator(gateway, found.owner),
     )
     if not whole:
         gateway.hub.cancel(reader.job_id, BLOCKED)

@@ -27,17 +27,7 @@ from shoal.gateway.chat.parts import (
     PartKind,
     PartReader,
 )
-from shoal.gateway.chat.responses.response_object import (
-    FunctionCallItem,
-    OutputItem,
-    OutputMessage,
-    ReasoningItem,
-    ResponseDraft,
-    ResponseObject,
-    ResponseStatus,
-    incomplete_reason,
-    item_id,
-)
+from shoal.gateway.chat.responses import response_object
 from shoal.gateway.http.errors import error_report
 from shoal.gateway.http.responses import encode_event_text, encode_json
 
@@ -104,13 +94,13 @@ class ResponseEventEncoder:
     """
 
     def __init__(
-        self, draft: ResponseDraft, *, starts: int = 0, after: int = -1
+        self, draft: response_object.ResponseDraft, *, starts: int = 0, after: int = -1
     ) -> None:
         self._draft = draft
         self._next = starts * NUMBERS_PER_START
         self._after = after
         self._reader = PartReader(draft.call_prefix)
-        self._items: list[OutputItem] = []
+        self._items: list[response_object.OutputItem] = []
         self._logprobs = LogprobQueue()
         self._created = self._progressing = False
         self._events = EVENTS[PartKind.TEXT]  # of the open part
@@ -130,9 +120,11 @@ class ResponseEventEncoder:
         begin = self._begin() + self._progress()
         if not self._reader.parts:
             self._logprobs.read_outcome(outcome)
-        reason = incomplete_reason(outcome)
+        reason = response_object.incomplete_reason(outcome)
         parts = self._parts(self._reader.end(outcome), complete=reason is None)
-        status: ResponseStatus = "completed" if reason is None else "incomplete"
+        status: response_object.ResponseStatus = (
+            "completed" if reason is None else "incomplete"
+        )
         response = self._draft.response(status, self._items, outcome=outcome)
         return begin + parts + self._response_event(status, response)
 
@@ -251,14 +243,16 @@ class ResponseEventEncoder:
 
     def _place(self, index: int, kind: PartKind) -> dict[str, Any]:
         place: dict[str, Any] = {
-            "item_id": item_id(self._draft.job_id, index, kind),
+            "item_id": response_object.item_id(self._draft.job_id, index, kind),
             "output_index": index,
         }
         if self._events.index:
             place[self._events.index] = 0
         return place
 
-    def _response_event(self, what: str, response: ResponseObject) -> bytes:
+    def _response_event(
+        self, what: str, response: response_object.ResponseObject
+    ) -> bytes:
         return self._event(f"response.{what}", response=response)
 
     def _event(self, type_: str, **fields: object) -> bytes:
@@ -270,23 +264,23 @@ class ResponseEventEncoder:
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), encode_json(data))
 
 
-def _content(item: OutputItem) -> object:
+def _content(item: response_object.OutputItem) -> object:
     """Return the only part within an item."""
     match item:
-        case OutputMessage():
+        case response_object.OutputMessage():
             return item.content[0]
-        case ReasoningItem():
+        case response_object.ReasoningItem():
             return [*item.summary, *item.content][0]
-        case FunctionCallItem():
+        case response_object.FunctionCallItem():
             return None
 
 
-def _emptied(item: OutputItem) -> object:
+def _emptied(item: response_object.OutputItem) -> object:
     """Return an item without the part that is added to it next."""
     match item:
-        case OutputMessage():
+        case response_object.OutputMessage():
             return msgspec.structs.replace(item, content=[])
-        case ReasoningItem():
+        case response_object.ReasoningItem():
             return msgspec.structs.replace(item, summary=[], content=[])
-        case FunctionCallItem():
+        case response_object.FunctionCallItem():
             return item

@@ -28,11 +28,7 @@ from shoal.gateway.chat.messages import (
     unreadable,
 )
 from shoal.gateway.chat.parts import Part, PartKind
-from shoal.gateway.chat.responses.body import (
-    ItemKind,
-    ResponseInputItem,
-    ResponseInputPart,
-)
+from shoal.gateway.chat.responses import body
 from shoal.gateway.http.decoding import (
     decode_field,
     decode_value,
@@ -84,8 +80,8 @@ InputItem: TypeAlias = ChatItem | ItemReference
 """An item as a request has it: also a reference to a part."""
 
 
-_kinds = msgspec.json.Decoder(ItemKind)
-_items = msgspec.json.Decoder(ResponseInputItem)
+_kinds = msgspec.json.Decoder(body.ItemKind)
+_items = msgspec.json.Decoder(body.ResponseInputItem)
 
 
 def decode_item(raw: Raw, path: str) -> Sequence[InputItem]:
@@ -217,7 +213,7 @@ def _call_part(call: Mapping[str, JSON]) -> Part:
     )
 
 
-def _decode_message(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
+def _decode_message(item: body.ResponseInputItem, path: str) -> Sequence[InputItem]:
     role = required(item.role, f"{path}.role")
     content = item.content if item.content is not None else ""
     if role == "assistant":
@@ -242,7 +238,7 @@ def _decode_message(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
 
 
 def _assistant_parts(
-    content: str | Sequence[ResponseInputPart], path: str
+    content: str | Sequence[body.ResponseInputPart], path: str
 ) -> Iterator[Part]:
     if isinstance(content, str):
         yield Part(PartKind.TEXT, content)
@@ -257,13 +253,13 @@ def _assistant_parts(
             yield Part(PartKind.TEXT, server_step(part.type, part.text))
 
 
-def _decode_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
+def _decode_part(part: body.ResponseInputPart, path: str) -> Mapping[str, JSON]:
     if part.type == "input_image":
         return image_part(required(part.image_url, f"{path}.image_url"), part.detail)
     return text_part(_text(part, path))
 
 
-def _decode_output(item: ResponseInputItem, path: str) -> Sequence[ChatItem]:
+def _decode_output(item: body.ResponseInputItem, path: str) -> Sequence[ChatItem]:
     call_id, output = required(item.call_id, f"{path}.call_id"), item.output
     if output is None or isinstance(output, str):
         return [tool_result(call_id, required(output, f"{path}.output"))]
@@ -277,7 +273,7 @@ def _decode_output(item: ResponseInputItem, path: str) -> Sequence[ChatItem]:
     return [message, ResultImages(shown)] if shown else [message]
 
 
-def _output_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
+def _output_part(part: body.ResponseInputPart, path: str) -> Mapping[str, JSON]:
     """Return a part of a function's output.
 
     A program has put it there: an error would refuse its conversation for ever.
@@ -287,7 +283,7 @@ def _output_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
     return text_part(unreadable(part.type))
 
 
-def _reasoning_text(item: ResponseInputItem) -> str:
+def _reasoning_text(item: body.ResponseInputItem) -> str:
     """Return the text of reasoning, or else that of its summary."""
     content = item.content
     if isinstance(content, str):
@@ -296,7 +292,7 @@ def _reasoning_text(item: ResponseInputItem) -> str:
     return "".join(texts) or "\n\n".join(part.text or "" for part in item.summary or ())
 
 
-def _text(part: ResponseInputPart, path: str) -> str:
+def _text(part: body.ResponseInputPart, path: str) -> str:
     if part.type not in TEXT_PARTS:
         raise unsupported(f"{path}.type", part.type[:40])
     return required(part.text, f"{path}.text")

@@ -40,14 +40,7 @@ from shoal.gateway.chat.responses.items import (
     decode_item,
     messages_of,
 )
-from shoal.gateway.http.decoding import (
-    decode,
-    decode_object,
-    is_given,
-    is_requested,
-    missing,
-    unsupported,
-)
+from shoal.gateway.http import decoding
 
 UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
     "conversation": (),
@@ -127,7 +120,7 @@ def decode_response_request(data: bytes, created: int) -> ResponseRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: ResponseBody = decode(_decoder, data)
+    body: ResponseBody = decoding.decode(_decoder, data)
     _check_supported(body)
     body, left_out = _without_left_out(body)
     options = {**_options(body), **foreign_options(data, CreateResponse)}
@@ -179,10 +172,10 @@ def _without_left_out(body: ResponseBody) -> tuple[ResponseBody, Sequence[str]]:
 
 def _check_supported(body: ResponseBody) -> None:
     for field, harmless in UNSUPPORTED.items():
-        if is_requested(getattr(body, field), harmless):
-            raise unsupported(field)
+        if decoding.is_requested(getattr(body, field), harmless):
+            raise decoding.unsupported(field)
     if body.truncation == "auto":
-        raise unsupported("truncation", body.truncation)
+        raise decoding.unsupported("truncation", body.truncation)
     if body.background and body.store is False:
         raise InvalidRequest("background: needs store to be true", "background")
 
@@ -212,7 +205,7 @@ def _tool_options(body: ResponseBody, parallel: JSON) -> Mapping[str, JSON]:
     allowed = _allowed(choice)
     if isinstance(choice, ResponseToolChoice):
         if allowed is None and choice.type != "function":
-            raise unsupported("tool_choice.type", choice.type[:40])
+            raise decoding.unsupported("tool_choice.type", choice.type[:40])
         for name in [choice.name or ""] if allowed is None else allowed:
             check_chosen(name, names)
     if not tools:
@@ -252,7 +245,9 @@ def _allowed(choice: str | ResponseToolChoice | None) -> list[str] | None:
         return None
     for index, tool in enumerate(choice.tools):
         if tool.type != "function":
-            raise unsupported(f"tool_choice.tools[{index}].type", tool.type[:40])
+            raise decoding.unsupported(
+                f"tool_choice.tools[{index}].type", tool.type[:40]
+            )
     names = [tool.name or "" for tool in choice.tools]
     if not names:
         field = "tool_choice.tools"
@@ -262,9 +257,9 @@ def _allowed(choice: str | ResponseToolChoice | None) -> list[str] | None:
 
 def _function_name(tool: ResponseFunction, index: int) -> str:
     if tool.type != "function":
-        raise unsupported(f"tools[{index}].type", tool.type[:40])
+        raise decoding.unsupported(f"tools[{index}].type", tool.type[:40])
     if not tool.name:
-        raise missing(f"tools[{index}].name")
+        raise decoding.missing(f"tools[{index}].name")
     return tool.name
 
 
@@ -272,11 +267,11 @@ def _format(format: ResponseTextFormat) -> JSON:
     """Return the format as a chat has it; None for plain text."""
     given = format.schema
     path = "text.format.schema"
-    decoded = decode_object(given, path) if is_given(given) else None
+    decoded = decoding.decode_object(given, path) if decoding.is_given(given) else None
     if format.type != "json_schema":
         return None if format.type == "text" else {"type": format.type}
     if not format.name:
-        raise missing("text.format.name")
+        raise decoding.missing("text.format.name")
     schema: dict[str, JSON] = {"name": format.name}
     if format.description is not None:
         schema["description"] = format.description
