@@ -1,6 +1,7 @@
 """Timers that enforce jobs' time limits."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from shoal.coordinator.answer import Answer
 from shoal.domain.ids import JobId
@@ -11,21 +12,16 @@ from shoal.pool.state import PoolState
 from shoal.transports.clock import Clock, Timer
 
 
+@dataclass(slots=True, eq=False)
 class Deadlines:
     """A timer for each open job, set to the limit that it may reach next."""
 
-    def __init__(
-        self,
-        pool: PoolState,
-        answers: Mapping[JobId, Answer],
-        clock: Clock,
-        post: Callable[[HubInput], None],
-    ) -> None:
-        self._pool = pool
-        self._answers = answers
-        self._clock = clock
-        self._post = post
-        self._timers: dict[JobId, tuple[float, Timer]] = {}  # due time and timer
+    _pool: PoolState
+    _answers: Mapping[JobId, Answer]
+    _clock: Clock
+    _post: Callable[[HubInput], None]
+    # The due times, and the timers.
+    _timers: dict[JobId, tuple[float, Timer]] = field(default_factory=dict)
 
     def check(self, job_id: JobId) -> None:
         """Check a job's limits now, and again when the next may be reached."""

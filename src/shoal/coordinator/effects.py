@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from shoal.coordinator.answer import UnusableOutput
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -26,6 +27,7 @@ from shoal.pool.state import PoolState
 log = logging.getLogger("shoal.coordinator")
 
 
+@dataclass(slots=True, eq=False)
 class Effects:
     """Sends workers their commands and clients their results.
 
@@ -35,26 +37,14 @@ class Effects:
     Effects follow a whole batch: the pool is as all facts of the batch have left it.
     """
 
-    def __init__(
-        self,
-        pool: PoolState,
-        answers: OpenAnswers,
-        connections: WorkerConnections,
-        deadlines: Deadlines,
-        blobs: BlobTransfer,
-        grants: CallGrants,
-        post: Callable[[HubInput], None],
-        *,
-        traced: bool = False,
-    ) -> None:
-        self._pool = pool
-        self._answers = answers
-        self._connections = connections
-        self._deadlines = deadlines
-        self._blobs = blobs
-        self._grants = grants
-        self._post = post
-        self._traced = traced
+    _pool: PoolState
+    _answers: OpenAnswers
+    _connections: WorkerConnections
+    _deadlines: Deadlines
+    _blobs: BlobTransfer
+    _grants: CallGrants
+    _post: Callable[[HubInput], None]
+    _traced: bool
 
     def apply(self, fact: facts.Fact, revoked: Iterable[Revocation]) -> None:
         """Carry out ``fact``, and cancel revoked leases at their workers."""

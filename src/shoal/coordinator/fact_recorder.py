@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.store_health import StoreHealth
@@ -14,6 +15,7 @@ from shoal.transports.clock import Clock
 RECORD_WITHIN = 0.25  # seconds
 
 
+@dataclass(slots=True, eq=False)
 class FactRecorder:
     """Stores facts with their ledger entries.
 
@@ -22,22 +24,14 @@ class FactRecorder:
     ``commit_seconds`` counts the commits by their time, repetitions included.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        bookkeeper: Bookkeeper,
-        health: StoreHealth,
-        clock: Clock,
-        wake: Callable[[], None],
-    ) -> None:
-        self.commit_seconds = Histogram(SECONDS_SHORT)
-        self._store = store
-        self._bookkeeper = bookkeeper
-        self._health = health
-        self._clock = clock
-        self._wake = wake
-        self._waiting: list[RecordedFact] = []
-        self._record_by = math.inf
+    _store: Store
+    _bookkeeper: Bookkeeper
+    _health: StoreHealth
+    _clock: Clock
+    _wake: Callable[[], None]
+    commit_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_SHORT))
+    _waiting: list[RecordedFact] = field(default_factory=list)
+    _record_by: float = math.inf
 
     @property
     def is_due(self) -> bool:

@@ -138,7 +138,7 @@ class Hub:
             clock,
             self.post,
             self._mailbox.has_room,
-            hedges=hedge_after is not None,
+            hedge_after is not None,
         )
         self._deadlines = Deadlines(self.pool, self._answers, clock, self.post)
         self._effects = Effects(
@@ -149,7 +149,7 @@ class Hub:
             self.blobs,
             self.grants,
             self.post,
-            traced=traced,
+            traced,
         )
         self._listeners: list[Callable[[Fact], None]] = [FactLog().on_fact]
         self._room_listeners: list[Callable[[], None]] = []

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
 from shoal.coordinator.connections import WorkerConnections, WorkerRegistration
@@ -100,39 +100,33 @@ def _bounded(load: WorkerLoad) -> WorkerLoad:
     )
 
 
+@dataclass(slots=True, eq=False)
 class WorkerEvents:
     """Receives events of all workers, and posts inputs to the hub.
 
     The hub learns of a first output a moment later, or with the end that comes before
     that: most answers are short, and a fact for each of them costs as much as a lease.
     ``hedges``: it learns it at once, since that decides between two workers.
+
+    ``has_room`` says whether there is room for what a worker sends; None: for another
+    worker.  ``health`` is that of workers' machines, if they report it.
     """
 
-    def __init__(
-        self,
-        pool: PoolState,
-        answers: Mapping[JobId, Answer],
-        workers: WorkerConnections,
-        clock: Clock,
-        post: Callable[[HubMail], None],
-        has_room: Callable[[WorkerId | None], bool],
-        *,
-        hedges: bool = False,
-    ) -> None:
-        self.health: dict[WorkerId, MachineHealth] = {}
-        """The health of workers' machines, if they report it."""
+    _pool: PoolState
+    _answers: Mapping[JobId, Answer]
+    _workers: WorkerConnections
+    _clock: Clock
+    _post: Callable[[HubMail], None]
+    _has_room: Callable[[WorkerId | None], bool]
+    _hedges: bool
+    health: dict[WorkerId, MachineHealth] = field(default_factory=dict)
+    _load_reports: LoadReports = field(init=False)
+    _timer: Timer | None = None  # for those that have begun
+    # The first outputs that the hub does not know, and their monotonic times.
+    _begun: dict[JobId, tuple[LeaseNumber, float]] = field(default_factory=dict)
 
-        self._pool = pool
-        self._answers = answers
-        self._workers = workers
-        self._clock = clock
-        self._post = post
-        self._has_room = has_room  # for what a worker sends; None: for another worker
-        self._load_reports = LoadReports(clock, post)
-        self._hedges = hedges
-        self._timer: Timer | None = None  # for those that have begun
-        self._begun: dict[JobId, tuple[LeaseNumber, float]] = {}
-        """The first outputs that the hub does not know, and their monotonic times."""
+    def __post_init__(self) -> None:
+        self._load_reports = LoadReports(self._clock, self._post)
 
     def on_event(self, connection: WorkerRegistration, event: words.Event) -> None:
         """Process an event from a connection."""

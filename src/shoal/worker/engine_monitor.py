@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from shoal.domain.errors import Unavailable
 from shoal.domain.worker import ServedModel
@@ -15,6 +16,7 @@ CHECK_TIMEOUT = 10.0  # seconds for the engine to answer
 TIMEOUTS_MAX = 2  # consecutive checks that a busy engine may leave unanswered
 
 
+@dataclass(slots=True, eq=False)
 class EngineMonitor:
     """Checks one engine periodically, and after it refused a job.
 
@@ -24,18 +26,12 @@ class EngineMonitor:
         load: starts the engine, which takes long; None: it is started.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        report: Callable[[WorkerEvent], None],
-        load: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self.engine = engine
-        self.unavailable_reason: str | None = None
-        self._load = load
-        self._report = report
-        self._check_requested = asyncio.Event()
-        self._timeouts = 0  # consecutive checks without an answer
+    engine: Engine
+    _report: Callable[[WorkerEvent], None]
+    _load: Callable[[], Awaitable[None]] | None = None
+    unavailable_reason: str | None = None
+    _check_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _timeouts: int = 0  # consecutive checks without an answer
 
     @property
     def models(self) -> Sequence[ServedModel]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.domain.errors import ConfigError, Unavailable
@@ -34,6 +35,7 @@ class FunctionMembership(Protocol):
         """Accept no more calls, finish the running ones, and end ``run``."""
 
 
+@dataclass(slots=True, eq=False)
 class SeparateFunctionOffer:
     """Offers functions on a wire whose workers cannot change their offer.
 
@@ -46,19 +48,13 @@ class SeparateFunctionOffer:
         throttle: the owner's.
     """
 
-    def __init__(
-        self,
-        create_agent: Callable[[int], Agent],
-        slots: int,
-        throttle: OwnerThrottle,
-    ) -> None:
-        self._create_agent = create_agent
-        self._slots = slots
-        self._throttle = throttle
-        self._offered = 0  # slots
-        self._agent: Agent | None = None
-        self._leaving = False
-        self._changed = asyncio.Event()
+    _create_agent: Callable[[int], Agent]
+    _slots: int
+    _throttle: OwnerThrottle
+    _offered: int = 0  # slots
+    _agent: Agent | None = None
+    _leaving: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Offer the functions until ``leave`` or a final refusal."""
@@ -91,6 +87,7 @@ class SeparateFunctionOffer:
             self._agent.leave(self._throttle.why_paused or CHANGED)
 
 
+@dataclass(slots=True, eq=False)
 class FunctionOffers:
     """An offer of functions, withdrawn while the cluster is disconnected.
 
@@ -103,19 +100,15 @@ class FunctionOffers:
         report: receives the events unavailable and available.
     """
 
-    def __init__(
-        self,
-        caller: RemoteFunctionCaller,
-        connect: Callable[[], Awaitable[RemoteFunctionCaller]],
-        create_member: Callable[[RemoteFunctionCaller], FunctionMembership],
-        report: Callable[[WorkerEvent], None],
-    ) -> None:
-        self._caller = caller
-        self._connect = connect
-        self._create_member = create_member
-        self._report = report
-        self._member = create_member(caller)
-        self._leaving = asyncio.Event()
+    _caller: RemoteFunctionCaller
+    _connect: Callable[[], Awaitable[RemoteFunctionCaller]]
+    _create_member: Callable[[RemoteFunctionCaller], FunctionMembership]
+    _report: Callable[[WorkerEvent], None]
+    _member: FunctionMembership = field(init=False)
+    _leaving: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._member = self._create_member(self._caller)
 
     async def run(self) -> None:
         """Offer the functions until ``leave`` or a final refusal."""

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -217,6 +217,7 @@ BACKLOG_MAX = 256  # jobs that may wait for a slot
 log = logging.getLogger("shoal.worker")
 
 
+@dataclass(slots=True, eq=False)
 class RunningJobs:
     """Runs jobs, and reports their answers.
 
@@ -229,21 +230,13 @@ class RunningJobs:
             coordinator's.
     """
 
-    def __init__(
-        self,
-        find: FindModel,
-        send: Callable[[words.Event], Awaitable[None]],
-        on_ended: Callable[[], None],
-        tasks: asyncio.TaskGroup,
-        traces: JobTracer | None = None,
-    ) -> None:
-        self._traces = traces
-        self._find = find
-        self._send = send
-        self._on_ended = on_ended
-        self._tasks = tasks
-        self._running: dict[JobId, asyncio.Task[None]] = {}
-        self._returnable: dict[JobId, LeaseNumber] = {}
+    _find: FindModel
+    _send: Callable[[words.Event], Awaitable[None]]
+    _on_ended: Callable[[], None]
+    _tasks: asyncio.TaskGroup
+    _traces: JobTracer | None = None
+    _running: dict[JobId, asyncio.Task[None]] = field(default_factory=dict)
+    _returnable: dict[JobId, LeaseNumber] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)

@@ -7,7 +7,7 @@ once the coordinator has admitted the worker: a wrong token costs no minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
 from shoal.domain.worker import Offer, ServedModel
@@ -39,6 +39,7 @@ class ModelMembership:
         self.agent.leave(reason)
 
 
+@dataclass(slots=True, eq=False)
 class SeparateOffers:
     """Offers one engine's models to one coordinator, each by an agent of its own.
 
@@ -54,24 +55,16 @@ class SeparateOffers:
             these wires cannot say more.
     """
 
-    def __init__(
-        self,
-        monitor: EngineMonitor,
-        choose: Callable[[Sequence[ServedModel]], Sequence[ServedModel]],
-        create_agent: Callable[[ServedModel], Agent],
-        is_admitted: Callable[[ServedModel], Awaitable[bool]],
-        slots: EngineSlots,
-        throttle: OwnerThrottle,
-    ) -> None:
-        self._monitor = monitor
-        self._choose = choose
-        self._create_agent = create_agent
-        self._is_admitted = is_admitted
-        self._slots = slots
-        self._throttle = throttle
-        self._members: dict[str, ModelMembership] = {}
-        self._refused: set[str] = set()  # models that the coordinator refused for good
-        self._leaving = asyncio.Event()
+    _monitor: EngineMonitor
+    _choose: Callable[[Sequence[ServedModel]], Sequence[ServedModel]]
+    _create_agent: Callable[[ServedModel], Agent]
+    _is_admitted: Callable[[ServedModel], Awaitable[bool]]
+    _slots: EngineSlots
+    _throttle: OwnerThrottle
+    _members: dict[str, ModelMembership] = field(default_factory=dict)
+    # Models that the coordinator refused for good.
+    _refused: set[str] = field(default_factory=set)
+    _leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Offer models until ``leave`` or a final refusal.
