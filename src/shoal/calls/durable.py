@@ -18,7 +18,7 @@ from typing import Protocol
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.coordinator.answer import Answer
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_errors import error_of
 from shoal.coordinator.job_listener import EndedJob
@@ -198,7 +198,7 @@ class DurableCalls:
         return sum(self.cancel(each, reason) for each in list(known.calls))
 
     @contextmanager
-    def observe(self, job_id: JobId) -> Iterator[AnswerStream | None]:
+    def observe(self, job_id: JobId) -> Iterator[AnswerCursor | None]:
         """Read a call's result; None if the call is not open."""
         call = self._jobs.get(job_id)
         if call is None:

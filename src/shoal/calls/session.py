@@ -17,7 +17,7 @@ from shoal.calls.durable import DurableCalls
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.send_queue import SendQueue
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
@@ -112,7 +112,7 @@ class CallAccess(Protocol):
     def count_call(self) -> None:
         """Count a call as a request.  Raises KeyRevoked or RateLimited."""
 
-    def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
+    def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run a job, within the key's limits, for the length of the block."""
 
     def on_submitted(self, job_id: JobId) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.domain.errors import Cancelled, ShoalError
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import WorkerId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
+
+if TYPE_CHECKING:
+    from shoal.coordinator.answer import Answer
 
 JOIN_AT = (
     1024  # pieces after which texts are joined: a list slot costs more than a character
@@ -72,55 +75,6 @@ UNREAD_CEILING = 8 << 20  # characters at which it is slow at once
 SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 
 
-class AnswerStream(Protocol):
-    """One client's view of an answer."""
-
-    job_id: JobId
-
-    @property
-    def worker_id(self) -> WorkerId | None:
-        """The worker that answers, or answered last."""
-
-    @property
-    def attempts(self) -> int:
-        """How many workers got the job so far."""
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether the job was not accepted."""
-
-    async def read(self) -> list[AnswerPiece]:
-        """Wait for pieces and return them; an empty list at the end."""
-
-    async def outcome(self) -> Outcome:
-        """Wait for the end.  Raises the ShoalError that the job ended with."""
-
-    def on_requeue(self, call: Callable[[], None]) -> None:
-        """Call ``call`` whenever the job waits for another worker."""
-
-    def on_pieces(self, write: Callable[[Sequence[AnswerPiece]], bool]) -> None:
-        """Call ``write`` with pieces that come, while none are unread.
-
-        It returns whether it took them; others are there to be read.
-        """
-
-
-class AnswerSource(Protocol):
-    """What a cursor needs of its answer."""
-
-    job_id: JobId
-    worker_id: WorkerId | None
-    lease: LeaseNumber
-
-    refused: bool
-
-    @property
-    def end(self) -> Outcome | ShoalError | None: ...
-
-    def mark_read(self) -> None:
-        """Record that a client has read a part of the answer."""
-
-
 class AnswerCursor:
     """One reader's position in an answer; without ``asked`` it only observes.
 
@@ -129,7 +83,7 @@ class AnswerCursor:
     """
 
     def __init__(
-        self, answer: AnswerSource, so_far: list[AnswerPiece], *, asked: bool
+        self, answer: "Answer", so_far: list[AnswerPiece], *, asked: bool
     ) -> None:
         self.asked = asked
         self.job_id = answer.job_id
@@ -148,17 +102,21 @@ class AnswerCursor:
 
     @property
     def worker_id(self) -> WorkerId | None:
+        """The worker that answers, or answered last."""
         return self._answer.worker_id
 
     @property
     def attempts(self) -> int:
+        """How many workers got the job so far."""
         return self._answer.lease
 
     @property
     def was_refused(self) -> bool:
+        """Whether the job was not accepted."""
         return self._answer.refused
 
     async def read(self) -> list[AnswerPiece]:
+        """Wait for pieces and return them; an empty list at the end."""
         pieces = self._unread.drain()
         while not (pieces or self._answer.end or self._aborted):
             await self._woken()
@@ -170,6 +128,7 @@ class AnswerCursor:
         return pieces
 
     async def outcome(self) -> Outcome:
+        """Wait for the end.  Raises the ShoalError that the job ended with."""
         # A client that waits for the end reads nothing before it, so a successor may
         # give another answer.
         self._attentive = False
@@ -184,9 +143,14 @@ class AnswerCursor:
         raise end
 
     def on_requeue(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever the job waits for another worker."""
         self._on_requeue = call
 
     def on_pieces(self, write: Callable[[Sequence[AnswerPiece]], bool]) -> None:
+        """Call ``write`` with pieces that come, while none are unread.
+
+        It returns whether it took them; others are there to be read.
+        """
         self._write = write
 
     # For the answer.

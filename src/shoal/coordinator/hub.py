@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shoal.coordinator import open_answers
 from shoal.coordinator.answer import Answer
-from shoal.coordinator.answer_reader import AnswerCursor, AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.call_grants import CallGrants
@@ -268,7 +268,7 @@ class Hub:
         return reason or queue_rejection(self.pool, job, self._queue_max)
 
     @contextmanager
-    def observe_job(self, job_id: JobId) -> Iterator[AnswerStream | None]:
+    def observe_job(self, job_id: JobId) -> Iterator[AnswerCursor | None]:
         """Read an open job's answer without keeping the job alive.
 
         Yields None if the job is not open.

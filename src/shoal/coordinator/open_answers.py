@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from shoal.coordinator.answer import Answer
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
@@ -196,7 +196,7 @@ class CarriedJobs(Protocol):
     def cancel_all_of(self, owner: str, reason: str) -> int:
         """Cancel all open jobs of an owner; return their number."""
 
-    def observe(self, job_id: JobId) -> AbstractContextManager[AnswerStream | None]:
+    def observe(self, job_id: JobId) -> AbstractContextManager[AnswerCursor | None]:
         """Read a job's answer; None if the job is not open."""
 
     async def stored(self) -> None:
@@ -215,7 +215,7 @@ class NoCarriedJobs:
     def cancel_all_of(self, owner: str, reason: str) -> int:
         return 0
 
-    def observe(self, job_id: JobId) -> AbstractContextManager[AnswerStream | None]:
+    def observe(self, job_id: JobId) -> AbstractContextManager[AnswerCursor | None]:
         return nullcontext(None)
 
     async def stored(self) -> None:

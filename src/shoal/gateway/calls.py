@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 from shoal.calls.messages import decode_items
 from shoal.calls.send_queue import SendQueue
 from shoal.calls.session import CallSession
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ClientError, InvalidRequest
 from shoal.domain.ids import JobId
@@ -159,7 +159,7 @@ class _ClientAccess:
     def count_call(self) -> None:
         self.access.count_call(self.caller)
 
-    def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
+    def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerCursor]:
         return self.access.submit(job, self.caller)
 
     def on_submitted(self, job_id: JobId) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from shoal.batches import line_jobs
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.errors import (
     Cancelled,
     DaySpent,
@@ -177,7 +177,7 @@ class PoolLineJobs:
 
     async def _running(
         self, job: Job, caller: ApiCaller, line: "_RunningLine"
-    ) -> AbstractAsyncContextManager[AnswerStream] | None:
+    ) -> AbstractAsyncContextManager[AnswerCursor] | None:
         """Return the job of a line: the one that it has, or a new one if it may begin.
 
         Raises KeyReused, StoreError.

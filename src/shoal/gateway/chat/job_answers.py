@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain import errors
 from shoal.domain.credentials import usage_of
 from shoal.domain.ids import JobId
@@ -235,7 +235,7 @@ def _keepalive(
     return b"" if early else form.keepalive
 
 
-async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:
+async def _first_pieces(reader: AnswerCursor) -> list[AnswerPiece] | None:
     """Return the first pieces, nothing at the end, or None if it takes too long."""
     try:
         async with asyncio.timeout(HEADERS_AFTER):
@@ -245,7 +245,7 @@ async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:
 
 
 def _naming_workers(
-    reader: AnswerStream, encode: Callable[[Sequence[AnswerPiece]], bytes]
+    reader: AnswerCursor, encode: Callable[[Sequence[AnswerPiece]], bytes]
 ) -> Callable[[Sequence[AnswerPiece]], bytes]:
     """Return ``encode``, with a comment before what another worker writes.
 
@@ -266,7 +266,7 @@ def _naming_workers(
 
 
 async def _encoded_end(
-    record: RequestRecord, job: Job, encoder: StreamEncoder, reader: AnswerStream
+    record: RequestRecord, job: Job, encoder: StreamEncoder, reader: AnswerCursor
 ) -> bytes:
     """Return the end of the stream, from which clients see whether it is whole."""
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
 from shoal.coordinator.call_grants import LeasedCall
 from shoal.coordinator.credential_cache import CredentialCache
@@ -231,7 +231,7 @@ class Access:
         pay: Pay | None = None,
         *,
         early: bool = False,
-    ) -> AbstractAsyncContextManager[AnswerStream]:
+    ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block, see ``JobQuotas.run_job``.
 
         Raises KeyRevoked, KeyExpired or SessionEnded at once.

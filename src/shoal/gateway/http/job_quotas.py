@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from functools import partial
 from typing import TypeAlias
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key, day_of, tokens_to_read, usage_of
 from shoal.domain.errors import KeyRevoked, Unauthorized
@@ -66,7 +66,7 @@ class JobQuotas:
         pay: Pay | None = None,
         *,
         early: bool = False,
-    ) -> AsyncIterator[AnswerStream]:
+    ) -> AsyncIterator[AnswerCursor]:
         """Run ``job`` for the length of the block, see ``Hub.run_job``.
 
         The limits a minute are added to ``headers``.  ``pay`` is called just before the

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
@@ -35,7 +35,7 @@ class RequestRecord:
     model: str = ""
     kind: JobKind | None = None
     job_id: JobId | None = None
-    reader: AnswerStream | None = None
+    reader: AnswerCursor | None = None
     first_output: float | None = None
     usage: Usage | None = None
     left_out: tuple[str, ...] = ()  # as in ``JobTerms``
@@ -52,7 +52,7 @@ class RequestRecord:
         self.owner, self.model, self.kind = job.owner, job.model, job.kind
         self.left_out = job.terms.left_out
 
-    def set_reader(self, reader: AnswerStream) -> None:
+    def set_reader(self, reader: AnswerCursor) -> None:
         """Record the answer; with an idempotency key its job may be an earlier one."""
         self.reader = reader
         self.job_id = reader.job_id
@@ -71,7 +71,7 @@ class RequestRecord:
         return headers
 
 
-def worker_headers(reader: AnswerStream) -> list[tuple[str, str]]:
+def worker_headers(reader: AnswerCursor) -> list[tuple[str, str]]:
     """Return the headers that name the worker of an answer; none if it has none."""
     if reader.worker_id is None:
         return []

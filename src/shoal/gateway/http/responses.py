@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.moderation import AnswerModerator
 from shoal.domain.outcome import AnswerPiece
 
@@ -147,7 +147,7 @@ def _silent(*, early: bool) -> bytes:
 async def forward_pieces(
     request: web.Request,
     response: web.StreamResponse,
-    reader: AnswerStream,
+    reader: AnswerCursor,
     encode: Callable[[Sequence[AnswerPiece]], bytes],
     *,
     first: list[AnswerPiece] | None = None,

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, ShoalError, release_frames
 from shoal.domain.ids import JobId
@@ -301,7 +301,7 @@ async def _follow(
     request: web.Request,
     response: web.StreamResponse,
     found: StoredResponse,
-    reader: AnswerStream,
+    reader: AnswerCursor,
     encoder: ResponseEventEncoder,
 ) -> bytes:
     """Write what a job writes; return the end of the stream."""
