@@ -68,7 +68,7 @@ class Answer:
         self._read = False  # whether any reader has seen a piece
         self._pieces = PieceBuffer()
         self._joinable = True  # whether all of them are text, or thoughts before it
-        self._size = 0  # characters, as people count them
+        self.size = 0  # characters so far, about as many as people count
         self._written = 0  # characters of texts alone
         self._text_max = text_max  # of these
         self._cost = 0  # characters, as memory is counted
@@ -96,11 +96,6 @@ class Answer:
         return "".join(
             str(each.fields[THOUGHTS]) for each in pieces if isinstance(each, Delta)
         )
-
-    @property
-    def size(self) -> int:
-        """Approximate number of characters so far."""
-        return self._size
 
     @property
     def has_readers(self) -> bool:
@@ -203,12 +198,12 @@ class Answer:
         for piece in pieces:
             if isinstance(piece, str):
                 cost += len(piece)
-                self._size += len(piece)
+                self.size += len(piece)
                 self._written += len(piece)
             else:
                 self._written += piece.written
                 cost += memory_cost(piece)
-                self._size += piece.size
+                self.size += piece.size
                 self._joinable = self._joinable and _is_thought(piece)
         self._cost += cost
         if self._cost > ANSWER_MAX:
@@ -286,7 +281,7 @@ class Answer:
     def _begin_anew(self) -> None:
         self._pieces.replace([])
         self._joinable = True
-        self._size = self._written = self._cost = 0
+        self.size = self._written = self._cost = 0
         for reading in self._readings:
             reading.clear()
 

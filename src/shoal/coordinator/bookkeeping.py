@@ -64,7 +64,6 @@ class Bookkeeper:
         self.books = Books({}, {})
         self._pool = pool
         self._store = store
-        self.public_key = signer.public_key
         self._signer = signer
         self._notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
         self._fee = fee

@@ -33,11 +33,9 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired
-from shoal.domain.histogram import Histogram
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.vocabulary import Completed
-from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool import inputs
@@ -87,6 +85,10 @@ class Hub:
         approve_nodes: as in ``ServeConfig``.
         traced: as in ``Effects``.
         call_secret: as in ``CallGrants``.
+
+    ``public_key`` is the Ed25519 key that verifies receipts and checkpoints, 32 bytes.
+    ``health`` is that of workers' machines, as far as they report it, and
+    ``commit_seconds`` how long the commits of facts have taken.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Hub:
         self.pool = PoolState(approvals=Approvals(required=approve_nodes))
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
+        self.public_key = signer.public_key
         self.carried: open_answers.CarriedJobs = open_answers.NoCarriedJobs()
         self.store_health = StoreHealth(clock)
         self.store_health.subscribe(self)
@@ -120,6 +123,7 @@ class Hub:
         self._recorder = FactRecorder(
             store, self._bookkeeper, self.store_health, clock, self._wake_up
         )
+        self.commit_seconds = self._recorder.commit_seconds
         self._mailbox = Mailbox()
         self._batch: list[HubMail] = []  # the last that was taken from it
         # Callers that wait for the next batch, with their input.
@@ -140,6 +144,7 @@ class Hub:
             self._mailbox.has_room,
             hedge_after is not None,
         )
+        self.health = self._worker_events.health
         self._deadlines = Deadlines(self.pool, self._answers, clock, self.post)
         self._effects = Effects(
             self.pool,
@@ -351,24 +356,9 @@ class Hub:
         return self._bookkeeper.books
 
     @property
-    def public_key(self) -> bytes:
-        """The Ed25519 key that verifies receipts and checkpoints, 32 bytes."""
-        return self._bookkeeper.public_key
-
-    @property
     def answers(self) -> Mapping[JobId, Answer]:
         """The answers of open jobs, read-only, for those who observe all of them."""
         return self._answers
-
-    @property
-    def health(self) -> Mapping[WorkerId, MachineHealth]:
-        """The health of workers' machines, as far as they report it."""
-        return self._worker_events.health
-
-    @property
-    def commit_seconds(self) -> Histogram:
-        """How long the commits of facts have taken, in seconds."""
-        return self._recorder.commit_seconds
 
     def peer_route_of(self, worker_id: WorkerId) -> PeerRoute | None:
         """Return the peer that a worker belongs to, if that has several."""
