@@ -1,11 +1,14 @@
 """An engine that costs next to nothing: OpenAI's API over prepared bytes.
 
 The question says how the answer comes: ``burst`` in one write, ``paced`` in a write for
-each chunk, ``held`` as one chunk and then nothing until the client leaves.
+each chunk, ``held`` as one chunk and then nothing until the client leaves.  Others, as
+a worker asks to try its engine, are as ``burst``.
 """
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -48,7 +51,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
         return web.Response(body=WHOLE, content_type="application/json")
     response = web.StreamResponse(headers=_SSE)
     await response.prepare(request)
-    await WAYS[asked["messages"][-1]["content"]](response)
+    await WAYS.get(asked["messages"][-1]["content"], _burst)(response)
     return response
 
 
@@ -78,7 +81,9 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response(MODELS)
 
 
-async def main() -> None:
+@asynccontextmanager
+async def serving() -> AsyncIterator[int]:
+    """Serve within the block; yield the port."""
     app = web.Application()
     app.add_routes(
         [
@@ -90,8 +95,16 @@ async def main() -> None:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
-    print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
-    await asyncio.Event().wait()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def main() -> None:
+    async with serving() as port:
+        print(json.dumps({"port": port}), flush=True)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

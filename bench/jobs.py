@@ -94,7 +94,7 @@ def measure(rounds: int) -> Results:
 async def _many(server: Program, workers: int, signs: bool) -> tuple[float, float]:
     """Return jobs a second, and the server's CPU time for each in microseconds."""
     port, jobs = _port(server), JOBS[workers]
-    async with _at_work(port, workers, signs=signs), _clients(port) as clients:
+    async with at_work(port, workers, signs=signs), clients_of(port) as clients:
         before = await clients[0].logged()
         cpu, began = server.cpu(), time.perf_counter()
         todo = iter(range(jobs))
@@ -107,7 +107,7 @@ async def _many(server: Program, workers: int, signs: bool) -> tuple[float, floa
 
 async def _burst(server: Program) -> dict[str, float]:
     port = _port(server)
-    async with _at_work(port, BURST_WORKERS, signs=True), _clients(port) as clients:
+    async with at_work(port, BURST_WORKERS, signs=True), clients_of(port) as clients:
         took = sorted(await asyncio.gather(*(each.one() for each in clients)))
     p99 = took[math.ceil(0.99 * len(took)) - 1]
     return {"p50": statistics.median(took), "p99": p99}
@@ -158,7 +158,7 @@ class Client:
 
 
 @asynccontextmanager
-async def _at_work(port: int, count: int, *, signs: bool) -> AsyncIterator[None]:
+async def at_work(port: int, count: int, *, signs: bool) -> AsyncIterator[None]:
     """Have workers there for the length of the block."""
     async with asyncio.TaskGroup() as tasks:
         providers = [Provider(number, signs=signs) for number in range(1, count + 1)]
@@ -172,7 +172,7 @@ async def _at_work(port: int, count: int, *, signs: bool) -> AsyncIterator[None]
 
 
 @asynccontextmanager
-async def _clients(port: int) -> AsyncIterator[list[Client]]:
+async def clients_of(port: int) -> AsyncIterator[list[Client]]:
     async with AsyncExitStack() as stack:
         clients = []
         for _ in range(CLIENTS):

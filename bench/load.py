@@ -104,9 +104,13 @@ def request(question: str, *, key: str, stream: bool) -> bytes:
     if stream:
         usage = {"include_usage": True}
         body |= {"stream": True, "stream_options": usage}
-    data = json.dumps(body).encode()
+    return post("/v1/chat/completions", json.dumps(body).encode(), key)
+
+
+def post(path: str, data: bytes, key: str) -> bytes:
+    """Return a request of JSON."""
     return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     ).encode() + data

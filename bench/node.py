@@ -17,11 +17,11 @@ TEXT, BINARY = 1, 2  # opcodes of RFC 6455
 
 
 async def join(
-    port: int, name: str, slots: int = 1
+    port: int, name: str, slots: int = 1, token: str = "t"
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open a node's WebSocket.  Raises RuntimeError if it is refused."""
     return await upgrade(
-        port, f"/ws?token=t&model=m&max_concurrency={slots}&name={name}"
+        port, f"/ws?token={token}&model=m&max_concurrency={slots}&name={name}"
     )
 
 

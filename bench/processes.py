@@ -45,6 +45,7 @@ def program(
     *arguments: str,
     within: Sequence[str] = (),
     stdin: int | None = None,
+    stderr: int | None = None,
     python: str = sys.executable,
 ) -> Iterator[Program]:
     """Run Python with ``arguments`` until the block ends; wait for its first line.
@@ -52,7 +53,7 @@ def program(
     ``within`` is the command that runs Python, such as one of a network namespace.
     """
     command = [*within, python, *arguments]
-    with _running(command, subprocess.PIPE, stdin=stdin) as process:
+    with _running(command, subprocess.PIPE, stdin=stdin, stderr=stderr) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -63,7 +64,8 @@ def program(
 @contextmanager
 def server(command: list[str], health: str, **environment: str) -> Iterator[Program]:
     """Run ``command`` until the block ends; wait until the URL ``health`` answers."""
-    with _running(command, subprocess.DEVNULL, os.environ | environment) as process:
+    quiet = subprocess.DEVNULL  # ours say why they end; others chat
+    with _running(command, quiet, os.environ | environment, stderr=quiet) as process:
         latest = time.monotonic() + START_MAX
         while not _answers(health):
             if process.poll() is not None or time.monotonic() > latest:
@@ -106,9 +108,8 @@ def _running(
     stdout: int,
     environment: Mapping[str, str] = os.environ,
     stdin: int | None = None,
+    stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    # Ours say why they end; others chat.
-    stderr = subprocess.DEVNULL if stdout == subprocess.DEVNULL else None
     with subprocess.Popen(
         command,
         stdin=stdin,

@@ -194,9 +194,9 @@ async def _chats(port: int) -> list[float]:
         serving = asyncio.create_task(serve(node))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # Until the node is known, which nothing tells.
-        while await _chat(reader, writer) is None:  # noqa: ASYNC110
+        while await chat(reader, writer) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        took = [await _chat(reader, writer) for _ in range(CHATS)]
+        took = [await chat(reader, writer) for _ in range(CHATS)]
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         node.writer.close()
@@ -204,7 +204,7 @@ async def _chats(port: int) -> list[float]:
     return [statistics.median(each for each in took if each is not None) * 1e3]
 
 
-async def _chat(
+async def chat(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> float | None:
     """Return how long it took; None if nobody has the model yet."""
