@@ -35,9 +35,6 @@ PROJECT = (
 )
 """Pages outside of ``docs/``; in the site, they are in ``project/``."""
 
-DECISIONS = "docs/decisions/README.md"
-"""A page that only the site has: the list of the decisions."""
-
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:`[^`]*`|[^][`])+)\]\((?P<to>[^)\s]+)\)")
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src"}
 LOADING_RELATIONS = {"stylesheet", "icon", "preload", "preconnect", "prefetch"}
@@ -70,15 +67,12 @@ def copy_pages() -> None:
     """Write the pages of the site to ``build/site-pages``."""
     shutil.rmtree(PAGES, ignore_errors=True)
     for source, target in places().items():
-        if source == DECISIONS:
-            continue
         (PAGES / target).parent.mkdir(parents=True, exist_ok=True)
         if source.endswith(".md"):
             text = (ROOT / source).read_text("utf-8")
             (PAGES / target).write_text(with_site_links(text, source), "utf-8")
         else:
             shutil.copyfile(ROOT / source, PAGES / target)
-    (PAGES / "decisions" / "README.md").write_text(list_of_decisions(), "utf-8")
 
 
 def places() -> dict[str, str]:
@@ -88,7 +82,6 @@ def places() -> dict[str, str]:
         for path in sorted(DOCS.rglob("*"))
         if path.suffix in (".md", ".css", ".png", ".svg")
     }
-    found[DECISIONS] = DECISIONS.removeprefix("docs/")
     plots = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("bench/**/*.svg")]
     found |= {plot: f"project/{plot}" for plot in plots}
     return found | {page: f"project/{page}" for page in PROJECT}
@@ -129,24 +122,8 @@ def blocks_of(text: str) -> Iterator[tuple[bool, str]]:
 
 def title_of(source: str) -> str:
     """Return the title of a page, which stands for the name of its file."""
-    if source == DECISIONS:
-        return "Decisions"
     text = (ROOT / source).read_text("utf-8")
     return text.partition("\n")[0].removeprefix("# ")
-
-
-def list_of_decisions() -> str:
-    """Return the page that lists the decisions, by their titles."""
-    lines = [
-        f"# {title_of(DECISIONS)}",
-        "",
-        "Each page has one decision that had alternatives.",
-        "",
-    ]
-    for page in sorted((DOCS / "decisions").glob("*.md")):
-        number, _, name = title_of(f"docs/decisions/{page.name}").partition(". ")
-        lines.append(f"- {number}: [{name}]({page.name})")
-    return "\n".join(lines) + "\n"
 
 
 class Page(HTMLParser):

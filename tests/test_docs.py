@@ -8,7 +8,7 @@ import pytest
 import shoal
 
 ROOT = Path(__file__).parent.parent
-DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 MAPS = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "protocols").glob("*.md"))]
 """The pages that say which file answers which question."""
 
@@ -30,6 +30,27 @@ def test_the_title_has_the_number_of_the_file() -> None:
         title = page.read_text("utf-8").splitlines()[0]
 
         assert re.match(rf"# {int(page.name[:4])}\. ", title), page.name
+
+
+def test_each_decision_answers_a_question_of_the_index() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text("utf-8")
+
+    assert sorted(re.findall(r"\]\((\d\S+)\)", index)) == [
+        page.name for page in DECISIONS
+    ]
+
+
+def test_decision_that_a_later_one_has_replaced_in_part_begins_with_it() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text("utf-8")
+    named = re.findall(
+        r"\((\d\S+)\), in part replaced|first form: .*\((\d\S+)\)", index
+    )
+
+    assert sorted(one or other for one, other in named) == [
+        page.name
+        for page in DECISIONS
+        if page.read_text("utf-8").split("\n")[2].startswith("*Replaced in part")
+    ]
 
 
 def test_newest_release_in_the_changelog_is_this_version() -> None:
