@@ -1,4 +1,4 @@
-"""Shoal turns the machines you have into one AI computer.
+"""Shoal joins the computers you already have into one pool for AI work.
 
 This package is its Python client: it calls functions on the machines of a pool.
 

@@ -1,4 +1,4 @@
-"""The quick start and the guides, run as they stand: see ``page_runner``."""
+"""The README, the quick start and the guides, run as they stand (``page_runner``)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,7 @@ from live.page_runner import PageRunner
 
 DOCS = ROOT / "docs"
 PAGES = [
+    ROOT / "README.md",
     DOCS / "quick-start.md",
     DOCS / "upgrade.md",
     DOCS / "tasks.md",
@@ -39,21 +40,18 @@ def test_page_runs_as_it_stands(page: Path, runner: PageRunner) -> None:
             assert not _missing(block.code, printed), f"{block.place}:\n{printed}"
 
 
-JOBS = {
-    DOCS / "jobs.md": ("$URL/", "shoal quote", "import os"),
-    ROOT / "README.md": ("curl ", "shoal receipts"),
-}
-"""How the blocks about jobs begin, or what they have, on each page."""
+JOBS = DOCS / "jobs.md"
+SHOWN = ("$URL/", "shoal quote", "import os", "shoal receipts")
+"""What the blocks about jobs on that page have."""
 
 
-@pytest.mark.parametrize("page", JOBS, ids=lambda page: page.stem)
-def test_jobs_are_submitted_as_the_page_shows(page: Path, runner: PageRunner) -> None:
+def test_jobs_are_submitted_as_the_page_shows(runner: PageRunner) -> None:
     for line in ("shoal serve", "shoal join --wire dispatch"):
-        runner.run(Block(page, 0, "sh", line, ""))
+        runner.run(Block(JOBS, 0, "sh", line, ""))
     shown = [
         block
-        for block in blocks_of(page)
-        if block.language in RUN and any(each in block.code for each in JOBS[page])
+        for block in blocks_of(JOBS)
+        if block.language in RUN and any(each in block.code for each in SHOWN)
     ]
     assert shown
 

@@ -93,10 +93,10 @@ COMPLETION = "_SHOAL_COMPLETE"  # variable by which a shell asks for completions
 
 
 HELP = """\
-Shoal turns the machines you have into one AI computer.
+Shoal joins the computers you already have into one pool for AI work: chats,
+embeddings, Python functions and training.
 
-A laptop, a GPU server and a Mac mini join a pool; programs use the pool through one
-OpenAI-compatible endpoint.
+Programs use the pool through one OpenAI-compatible endpoint.
 """
 
 

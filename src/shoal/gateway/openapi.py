@@ -64,7 +64,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
         "info": {
             "title": "Shoal",
             "version": shoal.__version__,
-            "description": "One AI computer made of the machines people have.",
+            "description": "One pool for AI work, of the computers you already have.",
         },
         "paths": paths,
         "components": {

@@ -30,7 +30,7 @@ export function Login({ reason, onSignedIn }) {
   return html`<main class="login">
     <div class="login-card">
       <div class="login-brand"><${Mark} size=${56} /><h1>Shoal</h1>
-        <p>Your machines, one AI computer.</p></div>
+        <p>One pool for AI work, of the computers you already have.</p></div>
       ${error && html`<${ErrorNote} error=${error} />`}
       <section aria-labelledby="by-link">
         <h2 id="by-link">With a link</h2>
