@@ -43,8 +43,8 @@ def log_options(level: str) -> Callable[[F], F]:
             type=click.Choice(LEVELS, case_sensitive=False),
             default=level,
             show_default=True,
-            help="Level of the log; debug also writes every line that strangers "
-            "cause, not one a second.",
+            help="Level of the log; debug also writes every line about unauthenticated "
+            "clients, otherwise one a second.",
         )(function)
 
     return add

@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "throttle": "pause this machine's workers, or lend part of their speed",
     },
     "use": {
-        "run": "chat with a model, and start what is missing for that",
+        "run": "chat with a model; start whatever is needed",
         "chat": "chat with a model of the pool",
         "models": "pull models from the hub, copy those of peers, and list them",
         "jobs": "submit, list, explain and cancel jobs",
@@ -48,7 +48,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "receipts": "list, export and verify receipts",
     },
     "local": {
-        "doctor": "examine this machine and its coordinator",
+        "doctor": "check this machine and its coordinator",
         "config": "show the settings in effect, and where files are",
         "db": "check, back up, restore and compact a coordinator's database",
         "demo": "demonstrate failover of a worker, on this machine",
@@ -147,7 +147,7 @@ class LazyGroup(click.Group):
 shoal = LazyGroup(
     "shoal",
     help=HELP,
-    epilog="To begin: shoal serve.  `shoal COMMAND --help` describes a command.",
+    epilog="To start a pool: shoal serve.  `shoal COMMAND --help` describes a command.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
@@ -191,7 +191,7 @@ def _report_usage(error: click.ClickException) -> int:
     path = context.command_path if context is not None else "shoal"
     print(f"{path}: {error.format_message()}", file=sys.stderr)
     if context is not None:
-        print(f"`{path} --help` lists what it takes", file=sys.stderr)
+        print(f"`{path} --help` shows usage", file=sys.stderr)
     return error.exit_code
 
 

@@ -31,7 +31,7 @@ data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
     default=data_folder,
-    show_default=f"that of the settings file, else {USER_DATA}",
+    show_default=f"data_dir of the settings file, else {USER_DATA}",
     envvar="SHOAL_DATA_DIR",
     show_envvar=True,
     metavar="DIR",
@@ -51,7 +51,7 @@ config_file_option = click.option(
 yes_option = click.option(
     "--yes",
     is_flag=True,
-    help="No confirmation; without a terminal there is none in any case.",
+    help="Do not ask for confirmation, as without a terminal.",
 )
 
 
@@ -83,8 +83,8 @@ def pass_api(function: F) -> F:
             envvar="SHOAL_CACERT",
             show_envvar=True,
             metavar="FILE",
-            help="PEM file with trusted authorities.  Default: the system's; for the "
-            "coordinator on this machine, its own certificate.",
+            help="PEM file with trusted certificate authorities.  Default: the "
+            "system's; for the coordinator on this machine, its own.",
         ),
         data_dir_option,
         click.option(
@@ -92,14 +92,14 @@ def pass_api(function: F) -> F:
             envvar="SHOAL_API_KEY",
             show_envvar=True,
             metavar="KEY",
-            help="API key.  Default: that of the coordinator on this machine.",
+            help="API key.  Default: the key of the coordinator on this machine.",
         ),
         click.option(
             "--url",
             envvar="SHOAL_URL",
             show_envvar=True,
             metavar="URL",
-            help="URL of the coordinator.  Default: that of the one on this machine, "
+            help="URL of the coordinator.  Default: the coordinator on this machine, "
             f"from --data-dir, else {DEFAULT_ADDRESS}.",
         ),
     ):

@@ -59,7 +59,7 @@ class ServeConfig:
     )
     tls: str = setting(
         "encryption of HTTP: off, or auto: HTTPS with a certificate of a local "
-        "authority, created at first use; --tls-cert names one from elsewhere",
+        "authority, created at first use; --tls-cert uses another certificate",
         "off",
         "off|auto",
         everyday=True,
@@ -117,7 +117,7 @@ class ServeConfig:
         "ADDRESS",
     )
     peer: tuple[str, ...] = setting(
-        "address of a peer to connect to, on any wire; repeatable",
+        "address of a peer to connect to, with any protocol; repeatable",
         (),
         "HOST:PORT",
         everyday=True,
@@ -267,27 +267,27 @@ class JoinConfig:
         everyday=True,
     )
     pause_when_active: float = setting(
-        "minutes since the user of this machine last typed or moved the mouse, within "
-        "which the worker pauses and hands its running jobs over; 0: never",
+        "minutes of pause after the user of this machine last typed or moved the "
+        "mouse; running jobs go to other workers; 0: never",
         0.0,
         "MINUTES",
         everyday=True,
     )
     pause_on_battery: bool = setting(
-        "pause, in the same way, while this machine runs on battery",
+        "pause while this machine runs on battery; running jobs go to other workers",
         False,
         everyday=True,
     )
     pause_above: float = setting(
-        "temperature of the hottest processor or GPU from which the worker pauses in "
-        "the same way; 0: never",
+        "temperature of the hottest processor or GPU at which the worker pauses, and "
+        "running jobs go to other workers; 0: never",
         0.0,
         "CELSIUS",
     )
     schedule: tuple[str, ...] = setting(
-        "time of this machine's clock at which the worker may work, such as "
-        "22:00-07:00 or 'mon-fri 18:00-08:00'; at others it pauses in the same way; "
-        "repeatable (default: always)",
+        "hours in which the worker may work, by this machine's clock, such as "
+        "22:00-07:00 or 'mon-fri 18:00-08:00'; outside of them it pauses, and running "
+        "jobs go to other workers; repeatable (default: always)",
         (),
         "TIME",
         everyday=True,
@@ -303,10 +303,10 @@ class JoinConfig:
         everyday=True,
     )
     passcode: str = setting(
-        "passcode of the cluster, on wires that require one", "", secret=True
+        "passcode of the cluster, for protocols that require one", "", secret=True
     )
     owner: str = setting(
-        "UUID of the user that this machine belongs to, on wires that tell it",
+        "UUID of the owner of this machine, for protocols that send it",
         "",
         "UUID",
     )
@@ -317,8 +317,8 @@ class JoinConfig:
     )
     listen_host: str = setting("address to listen on with --listen", "0.0.0.0")
     only_for: tuple[str, ...] = setting(
-        "API keys whose jobs to accept, by name, comma-separated (default: all); at "
-        "coordinators of other programs: users, where their jobs name one",
+        "names of the API keys whose jobs to accept, comma-separated (default: all); "
+        "with coordinators of other programs: of the users, if jobs name them",
         (),
         "KEYS",
         everyday=True,
@@ -354,7 +354,8 @@ class JoinConfig:
         "threads of the embedded engine; 0: all cores but one", 0, "N", everyday=True
     )
     provider_type: str = setting(
-        "kind of this machine, on wires that report it: DESKTOP or SEEKER (a phone)",
+        "kind of this machine, for protocols that report it: DESKTOP, or SEEKER (a "
+        "phone)",
         "DESKTOP",
     )
     otlp_endpoint: str = setting(

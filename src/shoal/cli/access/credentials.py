@@ -59,8 +59,8 @@ def keys() -> None:
     type=click.Choice(("read", "use", "monitor", "admin")),
     default="use",
     show_default=True,
-    help="Rights of the key: read what is its own, run jobs as well, read what belongs "
-    "to all keys (monitor), or everything.",
+    help="Rights of the key.  read: see its own jobs; use: also submit jobs; monitor: "
+    "see what belongs to all keys, change nothing; admin: everything.",
 )
 @click.option(
     "--expires",
@@ -75,7 +75,7 @@ def keys() -> None:
     "--tokens-per-minute", type=int, metavar="N", help="Limit of tokens a minute."
 )
 @click.option("--tokens-per-day", type=int, metavar="N", help="Limit of tokens a day.")
-@click.option("--budget", type=int, metavar="N", help="Limit of tokens in all.")
+@click.option("--budget", type=int, metavar="N", help="Limit of total tokens.")
 @click.option(
     "--priority-max",
     type=click.Choice(("low", "normal", "high")),

@@ -25,14 +25,14 @@ LOOPBACK_ONLY = (
 
 
 @click.command("join-line")
-@click.option("--qr", is_flag=True, help="the command as a QR code, too")
+@click.option("--qr", is_flag=True, help="Also print the command as a QR code.")
 @pass_api_with_json
 def join_line(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
     """Print the command that adds a machine to the pool.
 
-    Standard output has the command alone, with the address that other machines can
-    reach: that of --url, if it is not this machine's own, else the coordinator's.  The
-    QR code goes to standard error.
+    Prints only the command to standard output, with an address that other machines can
+    reach: the one given by --url, unless it is this machine's own, else the
+    coordinator's.  The QR code goes to standard error.
     """
     found = api.request(JOIN_PATH)
     urls, loopback_only = list(found["urls"]), found["loopback_only"]
@@ -91,15 +91,13 @@ OTHER_USERS = (
 
 
 @click.command("dashboard")
-@click.option(
-    "--no-browser", is_flag=True, help="Only print the link, also at a terminal."
-)
+@click.option("--no-browser", is_flag=True, help="Print the link, and open no browser.")
 @pass_api_with_json
 def dashboard(api: CoordinatorApi, no_browser: bool, as_json: bool) -> None:
     """Open the pool's dashboard in the browser, signed in.
 
-    Standard output has the link, which signs one browser in within an hour, as the key
-    of this command: it takes one with the scope admin.
+    Prints a link that signs one browser in, within an hour, with the API key of this
+    command.  The key needs the scope admin.
     """
     found = api.request(LINKS_PATH, method="POST")
     # The address that was reached: the coordinator does not know that of a proxy.

@@ -54,10 +54,10 @@ _PORT = re.compile(r":[0-9]+$")
     metavar="NAME[=PATH]",
     help="Model to offer, with its GGUF file for the embedded engine, or a pattern "
     "such as 'qwen*'; repeatable.  A model of the hub, ORGANIZATION/NAME"
-    "[:QUANTIZATION], is pulled if it is not here.  Default: all models of the "
-    "servers, else the largest local file that fits into memory.",
+    "[:QUANTIZATION], is downloaded if this machine lacks it.  Default: all models of "
+    "the servers, else the largest local file that fits into memory.",
 )
-@click.option("--yes", is_flag=True, help="Pull models without a question.")
+@click.option("--yes", is_flag=True, help="Download models without asking.")
 @setting_options(JoinConfig, "join", "this worker")
 @wire_options(listening_wires())
 @data_dir_option

@@ -51,8 +51,8 @@ SUSPENDED_STATES = ("paused", *ENDING_STATES)
 def command() -> None:
     """List, approve, pause, resume, drain and remove the machines of a pool.
 
-    NAME is the name of a machine in `shoal nodes ls`; or that of one of its workers in
-    `shoal status`, such as WIRE:vm/qwen3-8b, where WIRE:vm stands for all its models.
+    NAME is the name of a machine in `shoal nodes ls`, or of one of its workers in
+    `shoal status`, such as shoal:vm/qwen3-8b; shoal:vm stands for all its models.
     """
 
 
@@ -85,7 +85,7 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
     "--within",
     type=DURATION,
     metavar="TIME",
-    help="Time until the jobs that still run are given to other nodes, such as 10m.  "
+    help="Time after which other nodes get the jobs that still run, such as 10m.  "
     "Default: unlimited.",
 )
 @click.option("--wait", is_flag=True, help="Return when its jobs have ended.")
@@ -93,7 +93,7 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
 def drain(
     api: CoordinatorApi, name: str, within: int | None, wait: bool, as_json: bool
 ) -> None:
-    """Let a node end its jobs, and give it no more until a resume.
+    """Let a node finish its jobs, and give it no new ones until it is resumed.
 
     It stays connected, and can be switched off when it is drained.
     """
@@ -114,18 +114,18 @@ _add_order(
     "approve",
     """Approve a new node, for a coordinator with --approve-nodes.
 
-    Such a coordinator gives a node no jobs before.  The key that the node has proved is
-    approved, under any name; without one, its name.  `shoal nodes remove` refuses a
-    node, and ends its approval.
+    Until then, the node gets no jobs.  Approves the key that the node has proved, under
+    any name, or else its name.  `shoal nodes remove` refuses a node, and ends its
+    approval.
     """,
 )
-_add_order("pause", "Give a node no new jobs; it finishes those that it runs.")
+_add_order("pause", "Give a node no new jobs; it finishes the running ones.")
 _add_order("resume", "End a pause, drain or removal.")
 _add_order(
     "remove",
-    """Give the jobs of a node to others, and disconnect it.
+    """Give a node's jobs to others, and disconnect it.
 
-    It is refused until a resume.
+    The node cannot join again until it is resumed.
     """,
 )
 

@@ -60,10 +60,9 @@ log = logging.getLogger("shoal.cli")
     metavar="FILE",
     envvar="SHOAL_LOG_FILE",
     show_envvar=True,
-    help=f"File of the log, of 40 MB with the older ones beside it; {STDERR}: standard "
-    f"error.  Default: at a terminal {LOG_FILE} in the data folder, so that the "
-    "printed commands stay in sight, unless --log-level is given; elsewhere standard "
-    "error.",
+    help=f"Log file; it and its older copies have 40 MB at most; {STDERR}: standard "
+    f"error.  Default: {LOG_FILE} in the data folder, at a terminal without "
+    "--log-level; otherwise standard error.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(

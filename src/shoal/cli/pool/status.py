@@ -58,14 +58,14 @@ NODES: terminal.Columns = {
 @click.option(
     "--watch",
     is_flag=True,
-    help="Show it live, until Ctrl-C; with --json, one line every two seconds.",
+    help="Update the display until Ctrl-C; with --json, one line every two seconds.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Show at most N machines, those that need attention first.  Default: all; "
-    "--json has all in any case.",
+    help="Show at most N machines, those that need attention first.  Default: all.  "
+    "--json always has all.",
 )
 @pass_api_with_json
 def command(api: CoordinatorApi, watch: bool, limit: int | None, as_json: bool) -> None:

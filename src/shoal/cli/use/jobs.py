@@ -58,7 +58,8 @@ _policy_option = click.option(
     default=POLICIES[0],
     show_default=True,
     metavar="|".join(POLICIES),
-    help="Which workers are preferred, and the price; AUTO: FAST for LLM_INFER, CHEAP "
+    help="Preferred workers, and the price.  FAST: desktops; CHEAP: those that ask the "
+    "lowest price; AUTO: FAST for LLM_INFER, CHEAP "
     "for TASK.",
 )
 
@@ -191,7 +192,7 @@ def show_job(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @pass_api_with_json
 def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
-    """Explain the course of a job.
+    """Show a job's history, and why workers got it or did not.
 
     ID is the id of the job, or of a run of `shoal train`.
     """

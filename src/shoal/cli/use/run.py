@@ -33,7 +33,7 @@ LOOK_EVERY = 0.1  # seconds
 @click.command("run")
 @click.argument("model", required=False)
 @click.argument("prompt", nargs=-1)
-@click.option("--yes", is_flag=True, help="Download without a question.")
+@click.option("--yes", is_flag=True, help="Download without asking.")
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
 @pass_api
 def command(
@@ -43,12 +43,13 @@ def command(
     yes: bool,
     system: str,
 ) -> None:
-    """Chat with a model; start what is missing for that.
+    """Chat with a model; start whatever is needed.
 
     MODEL is the name of a model of the pool, of Ollama or another server on this
-    machine, a GGUF file, or a model of the hub: ORGANIZATION/NAME[:QUANTIZATION].  If
-    no coordinator runs on this machine, one is started; if the pool lacks the model, a
-    worker is.  Both end with this command: `shoal serve` and `shoal join` keep a pool.
+    machine, a GGUF file, or a model of Hugging Face's hub:
+    ORGANIZATION/NAME[:QUANTIZATION].  If no coordinator runs on this machine, this
+    command starts one; if no worker has the model, it starts a worker.  Both stop when
+    the command ends.  For a pool that stays, use `shoal serve` and `shoal join`.
     """
     if model is None:
         if not gguf_files.has_demo_model():

@@ -27,7 +27,7 @@ START = "to begin a pool here: shoal serve; for one elsewhere, give --url and --
 @config_file_option
 @pass_api_with_json
 def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
-    """Examine this machine and its coordinator; each finding has its remedy.
+    """Check this machine and its coordinator, and say how to fix what it finds.
 
     The exit status is 1 if something does not work.
     """

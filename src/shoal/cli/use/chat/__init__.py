@@ -140,14 +140,14 @@ def run_command(line: str, conversation: Conversation, api: CoordinatorApi) -> R
 
 @click.command("chat")
 @click.argument("prompt", nargs=-1)
-@click.option("--model", help="Name of the model.  Default: the first that chats.")
+@click.option("--model", help="Name of the model.  Default: the first that can chat.")
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
-@click.option("--max-tokens", type=int, metavar="N", help="Limit of the answer.")
+@click.option("--max-tokens", type=int, metavar="N", help="Most tokens in an answer.")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature.")
 @click.option(
     "--no-history",
     is_flag=True,
-    help="Keep the questions of a conversation in memory alone.",
+    help="Do not save the questions of a conversation.",
 )
 @pass_api_with_json
 def command(
@@ -161,9 +161,9 @@ def command(
 ) -> None:
     """Chat with a model of the pool.
 
-    With a PROMPT, or text on standard input, it answers once.  The word `-` in the
-    PROMPT is replaced by standard input.  Otherwise a conversation begins: /help lists
-    its commands, Ctrl-C or Escape ends an answer, and Ctrl-D the conversation.
+    With a PROMPT, or text on standard input, prints one answer.  `-` in the PROMPT
+    stands for standard input.  Otherwise starts a conversation: /help lists its
+    commands, Ctrl-C or Escape stops an answer, and Ctrl-D ends the conversation.
     """
     given = {name: value for name, value in options.items() if value is not None}
     conversation = Conversation(model or first_chat_model(api), system, given)

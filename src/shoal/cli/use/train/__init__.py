@@ -76,7 +76,7 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Slots of each worker that the script takes.  Default: whole machines.",
+    help="Slots to use on each worker.  Default: whole machines.",
 )
 @click.option(
     "--with",
@@ -108,10 +108,10 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     default=training_run.QUEUE_SECONDS,
     show_default=f"{training_run.QUEUE_SECONDS:g}",
     metavar="SECONDS",
-    help="Limit of the wait for the machines.",
+    help="Longest wait for the machines.",
 )
 @click.option(
-    "--detach", is_flag=True, help="Print the id of the run, and leave it to itself."
+    "--detach", is_flag=True, help="Print the id of the run, and return at once."
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per event."
@@ -136,8 +136,8 @@ def command(
 ) -> int:
     """Run a script on several machines at once, as torchrun does on one.
 
-    SCRIPT is the Python file to run; what follows it are its arguments.  `shoal train
-    fetch RUN` fetches the files of a run that has ended.
+    SCRIPT is the Python file to run, followed by its arguments.  `shoal train fetch
+    RUN` fetches the files of a run that has ended.
     """
     if script == FETCH and not Path(script).exists():
         status: int = fetch.main(
