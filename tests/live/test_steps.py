@@ -51,8 +51,8 @@ def test_each_unit_of_work_takes_no_more_calls_than_is_kept(
     def start(*arguments: str) -> Iterator[Any]:
         with (tmp_path / "log").open("a") as errors:
             process = started("counted", arguments, str(BENCH), {**os.environ}, errors)
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             assert line, f"it did not begin:\n{(tmp_path / 'log').read_text()}"
             yield steps.Program(process, json.loads(line))
