@@ -195,12 +195,12 @@ def test_restored_jobs_take_as_many_steps_each() -> None:
     assert steps(lambda: restore(MANY)) / MANY <= 1.2 * few / FEW
 
 
-def pool_of(workers: int, models: int) -> PoolState:
-    """Return a pool in which half of the workers are busy, of the most slots each."""
+def pool_of(workers: int, models: int, **offer: Any) -> PoolState:
+    """Return a pool in which half of the workers are busy."""
     pool = PoolState()
     names = [f"m{number}" for number in range(1, models)]
     for number in range(workers):
-        pool.apply(joined(f"w{number}", "m", *names, slots=2), 0.0)
+        pool.apply(joined(f"w{number}", "m", *names, slots=2, **offer), 0.0)
     for number in range(workers // 2):
         submit(pool, f"busy{number}")
     assign(pool)
@@ -217,10 +217,15 @@ def run_job(pool: PoolState, name: str) -> None:
     pool.apply(ended, 2.0)
 
 
+@pytest.mark.parametrize(
+    "offer", [{}, {"needs_question": True}, {"context": 4096}], ids=str
+)
 @pytest.mark.parametrize(("workers", "models"), [(32, 1), (200, 1), (1, 50), (200, 50)])
-def test_a_job_calls_as_many_functions_in_any_pool(workers: int, models: int) -> None:
+def test_a_job_calls_as_many_functions_in_any_pool(
+    workers: int, models: int, offer: dict[str, Any]
+) -> None:
     taken = []
-    for pool in (pool_of(2, 1), pool_of(workers, models)):
+    for pool in (pool_of(2, 1, **offer), pool_of(workers, models, **offer)):
         run_job(pool, "first")  # which finds what holds for the next
         taken.append(steps(partial(run_job, pool, "next"), ["call"]))
 

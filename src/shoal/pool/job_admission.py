@@ -70,7 +70,8 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         return None
     peer, needs = job.terms.peer, job.work.needs
     accepted = pool.roster.findings.accepted
-    alike = (job.model, job.kind, needs, peer, job.terms.near)
+    asks = has_question(job.work)
+    alike = (job.model, job.kind, needs, peer, job.terms.near, job.owner, asks)
     if _tokens_min(job) <= accepted.get(alike, -1):
         return None
     found = [each for each in workers.values() if not peer or peer_of(each.id) != peer]
@@ -110,19 +111,20 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             + _models_that_do(pool, job, needs),
             asked[0],
         )
-    if all(offer.needs_question for offer in capable) and not has_question(job.work):
+    if not asks and all(offer.needs_question for offer in capable):
         return CannotDo(
             f"messages: {job.model} needs a message besides the system's here",
             "messages",
         )
     if (too_long := _length_rejection(pool, job, found)) is None:
-        # Without the loops, up to the longest context of those that take any job.
+        # Without the loops, up to the longest context.
         contexts = [
             each.offer.context or math.inf
             for each in found
             if job.kind in each.offer.kinds
             and needs <= each.offer.features
-            and not (each.offer.only_for or each.offer.needs_question)
+            and (not each.offer.only_for or job.owner in each.offer.only_for)
+            and (asks or not each.offer.needs_question)
             and each.contexts is None
         ]
         remember(accepted, alike, max(contexts, default=-1))

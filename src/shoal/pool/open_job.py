@@ -54,7 +54,12 @@ def required_name(work: works.Work) -> str | None:
 
 def has_question(work: works.Work) -> bool:
     """Return whether the work is other than a chat without a question."""
-    return not isinstance(work, works.Chat) or work.has_question
+    if not isinstance(work, works.Chat):
+        return True
+    messages = work.messages
+    last = messages[-1].get("role") if messages else None
+    # Nearly always the last one is a question, and the others need no look.
+    return last == "user" or work.has_question
 
 
 @dataclass(frozen=True, slots=True)
