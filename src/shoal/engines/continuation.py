@@ -11,38 +11,29 @@ Source: requests to llama-server, vLLM, transformers serve and LiteLLM; their AP
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
 from shoal.domain.errors import ShoalError, Unavailable
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.outcome import THOUGHTS, Delta, Usage
-from shoal.domain.work import JSON, Chat, Completion, Inference
-from shoal.engines.catalog import ServerQuery, ServerReply
+from shoal.domain.work import JSON, Chat, Completion
+from shoal.engines.catalog import ServerQuery
 from shoal.engines.engine import Finished, Item
 from shoal.engines.requests import CONTINUE_FLAGS, is_begun, openai_request
 from shoal.engines.server_errors import DECODE_ERRORS, NotServed, refusal_error
 from shoal.engines.server_kinds import MULTIMODAL, Way
 from shoal.engines.streams.stop_strings import StopStrings
 
+if TYPE_CHECKING:
+    from shoal.engines.openai_server import OpenAIEngine
+
 TextWork: TypeAlias = Chat | Completion
 
 
-class Server(Protocol):
-    """What is needed of the server."""
-
-    async def query(self, query: ServerQuery) -> ServerReply:
-        """Raises Unavailable if the server does not respond."""
-
-    def generate(
-        self, work: Inference, flags: Mapping[str, JSON] = ...
-    ) -> AsyncGenerator[Item, None]:
-        """Run ``work`` as ``Engine.run`` does, with more fields in the request."""
-
-
 async def continue_answer(
-    server: Server, work: TextWork, beginning: str, way: Way, thoughts: str = ""
+    server: "OpenAIEngine", work: TextWork, beginning: str, way: Way, thoughts: str = ""
 ) -> AsyncGenerator[Item, None]:
     """Run ``work``, whose answer begins with ``beginning``, as ``Engine.run`` does.
 
@@ -125,7 +116,7 @@ async def thoughts_apart(
                 yield text
 
 
-async def find_way(server: Server, model: str) -> Way | None:
+async def find_way(server: "OpenAIEngine", model: str) -> Way | None:
     """Return how the server continues answers of a model; None if in no proven way.
 
     Raises Unavailable if the server does not respond.
@@ -190,7 +181,7 @@ class _Begun:
 
 
 async def _begin(
-    server: Server, work: TextWork, beginning: str, way: Way, thoughts: str = ""
+    server: "OpenAIEngine", work: TextWork, beginning: str, way: Way, thoughts: str = ""
 ) -> _Begun:
     if isinstance(work, Completion):
         # Others than texts are never continued (domain.work.INDIVISIBLE_FEATURES).
@@ -225,7 +216,7 @@ async def _begin(
 
 
 async def _begin_text(
-    server: Server, work: TextWork, prompt: str, beginning: str, way: Way
+    server: "OpenAIEngine", work: TextWork, prompt: str, beginning: str, way: Way
 ) -> _Begun:
     """A chat is continued as a text: llama.cpp's tokens of a text have those of its
     beginning, and its tokenizer reads the texts of special tokens as such.
@@ -241,7 +232,7 @@ async def _begin_text(
 
 
 async def _begin_message(
-    server: Server, work: Chat, beginning: str, way: Way
+    server: "OpenAIEngine", work: Chat, beginning: str, way: Way
 ) -> _Begun:
     # Many templates trim messages.  A model that was trained on them continues after a
     # trimmed one with the white space that it would have written.
@@ -353,7 +344,7 @@ class _Detokenized(msgspec.Struct, frozen=True):
 
 
 async def prompt_tokens(
-    server: Server, work: TextWork, flags: Mapping[str, JSON] | None = None
+    server: "OpenAIEngine", work: TextWork, flags: Mapping[str, JSON] | None = None
 ) -> int | None:
     """Return how many tokens the model reads; None if the server says nothing.
 
@@ -377,21 +368,21 @@ def _raise_if_busy(error: Exception) -> None:
         raise error
 
 
-async def _templated(server: Server, work: Chat) -> str:
+async def _templated(server: "OpenAIEngine", work: Chat) -> str:
     """Return the text that the model reads, from llama-server."""
     body = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
     reply = await _query(server, "/apply-template", body)
     return msgspec.json.decode(reply, type=_TemplatedChat).prompt
 
 
-async def _chat_tokens(server: Server, work: Chat) -> list[int]:
+async def _chat_tokens(server: "OpenAIEngine", work: Chat) -> list[int]:
     """Return the tokens that the model reads, from vLLM."""
     body = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
     body |= CONTINUE_FLAGS if is_begun(work) else {"add_generation_prompt": True}
     return await _tokenize(server, body)
 
 
-async def _text_of(server: Server, model: str, read: str | list[int]) -> str:
+async def _text_of(server: "OpenAIEngine", model: str, read: str | list[int]) -> str:
     """Return a text, also of vLLM's tokens."""
     if isinstance(read, str) or not read:
         return "".join(map(str, read))
@@ -399,7 +390,7 @@ async def _text_of(server: Server, model: str, read: str | list[int]) -> str:
     return msgspec.json.decode(reply, type=_Detokenized).prompt
 
 
-async def _count_text(server: Server, text: str) -> int:
+async def _count_text(server: "OpenAIEngine", text: str) -> int:
     """Return the number of tokens of a prompt, from llama-server."""
     body: Mapping[str, JSON] = {
         "content": text,
@@ -409,12 +400,12 @@ async def _count_text(server: Server, text: str) -> int:
     return len(await _tokenize(server, body))
 
 
-async def _tokenize(server: Server, body: Mapping[str, JSON]) -> list[int]:
+async def _tokenize(server: "OpenAIEngine", body: Mapping[str, JSON]) -> list[int]:
     reply = await _query(server, "/tokenize", body)
     return msgspec.json.decode(reply, type=_Tokens).tokens
 
 
-async def _query(server: Server, path: str, body: Mapping[str, JSON]) -> bytes:
+async def _query(server: "OpenAIEngine", path: str, body: Mapping[str, JSON]) -> bytes:
     query = ServerQuery(path, msgspec.json.encode(body), native=True)
     reply = await server.query(query)
     if reply.status != 200:
