@@ -120,8 +120,9 @@ class Hub:
         self._hedge_after = hedge_after
         self._verifier = ReceiptVerifier(self.pool, store, aside)
         self._bookkeeper = Bookkeeper(self.pool, store, signer, fee, aside)
+        self._wake = asyncio.Event()
         self._recorder = FactRecorder(
-            store, self._bookkeeper, self.store_health, clock, self._wake_up
+            store, self._bookkeeper, self.store_health, clock, self._wake.set
         )
         self.commit_seconds = self._recorder.commit_seconds
         self._mailbox = Mailbox()
@@ -130,7 +131,6 @@ class Hub:
         self._waiting: list[tuple[inputs.HubInput, asyncio.Future[None]]] = []
         self._deferred = False  # whether inputs of this batch were deferred
         self._unpaid = False  # whether jobs were refused for lack of funds
-        self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._answers = open_answers.OpenAnswers(store, self.blobs)
         self.grants = CallGrants(call_secret, self.pool, self._answers)
@@ -464,9 +464,6 @@ class Hub:
             peer.disconnect(reason, CloseCode.GOING_AWAY, reason)
 
     # Inputs.
-
-    def _wake_up(self) -> None:
-        self._wake.set()
 
     def post(self, mail: HubMail) -> None:
         # Not bounded here, because every source is: clients by the queue, workers by a

@@ -93,7 +93,8 @@ class SpotChecks:
             (second, (first, third)),
         ):
             if others[0].essence == others[1].essence:
-                reason = f"gave another answer than {' and '.join(_names(others))}"
+                names = " and ".join(each.worker_id for each in others)
+                reason = f"gave another answer than {names}"
                 await self._hub.process(AnswerDisputed(alone.worker_id, reason, job_id))
                 return
         log.warning("differ job=%s, all three: it is not deterministic", job_id)
@@ -176,7 +177,3 @@ def _told_by_all(fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
     return {
         name: value for name, value in fields.items() if value and name != STOP_REASON
     }
-
-
-def _names(answers: Sequence[CheckedAnswer]) -> list[str]:
-    return [each.worker_id for each in answers]

@@ -43,10 +43,6 @@ def decline_sharing(
         send(models.ModelAnswer(message.model, available=False))
 
 
-def _ignore() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class MachineProbe:
     """Measurements of this machine."""
@@ -115,7 +111,7 @@ class Agent:
         functions: FunctionBackend | None = None,
         slots: Sequence[EngineSlots] = (),
         throttle: OwnerThrottle | None = None,
-        on_admitted: Callable[[], None] = _ignore,
+        on_admitted: Callable[[], None] = lambda: None,
         redials: bool = True,
         traces: JobTracer | None = None,
     ) -> None:

@@ -96,7 +96,7 @@ def decode_message_request(data: bytes) -> MessageRequest:
     generation = GenerationRequest(
         chat,
         stream=bool(body.stream),
-        session=_session(body),
+        session=_user(body)[-SESSION_MAX:],  # the end of it names the session
         tier=body.service_tier or "",
         end_user=_user(body),
     )
@@ -190,11 +190,6 @@ def _in_order(options: Mapping[str, JSON]) -> dict[str, JSON]:
     return {
         each.name: options[each.name] for each in CHAT_OPTIONS if each.name in options
     }
-
-
-def _session(body: message_body.MessageBody) -> str:
-    """Return the client's name for its user, the end of which names the session."""
-    return _user(body)[-SESSION_MAX:]
 
 
 def _user(body: message_body.MessageBody) -> str:
