@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
@@ -41,6 +41,7 @@ async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
     return CredentialCache("join token", await store.tokens.all(), store.tokens)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerAdmission:
     """Decides which workers may join, and disconnects those whose token is revoked.
 
@@ -50,29 +51,23 @@ class WorkerAdmission:
     coordinator ``prints_limited_tokens``, invitations have one of those instead, and
     ``last_printed`` is the newest.  ``ports`` has the ports beside HTTP, by wire and by
     ``tcp`` or ``tls``; ``loopback_only`` says that only this machine can reach them.
-    The coordinator sets them when its ports are open.
+    The coordinator sets them when its ports are open.  Failures are counted with those
+    of other kinds of secrets.
     """
 
-    def __init__(
-        self,
-        book: CredentialCache[JoinToken],
-        store: KeyStore,
-        clock: Clock,
-        failures: AuthThrottle | None = None,
-    ) -> None:
-        """``failures`` is shared with those who check other kinds of secrets."""
-        self.tokens = book
-        self.urls: Callable[[], Sequence[str]] = lambda: ("",)
-        self.join_token = ""
-        self.prints_limited_tokens = False
-        self.last_printed = ""
-        self.fingerprint: bytes | None = None
-        self.ports: Mapping[str, Mapping[str, int]] = {}
-        self.loopback_only = False
-        self._store = store
-        self._clock = clock
-        self._failures = failures or AuthThrottle()
-        self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
+    tokens: CredentialCache[JoinToken]
+    _store: KeyStore
+    _clock: Clock
+    _failures: AuthThrottle = field(default_factory=AuthThrottle)
+    urls: Callable[[], Sequence[str]] = lambda: ("",)
+    join_token: str = ""
+    prints_limited_tokens: bool = False
+    last_printed: str = ""
+    fingerprint: bytes | None = None
+    ports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    loopback_only: bool = False
+    # By the id of the token.
+    _links: dict[str, set[RevocableConnection]] = field(default_factory=dict)
 
     def policy_for(self, wire: str, *tokens: str) -> admission.AdmissionCheck:
         """Return the admission check of one wire.

@@ -42,6 +42,7 @@ class _BatchDraft:
         return bool(money or self.deliveries or self.presented or self.places)
 
 
+@dataclass(slots=True, eq=False)
 class Bookkeeper:
     """Turns facts into transfers and receipts.
 
@@ -53,23 +54,19 @@ class Bookkeeper:
         thread_above: a batch with more signatures than this is signed in a thread.
     """
 
-    def __init__(
-        self,
-        pool: PoolState,
-        store: Store,
-        signer: Signer,
-        fee: int,
-        thread_above: float,
-    ) -> None:
-        self.books = Books({}, {})
-        self._pool = pool
-        self._store = store
-        self._signer = signer
-        self._notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
-        self._fee = fee
-        self._thread_above = thread_above
-        self._draft = _BatchDraft()
-        self._request_hashes: dict[JobId, str] = {}  # of open jobs with much text
+    _pool: PoolState
+    _store: Store
+    _signer: Signer
+    _fee: int
+    _thread_above: float
+    books: Books = field(default_factory=lambda: Books({}, {}))
+    _notary: Notary = field(init=False)
+    _draft: _BatchDraft = field(default_factory=_BatchDraft)
+    # Of open jobs with much text.
+    _request_hashes: dict[JobId, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._notary = Notary(self._signer, Frontier(), 0, EMPTY_ROOT)
 
     async def open(self) -> None:
         """Load the books and the log from the store.

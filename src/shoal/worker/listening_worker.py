@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.peers.relay import ServeSession
@@ -74,6 +75,7 @@ class OpenConnection:
         return text or "disconnected"
 
 
+@dataclass(slots=True, eq=False)
 class ListeningWorker:
     """Serves every coordinator that connects, each by an agent of its own.
 
@@ -88,23 +90,17 @@ class ListeningWorker:
             disconnected.
     """
 
-    def __init__(
-        self,
-        open_ports: OpenPorts,
-        create_agent: CreateAgent,
-        clock: Clock,
-        report: Callable[[Mapping[str, object], WorkerEvent], None],
-        restriction: str = "",
-    ) -> None:
-        self._open_ports = open_ports
-        self._create_agent = create_agent
-        self._clock = clock
-        self._report = report
-        self._restriction = restriction
-        self._agents: set[Agent] = set()
-        self._lent = 0
-        self._leaving = asyncio.Event()
-        self._idle = asyncio.Event()  # without agents
+    _open_ports: OpenPorts
+    _create_agent: CreateAgent
+    _clock: Clock
+    _report: Callable[[Mapping[str, object], WorkerEvent], None]
+    _restriction: str = ""
+    _agents: set[Agent] = field(default_factory=set)
+    _lent: int = 0
+    _leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)  # without agents
+
+    def __post_init__(self) -> None:
         self._idle.set()
 
     async def run(self) -> None:
