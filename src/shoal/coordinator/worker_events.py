@@ -211,12 +211,8 @@ class WorkerEvents:
             now = self._clock.now()
             if answer.append(event.pieces, now):
                 self._begin(event.job_id, event.lease, now)
-        except ReaderTooSlow:
-            if not self._continues_unattended(event.job_id):
-                self._post(Cancellation(event.job_id, "the client reads too slowly"))
-        except UnusableOutput as spoilt:
-            self._tell_begun()
-            self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
+        except (ReaderTooSlow, UnusableOutput) as problem:
+            self._stop_answer(event.job_id, problem)
 
     def _on_results(self, event: words.CallsReturned) -> None:
         # The hot path of a call stream, once per call: no fact, no task, no lock.
@@ -248,12 +244,8 @@ class WorkerEvents:
                 # No FirstOutput: the result follows.
                 answer.append(event.rest, self._clock.now())
             answer.check_complete()
-        except ReaderTooSlow:
-            if not self._continues_unattended(event.job_id):
-                self._post(Cancellation(event.job_id, "the client reads too slowly"))
-        except UnusableOutput as spoilt:
-            self._tell_begun()
-            self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
+        except (ReaderTooSlow, UnusableOutput) as problem:
+            self._stop_answer(event.job_id, problem)
         # Posted even so: on a wire that cannot cancel, only the result frees the slot.
         outcome = answer.assemble(event.finish_reason, event.usage)
         if event.output:
@@ -263,9 +255,17 @@ class WorkerEvents:
             first_output = self._clock.wall() - (self._clock.now() - begun[1])
         self._post(LeaseResult(worker_id, event, outcome, first_output=first_output))
 
-    def _continues_unattended(self, job_id: JobId) -> bool:
+    def _stop_answer(
+        self, job_id: JobId, problem: ReaderTooSlow | UnusableOutput
+    ) -> None:
+        """End a job whose answer cannot go on; a detached one needs no reader."""
+        if isinstance(problem, UnusableOutput):
+            self._tell_begun()
+            self._post(AnswerRejected(job_id, str(problem), problem.lost))
+            return
         job = self._pool.jobs.get(job_id)
-        return job is not None and job.job.unattended > 0
+        if job is None or job.job.unattended <= 0:
+            self._post(Cancellation(job_id, "the client reads too slowly"))
 
 
 def _send_away(registration: WorkerRegistration) -> None:
