@@ -314,7 +314,7 @@ async def test_outcome_follows_all_text() -> None:
 
 async def test_text_is_readable_after_the_end() -> None:
     answer, reading = partial_answer("a", read=False)
-    answer.fail(JobError("boom"))
+    answer.finish(JobError("boom"))
 
     assert await reading.read() == ["a"]
     assert await reading.read() == []
@@ -327,7 +327,7 @@ async def test_first_end_counts() -> None:
     assert answer.end is None
 
     answer.finish(Outcome("whole"))
-    answer.fail(JobError("too late"))
+    answer.finish(JobError("too late"))
 
     assert answer.end is not None
     assert await reading.outcome() == Outcome("whole")

@@ -357,12 +357,8 @@ class DurableCalls:
         self._hub.blobs.unpin(call.job_id)
         for listener in call.listeners:
             listener.on_end(call)
-        if call.answer is None:
-            return
-        if isinstance(call.end, Outcome):
+        if call.answer is not None and call.end is not None:
             call.answer.finish(call.end)
-        elif call.end is not None:
-            call.answer.fail(call.end)
 
     def _set_timer(self) -> None:
         if self._timer is None and self._unrecorded:
@@ -408,7 +404,7 @@ class DurableCalls:
             for listener in call.listeners:
                 listener.on_end(call)
             if call.answer is not None:
-                call.answer.fail(error)
+                call.answer.finish(error)
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

@@ -253,18 +253,19 @@ class Answer:
 
     # The end.
 
-    def finish(self, outcome: Outcome) -> None:
-        """End the answer with its outcome."""
-        self._end_with(outcome)
-
-    def fail(self, error: ShoalError) -> None:
-        """End the answer with an error."""
-        self._end_with(error)
+    def finish(self, end: Outcome | ShoalError) -> None:
+        """End the answer with its outcome or an error; the first end counts."""
+        if self.end is None:
+            self.end = end
+            for reading in self._readings:
+                reading.wake()
+            if self.listener is not None:
+                self.listener.on_end(self)
 
     def refuse(self, error: ShoalError) -> None:
         """End the answer to a job that is not accepted."""
         self.refused = True
-        self._end_with(error)
+        self.finish(error)
 
     def interrupt(self, error: ShoalError) -> None:
         """End all cursors with an error; the answer itself goes on."""
@@ -315,14 +316,6 @@ class Answer:
             reading.abort(Cancelled("the client reads too slowly"))
         if any(reading.asked for reading in slow) and not self.has_readers:
             raise ReaderTooSlow
-
-    def _end_with(self, end: Outcome | ShoalError) -> None:
-        if self.end is None:
-            self.end = end
-            for reading in self._readings:
-                reading.wake()
-            if self.listener is not None:
-                self.listener.on_end(self)
 
 
 def _is_thought(piece: AnswerPiece) -> bool:

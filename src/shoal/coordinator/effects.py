@@ -69,7 +69,7 @@ class Effects:
                 self._answers[job_id].finish(outcome)
                 self.forget(job_id)
             case facts.JobFailed() | facts.JobCancelled() | facts.JobExpired():
-                self._answers[fact.job_id].fail(error_of(fact))
+                self._answers[fact.job_id].finish(error_of(fact))
                 self.forget(fact.job_id)
             case facts.WorkerJoined(worker_id=worker_id):
                 self._connections.on_worker_joined(worker_id)

@@ -628,7 +628,7 @@ class Hub:
             self._answers.resolve(job_id, error)
         self._fail_waiting(error)
         for answer in self._answers.values():
-            answer.fail(error)
+            answer.finish(error)
         self._deadlines.stop()
         self._idle.set()  # open jobs will never end
 
