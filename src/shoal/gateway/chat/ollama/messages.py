@@ -16,18 +16,7 @@ from msgspec import Raw, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
-from shoal.gateway.chat.messages import (
-    Message,
-    RequestedFunction,
-    assistant_message,
-    content_of,
-    data_url,
-    function_tools,
-    image_part,
-    text_part,
-    tool_call,
-    tool_result,
-)
+from shoal.gateway.chat import messages
 from shoal.gateway.chat.ollama.bodies import OllamaMessage, OllamaTool
 from shoal.gateway.http.decoding import decode_object, is_given, unsupported
 
@@ -43,7 +32,9 @@ IMAGE_TYPES: Mapping[str, str] = {
 """The type of an image by the beginning of its base64: Ollama's images have none."""
 
 
-def translate_messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+def translate_messages(
+    conversation: Sequence[OllamaMessage],
+) -> tuple[messages.Message, ...]:
     """Return the messages of a chat.
 
     Raises InvalidRequest naming an invalid field.
@@ -51,7 +42,7 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]
     translator = _Translator()
     return tuple(
         translator.translate(message, f"messages[{index}]")
-        for index, message in enumerate(messages)
+        for index, message in enumerate(conversation)
     )
 
 
@@ -60,7 +51,7 @@ def translate_tools(tools: Sequence[OllamaTool]) -> list[JSON]:
 
     Raises InvalidRequest.
     """
-    return function_tools(
+    return messages.function_tools(
         [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     )
 
@@ -72,8 +63,8 @@ def user_content(text: str, images: Sequence[str], path: str) -> JSON:
 
     Raises InvalidRequest if one is none.
     """
-    parts = [image_part(_image_url(each, path)) for each in images]
-    return content_of([*parts, text_part(text)])
+    parts = [messages.image_part(_image_url(each, path)) for each in images]
+    return messages.content_of([*parts, messages.text_part(text)])
 
 
 @dataclass(slots=True)
@@ -96,7 +87,7 @@ class _Translator:
         self._by_function: defaultdict[str, deque[_Call]] = defaultdict(deque)
         self._by_id: dict[str, _Call] = {}  # the last of each id
 
-    def translate(self, message: OllamaMessage, path: str) -> Message:
+    def translate(self, message: OllamaMessage, path: str) -> messages.Message:
         text = message.content or ""
         if message.role not in ROLES:
             raise InvalidRequest(
@@ -119,11 +110,11 @@ class _Translator:
                     self._call(number, message, path)
                     for number in range(len(message.tool_calls or ()))
                 ]
-                return assistant_message(
+                return messages.assistant_message(
                     text, reasoning=message.thinking or None, tool_calls=calls
                 )
             case "tool":
-                return tool_result(self._answered_call(message), text)
+                return messages.tool_result(self._answered_call(message), text)
             case "user":
                 images = message.images or ()
                 content = user_content(text, images, f"{path}.images")
@@ -145,7 +136,9 @@ class _Translator:
         self._by_id[call.id] = call
         self._all.append(call)
         self._by_function[name].append(call)
-        return tool_call(call.id, name, decoded_arguments(given.function.arguments, at))
+        return messages.tool_call(
+            call.id, name, decoded_arguments(given.function.arguments, at)
+        )
 
     def _answered_call(self, message: OllamaMessage) -> str:
         """Return the id of the call that a message has the result of, or a new one."""
@@ -172,18 +165,20 @@ def _first_open(calls: "deque[_Call]") -> _Call | None:
     return calls[0] if calls else None
 
 
-def _function(tool: OllamaTool, path: str) -> RequestedFunction:
+def _function(tool: OllamaTool, path: str) -> messages.RequestedFunction:
     if tool.type != "function":
         raise unsupported(f"{path}.type", tool.type[:40])
     given = tool.function
     at = f"{path}.function.parameters"
-    return RequestedFunction(given.name, at, given.parameters, given.description)
+    return messages.RequestedFunction(
+        given.name, at, given.parameters, given.description
+    )
 
 
 def _image_url(base64: str, path: str) -> str:
     for beginning, media_type in IMAGE_TYPES.items():
         if base64.startswith(beginning):
-            return data_url(media_type, base64)
+            return messages.data_url(media_type, base64)
     raise InvalidRequest(
         f"{path}: expected PNG, JPEG, GIF, WebP or BMP images in base64", path
     )

@@ -15,18 +15,7 @@ from msgspec import Raw
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, message_text
-from shoal.gateway.chat.messages import (
-    Message,
-    assistant_message,
-    content_of,
-    image_part,
-    result_with_images,
-    server_step,
-    text_part,
-    tool_call,
-    tool_result,
-    unreadable,
-)
+from shoal.gateway.chat import messages
 from shoal.gateway.chat.parts import Part, PartKind
 from shoal.gateway.chat.responses import body
 from shoal.gateway.http.decoding import (
@@ -73,7 +62,7 @@ class ResultImages:
     parts: Sequence[Mapping[str, JSON]]
 
 
-ChatItem: TypeAlias = Part | Message | ResultImages
+ChatItem: TypeAlias = Part | messages.Message | ResultImages
 """A part that the assistant wrote, another's message, or images in one."""
 
 InputItem: TypeAlias = ChatItem | ItemReference
@@ -118,13 +107,13 @@ def _server_item(kind: str, raw: Raw, path: str) -> ChatItem:
     fields = decode_value(raw, path)
     assert isinstance(fields, Mapping), "an item has a type"
     shown = {name: each for name, each in fields.items() if name not in UNSHOWN}
-    text = server_step(kind, shown)
+    text = messages.server_step(kind, shown)
     if kind.endswith(CLIENTS_SUFFIXES):
         return {"role": "user", "content": text}
     return Part(PartKind.TEXT, text)
 
 
-def messages_of(items: Iterable[ChatItem]) -> list[Message]:
+def messages_of(items: Iterable[ChatItem]) -> list[messages.Message]:
     """Return the messages of a chat with these items.
 
     Images in the outputs of functions follow all outputs.
@@ -132,10 +121,10 @@ def messages_of(items: Iterable[ChatItem]) -> list[Message]:
     return list(_messages(items))
 
 
-def items_of(messages: Iterable[Message]) -> list[Part | Message]:
+def items_of(conversation: Iterable[messages.Message]) -> list[Part | messages.Message]:
     """Return the items of a chat's messages: what ``messages_of`` translates."""
-    items: list[Part | Message] = []
-    for message in messages:
+    items: list[Part | messages.Message] = []
+    for message in conversation:
         if message.get("role") != "assistant":
             items.append(message)
             continue
@@ -152,7 +141,7 @@ def items_of(messages: Iterable[Message]) -> list[Part | Message]:
     return items
 
 
-def _messages(items: Iterable[ChatItem]) -> Iterator[Message]:
+def _messages(items: Iterable[ChatItem]) -> Iterator[messages.Message]:
     draft: list[Part] = []
     images: list[JSON] = []
     for item in items:
@@ -185,17 +174,17 @@ def _order(part: Part) -> int:
     return _ORDER.index(part.kind)
 
 
-def _assistant(parts: Sequence[Part]) -> Message:
+def _assistant(parts: Sequence[Part]) -> messages.Message:
     texts = {
         kind: "\n\n".join(part.text for part in parts if part.kind is kind)
         for kind in _ORDER
     }
-    return assistant_message(
+    return messages.assistant_message(
         texts[PartKind.TEXT],
         reasoning=texts[PartKind.REASONING] or None,
         refusal=texts[PartKind.REFUSAL] or None,
         tool_calls=[
-            tool_call(part.call_id, part.name, part.text)
+            messages.tool_call(part.call_id, part.name, part.text)
             for part in parts
             if part.kind is PartKind.TOOL_CALL
         ],
@@ -230,7 +219,7 @@ def _decode_message(item: body.ResponseInputItem, path: str) -> Sequence[InputIt
         _decode_part(part, f"{path}.content[{index}]")
         for index, part in enumerate(content)
     ]
-    decoded = content_of(parts)
+    decoded = messages.content_of(parts)
     if role != "user" and not isinstance(decoded, str):
         field = f"{path}.content"
         raise InvalidRequest(f"{field}: only a user sends more than text", field)
@@ -250,26 +239,28 @@ def _assistant_parts(
         elif part.type in TEXT_PARTS:
             yield Part(PartKind.TEXT, _text(part, field))
         else:
-            yield Part(PartKind.TEXT, server_step(part.type, part.text))
+            yield Part(PartKind.TEXT, messages.server_step(part.type, part.text))
 
 
 def _decode_part(part: body.ResponseInputPart, path: str) -> Mapping[str, JSON]:
     if part.type == "input_image":
-        return image_part(required(part.image_url, f"{path}.image_url"), part.detail)
-    return text_part(_text(part, path))
+        return messages.image_part(
+            required(part.image_url, f"{path}.image_url"), part.detail
+        )
+    return messages.text_part(_text(part, path))
 
 
 def _decode_output(item: body.ResponseInputItem, path: str) -> Sequence[ChatItem]:
     call_id, output = required(item.call_id, f"{path}.call_id"), item.output
     if output is None or isinstance(output, str):
-        return [tool_result(call_id, required(output, f"{path}.output"))]
+        return [messages.tool_result(call_id, required(output, f"{path}.output"))]
     parts = [
         _output_part(part, f"{path}.output[{index}]")
         for index, part in enumerate(output)
     ]
     images = [part for part in parts if part["type"] != "text"]
     text = message_text({"content": parts})
-    message, shown = result_with_images(call_id, text, images)
+    message, shown = messages.result_with_images(call_id, text, images)
     return [message, ResultImages(shown)] if shown else [message]
 
 
@@ -280,7 +271,7 @@ def _output_part(part: body.ResponseInputPart, path: str) -> Mapping[str, JSON]:
     """
     if part.type in TEXT_PARTS or part.image_url is not None:
         return _decode_part(part, path)
-    return text_part(unreadable(part.type))
+    return messages.text_part(messages.unreadable(part.type))
 
 
 def _reasoning_text(item: body.ResponseInputItem) -> str:
