@@ -41,7 +41,9 @@ def main() -> int:
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--rounds", type=int, help="instead of the bench's own number")
     parser.add_argument(
-        "--write", action="store_true", help=f"put the tables into {report.PAGE.name}"
+        "--write",
+        action="store_true",
+        help=f"keep the results: in {report.PAGE.name}, or steps.json",
     )
     args = parser.parse_args()
     allow_files()

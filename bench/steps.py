@@ -22,7 +22,6 @@ from collections.abc import (
     Callable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import (
     AbstractContextManager,
@@ -40,7 +39,7 @@ from aiohttp import web
 import engine
 import shoal
 from counted import LOOK
-from jobs import Client, at_work, clients_of
+from jobs import at_work, clients_of
 from load import ask_all, connected, post, request, run
 from node import BINARY, TEXT, frame, join, receive
 from processes import HERE, Program, program
@@ -81,6 +80,7 @@ class Unit:
     few: int = 0
     at_once: int = 1  # of which ``act`` does so many each time
     tested: bool = True  # whether the test counts it too: it is steady, and not alike
+    alone: bool = False  # nothing else is done meanwhile: see ``rounds_of``
 
 
 def measure(rounds: int) -> Results:
@@ -135,19 +135,25 @@ def part(function: str) -> str:
 async def rounds_of(unit: Unit, programs: Programs) -> AsyncIterator[dict[str, Calls]]:
     """Yield what each program calls for one of a unit, again and again.
 
-    What is still to be done at the end of a round is counted in the next one.
+    What is still to be done at the end of a round is counted in the next one.  A unit
+    that is done alone calls each function a whole number of times; the rest is of
+    timers, which call the more often the busier the machine is.
     """
     units = (unit.many - unit.few) * unit.at_once
-    await _during(
-        unit, unit.few or unit.many, programs
-    )  # for connections and caches to be there
+    # Connections and caches are there afterwards.
+    await _during(unit, unit.few or unit.many, programs)
     while True:
         found = await _during(unit, unit.many, programs)
         if unit.few:
             for role, calls in (await _during(unit, unit.few, programs)).items():
                 found[role].subtract(calls)
         yield {
-            role: Counter({each: times / units for each, times in calls.items()})
+            role: Counter(
+                {
+                    each: round(times / units) if unit.alone else times / units
+                    for each, times in calls.items()
+                }
+            )
             for role, calls in found.items()
         }
 
@@ -242,8 +248,9 @@ async def _chats(measured: Measured, port: int, how: str = "") -> None:
                 await ask_all(port, asked, clients, number)
 
             at_once = f"{clients} at once" if clients > 1 else "one client"
-            tested = clients == 1 or not how
-            await measured(Unit(f"{what}, {at_once}{how}", ask, many, tested=tested))
+            name, alone = f"{what}, {at_once}{how}", clients == 1
+            tested = alone or not how
+            await measured(Unit(name, ask, many, tested=tested, alone=alone))
 
 
 async def _chunks(measured: Measured, port: int) -> None:
@@ -258,7 +265,9 @@ async def _chunks(measured: Measured, port: int) -> None:
 
         at_once = f"{clients} at once" if clients > 1 else "one client"
         units = clients * answers
-        await measured(Unit(f"chunk alone, {at_once}", ask, 60, 20, at_once=units))
+        sole = clients == 1  # else how many are read together is a matter of time
+        name = f"chunk alone, {at_once}"
+        await measured(Unit(name, ask, 60, 20, units, tested=sole, alone=sole))
 
 
 async def _step_by_step(port: int, stream: int, chunks: int) -> None:
@@ -269,7 +278,7 @@ async def _step_by_step(port: int, stream: int, chunks: int) -> None:
         for chunk in (engine.FIRST, *[engine.NEXT] * (chunks - 1)):
             await response.write(chunk)
             await read.acquire()
-        await response.write(engine.LAST)
+        await response.write_eof(engine.LAST)
 
     engine.WAYS[question] = write
     asked = request(question, key=KEY, stream=True)
@@ -322,14 +331,14 @@ async def _nodes_answer(measured: Measured, port: int) -> None:
 
     async with _nodes(port, 1, burst):
         name = f"GrandSage answer of {FRAMES} frames in a burst"
-        await measured(Unit(name, partial(ask, FRAMES), 10))
+        await measured(Unit(name, partial(ask, FRAMES), 10, alone=True))
     async with _nodes(port, 1, step_by_step):
         alone = partial(ask, answers=4)
-        await measured(Unit("GrandSage frame alone", alone, 60, 20, at_once=4))
+        await measured(Unit("GrandSage frame alone", alone, 60, 20, 4, alone=True))
     for workers in (1, WORKERS):
         async with _nodes(port, workers, burst):
             name = f"chat with {workers} workers of the model"
-            await measured(Unit(name, ask_in_json, 20))
+            await measured(Unit(name, ask_in_json, 20, alone=True))
 
 
 @asynccontextmanager
@@ -362,20 +371,24 @@ async def _nodes(
 
 
 async def _dispatch_jobs(measured: Measured, port: int) -> None:
-    for number, workers, many in ((1, 1, 40), (64, 32, 64)):
-        async with at_work(port, workers, signs=True), clients_of(port) as clients:
+    async with at_work(port, 1, signs=True), clients_of(port) as (client, *_):
 
-            async def commit(
-                jobs: int, clients: Sequence[Client] = clients[:number]
-            ) -> None:
-                todo = iter(range(jobs))
-                done = await clients[0].logged() + jobs
-                await asyncio.gather(*(each.commit_all(todo) for each in clients))
-                while await clients[0].logged() < done:  # noqa: ASYNC110  # afar
-                    await asyncio.sleep(POLL)
+        async def wait_for_each(jobs: int) -> None:
+            for _ in range(jobs):
+                await client.one()
 
-            at_once = f"{number} at once" if number > 1 else "one client"
-            await measured(Unit(f"Dispatch job, {at_once}", commit, many))
+        name = "Dispatch job and its result, one client"
+        await measured(Unit(name, wait_for_each, 20, alone=True))
+    async with at_work(port, 32, signs=True), clients_of(port) as clients:
+
+        async def commit(jobs: int) -> None:
+            todo = iter(range(jobs))
+            done = await clients[0].logged() + jobs
+            await asyncio.gather(*(each.commit_all(todo) for each in clients))
+            while await clients[0].logged() < done:  # noqa: ASYNC110  # afar
+                await asyncio.sleep(POLL)
+
+        await measured(Unit("Dispatch job, 64 at once", commit, 64))
 
 
 async def _tealenet_chats(measured: Measured, port: int) -> None:
@@ -391,7 +404,9 @@ async def _tealenet_chats(measured: Measured, port: int) -> None:
                     await asyncio.sleep(POLL)
 
         await ask(1)
-        await measured(Unit("chat behind TealeNet's relay, one client", ask, 20))
+        await measured(
+            Unit("chat behind TealeNet's relay, one client", ask, 20, alone=True)
+        )
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     node.writer.close()
@@ -418,4 +433,5 @@ async def _calls(measured: Measured, port: int) -> None:
                 (all_at_once, f"{many} at once", many, False),
             ):
                 apart = partial(asyncio.to_thread, act)
-                await measured(Unit(f"{what}, {at_once}", apart, number, tested=tested))
+                name = f"{what}, {at_once}"
+                await measured(Unit(name, apart, number, tested=tested, alone=tested))

@@ -98,7 +98,8 @@ def told(steps: ModuleType, row: str, calls: Counter[str]) -> str:
         return f"{row}: {calls.total():,.1f} calls, of which nothing is kept"
     growth = Counter(parts)
     growth.subtract(kept(row))
-    grown = ", ".join(f"{part} {n:+.1f}" for part, n in growth.most_common(NAMED))
+    most_grown = [each for each in growth.most_common(NAMED) if each[1] >= 1.0]
+    grown = ", ".join(f"{part} {n:+.1f}" for part, n in most_grown)
     ((most, _),) = growth.most_common(1)
     functions = Counter(
         {each: n for each, n in calls.items() if steps.part(each) == most}
