@@ -56,7 +56,8 @@ async def chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _burst(response: web.StreamResponse) -> None:
-    await response.write(BURST)
+    # With its end: whoever has read the last event may hang up at once.
+    await response.write_eof(BURST)
 
 
 async def _paced(response: web.StreamResponse) -> None:

@@ -162,9 +162,12 @@ async def serve(node: RelayNode) -> None:
             request = {"requestID": content["_0"]["requestID"]}
             answer = {"inferenceChunk": {"_0": request | {"chunk": CHUNK}}}
             last = {"inferenceComplete": {"_0": request}}
-            for each in (answer, last):
-                text = base64.b64encode(json.dumps(each).encode()).decode()
-                node.writer.write(frame(message("relayData", **ends, data=text)))
+            texts = (
+                base64.b64encode(json.dumps(each).encode()).decode()
+                for each in (answer, last)
+            )
+            frames = (frame(message("relayData", **ends, data=each)) for each in texts)
+            node.writer.write(b"".join(frames))  # to be read together at any pace
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
