@@ -107,7 +107,8 @@ operations: $(VENV)/.train
 settings: $(VENV)/.dev
 	$(BIN)/python scripts/write_settings.py
 
-# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md and bench/plots.
+# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md and bench/plots
+# (NAME=steps: into bench/steps.json, which make test compares with).
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
 
