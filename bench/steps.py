@@ -79,8 +79,9 @@ class Unit:
     many: int
     few: int = 0
     at_once: int = 1  # of which ``act`` does so many each time
-    tested: bool = True  # whether the test counts it too: it is steady, and not alike
-    alone: bool = False  # nothing else is done meanwhile: see ``rounds_of``
+    alone: bool = False
+    """Nothing else is done meanwhile (see ``rounds_of``), and the test counts it, too:
+    how much is done together depends on the load of the machine."""
 
 
 def measure(rounds: int) -> Results:
@@ -249,8 +250,7 @@ async def _chats(measured: Measured, port: int, how: str = "") -> None:
 
             at_once = f"{clients} at once" if clients > 1 else "one client"
             name, alone = f"{what}, {at_once}{how}", clients == 1
-            tested = alone or not how
-            await measured(Unit(name, ask, many, tested=tested, alone=alone))
+            await measured(Unit(name, ask, many, alone=alone))
 
 
 async def _chunks(measured: Measured, port: int) -> None:
@@ -267,7 +267,7 @@ async def _chunks(measured: Measured, port: int) -> None:
         units = clients * answers
         sole = clients == 1  # else how many are read together is a matter of time
         name = f"chunk alone, {at_once}"
-        await measured(Unit(name, ask, 60, 20, units, tested=sole, alone=sole))
+        await measured(Unit(name, ask, 60, 20, units, alone=sole))
 
 
 async def _step_by_step(port: int, stream: int, chunks: int) -> None:
@@ -428,10 +428,10 @@ async def _calls(measured: Measured, port: int) -> None:
                 list(pool.map("bench.same", range(number)))
 
             # How many are answered together is a matter of time.
-            for act, at_once, number, tested in (
+            for act, at_once, number, alone in (
                 (one_by_one, "one at a time", 50, True),
                 (all_at_once, f"{many} at once", many, False),
             ):
                 apart = partial(asyncio.to_thread, act)
                 name = f"{what}, {at_once}"
-                await measured(Unit(name, apart, number, tested=tested, alone=tested))
+                await measured(Unit(name, apart, number, alone=alone))
