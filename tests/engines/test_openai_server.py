@@ -209,17 +209,45 @@ async def test_pieces_arrive_before_the_end(serve: Serve) -> None:
     assert rest == ["lo", Finished()]
 
 
-async def test_response_is_closed_after_done(serve: Serve) -> None:
-    never = asyncio.Event()
+async def test_response_that_never_ends_is_closed_after_done(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.openai_server.END_WITHIN", 0.01)
+    hung_up = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
         response = await stream_to(request)
         await response.write(HELLO + LO + DONE)
-        await never.wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
         return response
 
     async with running(await serve(handle)) as engine:
         assert (await ask(engine, "hello?")).text == "hello"
+        await hung_up.wait()
+
+
+async def test_connection_is_kept_if_its_response_ends_after_done(serve: Serve) -> None:
+    peers: set[object] = set()
+    read = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.transport is not None and request.method == "POST":
+            peers.add(request.transport.get_extra_info("peername"))
+        response = await stream_to(request)
+        await response.write(HELLO + LO + DONE)
+        await read.wait()
+        return response
+
+    async with running(await serve(handle)) as engine:
+        for _ in range(10):
+            read.clear()
+            assert (await ask(engine, "hello?")).text == "hello"
+            read.set()
+
+    assert len(peers) <= 5
 
 
 async def test_closing_a_chat_disconnects(serve: Serve) -> None:

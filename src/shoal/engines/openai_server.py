@@ -137,6 +137,7 @@ RESIDENT_MAX = 4  # models that a server has loaded: adapters of one, say
 LIST_MAX = 4 * 1024 * 1024  # bytes
 REPLY_MAX = 64 * 1024  # bytes of an error response that are read
 KEEPALIVE = 2.0  # seconds an idle connection is kept: less than servers keep it
+END_WITHIN = 1.0  # seconds after the last event, for a connection to be used again
 STALE_MAX = 2  # consecutive kept connections that may turn out to be closed
 DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded in the event loop's thread
 
@@ -188,6 +189,7 @@ class OpenAIEngine:
             self._headers["Authorization"] = f"Basic {login}"
             self._secret = unquote(userinfo).partition(":")[2]
         self._session: aiohttp.ClientSession | None = None
+        self._ending: set[aiohttp.ClientResponse] = set()  # see ``_await_end``
         self._catalog: ServerCatalog | None = None
         self._listed: dict[str, ListedModel] = {}
         self._refused = server_errors.RefusedWork()
@@ -344,10 +346,10 @@ class OpenAIEngine:
                 for piece in answer.end():
                     yield piece
             finally:
-                # A disconnect stops the server, and some servers never end the
-                # response after the last event.
-                if not response.content.at_eof():
-                    response.close()
+                if answer.done and not response.content.at_eof():
+                    self._await_end(response)
+                elif not response.content.at_eof():
+                    response.close()  # which stops the server
         except aiohttp.ClientError as error:
             reason = describe_client_error(error)
             raise server_errors.ServerLost(f"the model's server: {reason}") from error
@@ -388,9 +390,23 @@ class OpenAIEngine:
             ) from error
 
     async def close(self) -> None:
+        for response in list(self._ending):
+            self._end(response)
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def _await_end(self, response: aiohttp.ClientResponse) -> None:
+        """Keep the connection of a whole answer, if its body ends soon as well.
+
+        Servers send that end in a packet of its own, and some never do.
+        """
+        self._ending.add(response)
+        asyncio.get_running_loop().call_later(END_WITHIN, self._end, response)
+
+    def _end(self, response: aiohttp.ClientResponse) -> None:
+        self._ending.discard(response)
+        response.close()
 
     def _find(self, name: str) -> ListedModel | None:
         """Return the model that ``name`` refers to on the server."""
