@@ -180,6 +180,8 @@ async def test_reads_under_way_end_before_the_database_closes(path: Path) -> Non
         assert await listing == (0, 0)
     await closing_
     with pytest.raises(StoreError, match="not open"):
+        await database.transact(lambda sql: None)
+    with pytest.raises(StoreError, match="not open"):
         await database.read(count)
 
 

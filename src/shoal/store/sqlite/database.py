@@ -511,10 +511,15 @@ class _Threads:
             Thread(target=self._run, name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
-        self._started = False
+        self._started = self._closed = False
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a call; one that is cancelled before its turn is left out."""
+        """Run a call; one that is cancelled before its turn is left out.
+
+        Raises StoreError after the end.
+        """
+        if self._closed:
+            raise StoreError("the database is not open")
         if not self._started:
             self._started = True
             for thread in self._threads:
@@ -529,6 +534,7 @@ class _Threads:
 
     def close(self) -> None:
         """Wait for the calls under way, and end the threads."""
+        self._closed = True
         if self._started:
             for _ in self._threads:
                 self._calls.put(None)
