@@ -279,11 +279,11 @@ def _group(reason: str, ids: Sequence[WorkerId]) -> PassedOver:
 
 def no_worker_reason(pool: PoolState, job: OpenJob) -> str:
     """Return in one line why no worker can take ``job`` now."""
+    target = works.describe_target(job.job.work)
     if not pool.workers:
-        reasons = "no worker is connected"
-    else:
-        reasons = ", ".join(_counted(job, group) for group in passed_over(pool, job))
-    return f"no worker for {works.describe_target(job.job.work)}: {reasons}"
+        return f"no worker for {target}: no worker is connected"
+    reasons = ", ".join(_counted(job, group) for group in passed_over(pool, job))
+    return f"no worker for {target}: {reasons}"
 
 
 def _counted(job: OpenJob, group: PassedOver) -> str:
