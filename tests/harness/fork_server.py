@@ -1,5 +1,4 @@
-"""Starts ``python -m MODULE`` by a fork of a process that has imported Shoal, or
-PyTorch.
+"""Starts ``python -m MODULE`` by a fork of a process that has imported Shoal.
 
 Importing takes most of the processor time of a program that a test starts.  The child
 of the fork has its own environment, folder, arguments and files, is in the network
@@ -21,37 +20,17 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, Any, TypeAlias
 
-
-class Preloaded(NamedTuple):
-    """What programs of a kind import, and variables that they have in common."""
-
-    modules: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...] = ()
-
-
-SHOAL = Preloaded(
-    (
-        "shoal.app.server",
-        "shoal.app.worker_ports",
-        "shoal.cli.main",
-        "shoal.cli.pool.join",
-        "shoal.cli.pool.serve",
-        "shoal.cli.worker.join_target",
-        "shoal.cli.use.models.pull",
-        "shoal.cli.worker.run_worker",
-    )
-)
-TORCH = Preloaded(
-    (
-        "torch.distributed.fsdp",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-        "torch._dynamo",  # each optimizer imports it
-        "shoal.training.torch_hooks",
-    ),
-    (("OMP_NUM_THREADS", "1"),),  # as torchrun has it
+PRELOADED = (
+    "shoal.app.server",
+    "shoal.app.worker_ports",
+    "shoal.cli.main",
+    "shoal.cli.pool.join",
+    "shoal.cli.pool.serve",
+    "shoal.cli.worker.join_target",
+    "shoal.cli.use.models.pull",
+    "shoal.cli.worker.run_worker",
 )
 # Variables that matter while modules are imported, or earlier.
 EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_")
@@ -111,18 +90,16 @@ Process: TypeAlias = ForkedProcess | subprocess.Popen[str]
 class ForkServer:
     """The process that forks; it ends with the process that made it."""
 
-    def __init__(self, preloaded: Preloaded = SHOAL) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_MAX)
         self._requests = ours
-        self._environment = {**os.environ, **dict(preloaded.variables)}
+        self._environment = dict(os.environ)
         self._interpreter = sys.executable
-        self._variables = {*preloaded.variables}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *preloaded.modules],
+                [sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # interrupts from the keyboard are not for it
             )
@@ -148,7 +125,6 @@ class ForkServer:
         return (
             early(environment) == early(self._environment)
             and sys.executable == self._interpreter
-            and self._variables <= environment.items()
         )
 
     def run(
@@ -184,8 +160,8 @@ def processor_seconds() -> float:
 
 
 @cache
-def _server(preloaded: Preloaded) -> ForkServer:
-    server = ForkServer(preloaded)
+def _server() -> ForkServer:
+    server = ForkServer()
     atexit.register(server.close)
     return server
 
@@ -196,13 +172,9 @@ def started(
     folder: str,
     environment: Mapping[str, str],
     errors: IO[str],
-    preloaded: Preloaded = SHOAL,
 ) -> Process:
-    """Start ``python -m module`` in a folder; its standard output is a pipe.
-
-    ``preloaded``: what such programs import.
-    """
-    if LINUX and (server := _server(preloaded)).can_run(environment):
+    """Start ``python -m module`` in a folder; its standard output is a pipe."""
+    if LINUX and (server := _server()).can_run(environment):
         return server.run(module, arguments, folder, environment, errors)
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -288,7 +260,7 @@ if __name__ == "__main__":
     import gc
     import importlib
 
-    for name in sys.argv[2:]:
+    for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as connection:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import pytest
 
-from harness.fork_server import TORCH, started
 from harness.speed import scaled
 from training.run_server import serving
 
@@ -35,49 +33,44 @@ class EndedRank:
 
 
 def plain_environment(rank: int) -> Mapping[str, str]:
-    return {**os.environ, "RANK": str(rank), **dict(TORCH.variables)}
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
 
 
 def run_ranks(
     script: str,
     *arguments: str,
     environment: Callable[[int], Mapping[str, str]] = plain_environment,
-    count: int = RANKS,
 ) -> list[EndedRank]:
     """Run a script in all ranks, without a launcher, which would kill them all."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    group = {
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    module = script.removesuffix(".py")
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as stack:
-        ranks, outputs, logs = [], [], []
-        for rank in range(count):
-            logs.append(stack.enter_context(TemporaryFile("w+")))
-            variables = {**environment(rank), **group}
-            process = started(
-                *(module, arguments, str(SCRIPTS), variables, logs[-1], TORCH)
+        ranks = []
+        for rank in range(RANKS):
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPTS / script), *arguments],
+                env={**environment(rank), **place},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
-            assert process.stdout is not None
-            outputs.append(stack.enter_context(process.stdout))
+            ranks.append(stack.enter_context(process))
             stack.callback(process.kill)
-            ranks.append(process)
-        ended = []
-        for process, output, log in zip(ranks, outputs, logs, strict=True):
-            text, status = output.read(), process.wait(LIMIT)
-            log.seek(0)
-            ended.append(EndedRank(status, text, log.read()))
-        return ended
+        printed = [each.communicate(timeout=LIMIT) for each in ranks]
+    return [
+        EndedRank(each.returncode, *texts)
+        for each, texts in zip(ranks, printed, strict=True)
+    ]
 
 
-def run_by_torchrun(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_by_torchrun(
+    script: str, *arguments: str, ranks: int = RANKS
+) -> subprocess.CompletedProcess[str]:
     command = (
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", "--local-addr", "127.0.0.1"),
-        *("--nproc-per-node", str(RANKS), str(SCRIPTS / script), *arguments),
+        *("--nproc-per-node", str(ranks), str(SCRIPTS / script), *arguments),
     )
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -104,17 +97,18 @@ def test_an_unchanged_script_trains_as_with_gloo() -> None:
 def test_models_train_in_parallel_as_with_gloo(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    ranks = [
-        run_ranks("train_parallel.py", backend, str(tmp_path / backend), count=2)
+    figures = {
+        backend: run_by_torchrun(
+            "train_parallel.py", backend, str(tmp_path / backend), ranks=2
+        )
         for backend in ("shoal", "gloo")
-    ]
+    }
     ours, gloo = (
-        dict(re.findall(r"(rank \d .*): (.*)\n", "".join(each.output for each in two)))
-        for two in ranks
+        dict(re.findall(r"(rank \d .*): (.*)\n", each.stdout))
+        for each in figures.values()
     )
 
-    for rank in ranks[0]:
-        assert rank.status == 0, rank.errors
+    assert figures["shoal"].returncode == 0, figures["shoal"].stderr
     assert len(gloo) == 18
     for way in gloo:
         with subtests.test(way):

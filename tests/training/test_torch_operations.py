@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from training.test_torch_backend import run_ranks
+from training.test_torch_backend import run_by_torchrun
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 TABLE = re.compile(r"(<!-- operations -->\n).*?(?=\n## )", re.DOTALL)
@@ -23,10 +23,9 @@ Tried: TypeAlias = Sequence[Mapping[str, str]]
 
 def tried() -> Tried:
     """Return what became of all cases, each once, of the ranks that tried it."""
-    ranks = run_ranks("torch_operations.py")
-    for rank in ranks:
-        assert rank.status == 0, rank.errors
-    return [line for lines in json.loads(ranks[0].output) for line in lines]
+    ended = run_by_torchrun("torch_operations.py")
+    assert ended.returncode == 0, ended.stderr
+    return [line for rank in json.loads(ended.stdout) for line in rank]
 
 
 def page(lines: Tried) -> str:
