@@ -120,6 +120,8 @@ class PageRunner:
             "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
             "SHOAL_PORT": str(self._port),
             "SHOAL_NO_DISCOVERY": "true",
+            # Small models ramble: without this, for minutes on a busy machine.
+            "SHOAL_CONTEXT": "1024",
             "URL": f"http://127.0.0.1:{self._port}",
             "TERM": "dumb",
             "LANG": "C.UTF-8",
