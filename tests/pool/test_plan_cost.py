@@ -4,15 +4,14 @@ Steps are calls of functions and turns of generators, as Python's profiler count
 """
 
 import math
-import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
 
+from harness.steps import calls
 from pool.builders import assign, gang, job, joined, member
 from shoal.domain.facts import JobCompleted, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber
@@ -27,23 +26,7 @@ STEPS_MORE = 8 * math.log2(MANY / FEW)
 PATIENT = TimeLimits(queue=1e9)
 
 
-def steps(
-    act: Callable[[], object], counted: Container[str] = ("call", "c_call")
-) -> int:
-    """Return how many steps ``act`` takes; ``counted``: the profiler's events."""
-    count = 0
-
-    def on_event(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in counted
-
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
-    return count
+steps = partial(calls, counted=("call", "c_call"))
 
 
 def submit(pool: PoolState, name: str, model: str = "m", owner: str = "") -> None:
@@ -227,6 +210,6 @@ def test_a_job_calls_as_many_functions_in_any_pool(
     taken = []
     for pool in (pool_of(2, 1, **offer), pool_of(workers, models, **offer)):
         run_job(pool, "first")  # which finds what holds for the next
-        taken.append(steps(partial(run_job, pool, "next"), ["call"]))
+        taken.append(calls(partial(run_job, pool, "next")))
 
     assert taken[1] <= 1.05 * taken[0]
