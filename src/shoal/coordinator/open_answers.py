@@ -116,6 +116,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
                 accepted.set_result(None)
             else:
                 accepted.set_exception(error)
+                accepted.exception()  # retrieved: its caller may leave at this moment
         if error is None and (listener := self._answers[job_id].listener) is not None:
             listener.on_accepted(job_id)
 

@@ -32,7 +32,7 @@ class SuitableWorkers(NamedTuple):
     """The workers that take jobs of one model and need, and why others do not.
 
     ``alike``: a job of at most ``context`` tokens that no worker has refused may go to
-    any of them with a free slot, whoever owns it.
+    any of them with a free slot, from any owner.
     """
 
     workers: tuple[Worker, ...]
