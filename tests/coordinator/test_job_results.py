@@ -29,6 +29,7 @@ from shoal.domain.facts import (
     JobCompleted,
     JobFailed,
     JobLeased,
+    JobRequeued,
     JobStarted,
     JobSubmitted,
 )
@@ -37,6 +38,8 @@ from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.vocabulary import Draining, Failed, Rejected
 from shoal.domain.work import JobKind
+from shoal.domain.worker import Suspension
+from shoal.pool.inputs import WorkerSuspension
 
 
 def test_job_runs_and_its_text_is_returned() -> None:
@@ -87,6 +90,24 @@ def test_the_hub_learns_of_a_first_output_before_what_depends_on_it() -> None:
         assert told[2] == [*course, JobFailed]
         stored = await coordinator.history(short.job_id)
         assert kinds(stored) == [*course, JobCompleted]
+
+    run_script(script)
+
+
+def test_a_worker_is_removed_after_the_hub_has_learnt_of_its_first_output() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        facts: list[Fact] = []
+        coordinator.hub.subscribe(facts.append)
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        worker.write("a")
+        (name,) = coordinator.hub.pool.workers
+        await coordinator.hub.process(
+            WorkerSuspension(name, Suspension.REMOVED, "an operator")
+        )
+
+        told = [fact for fact in facts if getattr(fact, "job_id", "") == client.job_id]
+        assert kinds(told) == [JobSubmitted, JobLeased, JobStarted, JobRequeued]
 
     run_script(script)
 

@@ -345,6 +345,7 @@ class Hub:
         Raises StoreError if it has no effect: at once if the store is failing.
         """
         self._check_store()
+        self._worker_events.tell_begun()  # an order may take jobs from their workers
         stored = asyncio.get_running_loop().create_future()
         self._waiting.append((hub_input, stored))
         self.post(hub_input)
@@ -567,7 +568,11 @@ class Hub:
             self._alarm.cancel()
             self._alarm = None
         if times:
-            self._alarm = self._clock.call_at(min(times), self._wake.set)
+            self._alarm = self._clock.call_at(min(times), self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._worker_events.tell_begun()  # a drain may be over, and takes jobs away
+        self._wake.set()
 
     def _refuse(self, job: Job, error: ShoalError) -> None:
         answer = self._answers[job.id]

@@ -156,7 +156,7 @@ class WorkerEvents:
             case words.Completed():
                 self._on_completed(sender, event)
             case words.Rejected() | words.Failed():
-                self._tell_begun()
+                self.tell_begun()
                 self._post(LeaseResult(sender, event))
             case words.Draining():
                 self._post(DrainAnnounced(sender, event))
@@ -179,22 +179,22 @@ class WorkerEvents:
         if (worker_id := self._workers.unregister(connection)) is not None:
             self.health.pop(worker_id, None)
             self._load_reports.forget(worker_id)
-            self._tell_begun()
+            self.tell_begun()
             self._post(WorkerDisconnected(worker_id, reason))
 
     def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
         """Note a first output; tell the hub in a moment."""
         self._begun[job_id] = lease, now
         if self._hedges:
-            self._tell_begun()
+            self.tell_begun()
         elif self._timer is None:
             self._timer = self._clock.call_at(now + STARTED_AFTER, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._tell_begun()
+        self.tell_begun()
 
-    def _tell_begun(self) -> None:
+    def tell_begun(self) -> None:
         """Tell the hub of the first outputs that it does not know."""
         for job_id, (lease, _) in self._begun.items():
             self._post(FirstOutput(job_id, lease))
@@ -260,7 +260,7 @@ class WorkerEvents:
     ) -> None:
         """End a job whose answer cannot go on; a detached one needs no reader."""
         if isinstance(problem, UnusableOutput):
-            self._tell_begun()
+            self.tell_begun()
             self._post(AnswerRejected(job_id, str(problem), problem.lost))
             return
         job = self._pool.jobs.get(job_id)
