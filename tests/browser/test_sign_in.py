@@ -1,6 +1,8 @@
 """How people come in: with a key, with a link, and as somebody who may only look."""
 
-from playwright.sync_api import Browser, expect
+from contextlib import suppress
+
+from playwright.sync_api import Browser, Error, Route, expect
 
 from browser.chromium import Visitor, visitor
 from live.programs import Pool, Programs
@@ -79,6 +81,26 @@ def test_nothing_is_left_of_who_signed_out(admin: Visitor, pool: Pool) -> None:
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
 
 
+def test_no_request_outlives_its_session(admin: Visitor) -> None:
+    page, held = admin.page, list[Route]()
+
+    def end(route: Route) -> None:
+        answered = route.fetch()
+        for late in held:
+            with suppress(Error):  # the page has given it up
+                late.continue_()
+        route.fulfill(response=answered)
+
+    page.route("**/admin/usage/minutes*", lambda route: held.append(route))
+    page.reload()
+    expect(page.get_by_role("heading", name="Pool", exact=True)).to_be_visible()
+    page.route("**/dashboard/session", end)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key", exact=True)).to_be_visible()
+
+    assert held  # else a refused one would be on the console
+
+
 def test_link_of_the_coordinator_signs_in_once(
     engine: Browser, programs: Programs
 ) -> None:
@@ -150,6 +172,6 @@ def test_revoked_key_ends_the_session(engine: Browser, pool: Pool) -> None:
         expect(user.page.get_by_role("button", name="beagle")).to_be_visible()
         with pool.client() as client:
             client.delete(f"{pool.url}/admin/keys/brief", cast_to=object)
-        user.page.get_by_role("link", name="Jobs").first.click()
+        # The page finds out by itself.
         expect(user.page.get_by_text("The session has ended")).to_be_visible()
         user.faults.clear()  # the request that was refused

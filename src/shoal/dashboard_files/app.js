@@ -1,7 +1,7 @@
 // The dashboard's shell: the session, the router, the navigation and the shortcuts.
 
 import { html, render, useEffect, useErrorBoundary, useMemo, useRef, useState } from "./vendor/preact.js";
-import { api, beginSession, whenSignedOut } from "./parts/api.js";
+import { api, beginSession, signOut, whenSignedOut } from "./parts/api.js";
 import { escapeDirections } from "./parts/directions.js";
 import * as liveData from "./parts/live.js";
 import { useLive } from "./parts/live.js";
@@ -271,12 +271,12 @@ function App() {
     });
     return () => removeEventListener("hashchange", linked);
   }, []);
-  const signOut = async () => {
+  const leave = async () => {
     try {
-      await api.delete("/dashboard/session");
+      await signOut();
     } catch (error) {
-      if (!error.status) { toast(`Not signed out: ${error.message}`, "bad"); return; }
-      // Else, the session has ended already.
+      toast(`Not signed out: ${error.message}`, "bad");
+      return;
     }
     liveData.stop();
     try { sessionStorage.setItem(SIGNED_OUT, "1"); } catch { /* then the page looks for a session first */ }
@@ -284,7 +284,7 @@ function App() {
   };
   if (session === undefined) return html`<${Loading} what="Opening the dashboard" />`;
   if (session === null) return html`<${Login} reason=${reason} onSignedIn=${signedIn} />`;
-  return html`<${Shell} session=${session} onSignOut=${signOut} />`;
+  return html`<${Shell} session=${session} onSignOut=${leave} />`;
 }
 
 escapeDirections();

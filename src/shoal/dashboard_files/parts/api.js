@@ -13,8 +13,11 @@ export class ApiError extends Error {
   }
 }
 
+const SESSION = "/dashboard/session";
+
 let onSignedOut = () => {};
 let sessions = 0;
+let requests = new AbortController(); // of all requests of the session
 
 /** Calls `handler` when a request fails because the session has ended: once for each session. */
 export function whenSignedOut(handler) {
@@ -31,15 +34,31 @@ export function endSession() {
   onSignedOut();
 }
 
+/**
+ * Ends the session, and its requests before it: the coordinator would refuse them.  Whoever waits for
+ * one of those waits until the page is loaded again.
+ */
+export async function signOut() {
+  requests.abort();
+  try {
+    await api.delete(SESSION);
+  } catch (error) {
+    if (error.status) return; // the session had ended already
+    requests = new AbortController();
+    throw error;
+  }
+}
+
 async function send(method, path, body, { signal, headers } = {}) {
   const unsafe = method !== "GET";
+  const ends = path.startsWith(SESSION) ? [] : [requests.signal];
   const session = sessions;
   const json = body !== undefined && !(body instanceof FormData || body instanceof Blob);
   let response;
   try {
     response = await fetch(path, {
       method,
-      signal,
+      signal: AbortSignal.any(signal ? [...ends, signal] : ends),
       credentials: "same-origin",
       headers: {
         ...(unsafe ? PAGE : {}),
@@ -49,13 +68,14 @@ async function send(method, path, body, { signal, headers } = {}) {
       body: json ? JSON.stringify(body) : body,
     });
   } catch (error) {
+    if (ends.some((each) => each.aborted)) return new Promise(() => {});
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "unreachable",
       "The coordinator does not answer. Check that `shoal serve` runs and that this device reaches it.");
   }
   if (response.ok) return response;
   const error = await errorOf(response);
-  if (error.status === 401 && session === sessions && !path.startsWith("/dashboard/session")) endSession();
+  if (error.status === 401 && session === sessions && !path.startsWith(SESSION)) endSession();
   throw error;
 }
 
