@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.documents import Block
+from harness.ports import free_port
 from live.programs import PATIENCE
-from live.reverse_proxies import free_port
 
 SHELL = ("bash", "-euo", "pipefail", "-c")
 

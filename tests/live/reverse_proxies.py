@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.ports import free_port
 from live.programs import eventually
 from transports.certificates import Certificate
 
@@ -112,12 +113,6 @@ def reverse_proxy(
     finally:
         process.terminate()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _listens(port: int) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from urllib.request import Request, urlopen
 
 from aiohttp import ClientSession, TCPConnector
 
+from harness.ports import free_port
 from harness.speed import scaled
 from live import checker
 from live.clients import Clients, History
@@ -30,7 +30,6 @@ USERS = 3
 CHATS = 0.3  # the share of jobs that are for a model
 END = scaled(60.0)  # seconds for what is open to end, when nobody is killed any more
 
-PORTS = range(10_000, 32_768)  # below those that systems give to clients
 FLAGS = ("--hedge-after", "0.004", *PRICES)  # some jobs have two workers at a time
 SIGNING = [f"signing{number}" for number in range(5)]
 """Workers that are not Shoal's, by their seeds."""
@@ -41,22 +40,6 @@ JOINING = {
     "streams": ("--wire", "grandsage"),
 }
 """Those that are Shoal's, and their wires."""
-
-
-def free_port() -> int:
-    """Return a port that stays free while it is closed.
-
-    Not one that the system gives to clients: whoever dials it while the coordinator is
-    dead might be given that very one, and be connected with himself.
-    """
-    for port in Random().sample(PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("a hundred ports are taken")
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.batches.uploads import CHAT_PATH, ENDED, chat_line, jsonl
+from harness.ports import free_port
 from harness.slow_imports import openai
 from harness.speed import scaled
 from live.databases import NAME, copied
 from live.laws import LAWS, POSTED, prepare
 from live.programs import PRICES, GatedModel, Pool, Program, Programs, eventually
-from live.siege import free_port
 
 LINES = 1000
 WORKERS = ("one", "two", "three")

@@ -3,14 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import pytest
 
 import shoal
+from harness.ports import free_port
 from live.programs import KEY, PATIENCE, Pool, Program, Programs, eventually
 from originals.macfleet import (
     RESULT,
@@ -123,16 +122,6 @@ async def test_older_handshake_is_admitted_if_allowed(
     await transport.disconnect()
 
 
-def free_ports() -> int:
-    """Return a port that is free, as is the one after it."""
-    while True:
-        with socket() as first, socket() as second, suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            second.bind(("127.0.0.1", port + 1))
-            return port
-
-
 @pytest.mark.parametrize(
     ("token", "tls", "flags"),
     [(TOKEN, True, SECURE), ("", False, OPEN), ("", True, (*OPEN, "--macfleet-tls"))],
@@ -142,7 +131,7 @@ async def test_worker_is_discovered_by_heartbeat_and_dialled(
     programs: Programs, token: str, tls: bool, flags: tuple[str, ...]
 ) -> None:
     # A pong of an open fleet has no data port: it is the one after the heartbeats'.
-    port = free_ports()
+    port = free_port(2)
     transport = PeerTransport("mac-5", token, open_tls=tls)
     agent = PoolAgent("mac-5", token, open_tls=tls)
     async with transport.listening(port=port + 1), agent.listening(port=port):
@@ -156,7 +145,7 @@ async def test_worker_is_discovered_by_heartbeat_and_dialled(
 
 async def test_worker_that_pings_the_coordinator_is_dialled(programs: Programs) -> None:
     pool = serve(programs, *SECURE)
-    port = free_ports()
+    port = free_port(2)
     transport = PeerTransport("mac-6", TOKEN)
     agent = PoolAgent("mac-6", TOKEN, data_port=port + 1)
     async with transport.listening(port=port + 1), agent.listening(port=port):
@@ -169,7 +158,7 @@ async def test_worker_that_pings_the_coordinator_is_dialled(programs: Programs) 
 async def test_worker_of_version_2_1_is_dialled_after_its_heartbeat_port(
     programs: Programs,
 ) -> None:
-    port = free_ports()
+    port = free_port(2)
     transport = PeerTransport("mac-old", TOKEN, v1=True)
     agent = PoolAgent("mac-old", TOKEN, v1=True)
     async with transport.listening(port=port + 1), agent.listening(port=port):
@@ -184,7 +173,7 @@ async def test_worker_of_version_2_1_is_dialled_after_its_heartbeat_port(
 
 
 async def test_our_worker_joins_an_open_fleet_with_tls(programs: Programs) -> None:
-    port = free_ports()
+    port = free_port(2)
     transport = PeerTransport("boss-4", open_tls=True)
     agent = PoolAgent("boss-4", open_tls=True)
     async with transport.listening(port=port + 1), agent.listening(port=port):

@@ -3,8 +3,7 @@
 On Shoal's own wire; and on TealeNet's local network and through a relay.
 """
 
-import socket
-
+from harness.ports import free_port
 from live.programs import (
     TINY,
     GatedModel,
@@ -81,9 +80,7 @@ def test_dead_engine_withdraws_only_its_model(
 def test_worker_started_before_its_coordinator_joins_at_its_port(
     programs: Programs,
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     worker = join(programs, f"tcp://127.0.0.1:{port}", *PASSCODE, *TWO_MODELS)
     assert "connection refused" in worker.event("waiting")["reason"]
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from gateway.metrics.test_observability import GRAFANA, queries
+from harness.ports import free_port
 from live.programs import KEY, GatedModel, Programs, eventually
 from models.tiny_answers import ANSWERS
 
@@ -39,9 +39,7 @@ class Prometheus:
             assert before in text
             text = text.replace(before, after)
         (folder / "prometheus.yml").write_text(text)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [

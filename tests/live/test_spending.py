@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, TCPConnector
 
+from harness.ports import free_port
 from live import checker, laws
 from live.clients import Clients, History
 from live.programs import KEY, PRICES, Pool, Programs
-from live.siege import free_port
 
 SPENDERS = 100
 PRICE = 1000  # micro-dollars of a task

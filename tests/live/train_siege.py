@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from harness.ports import free_port
 from live.programs import KEY, Pool, Program, Programs, eventually
-from live.siege import free_port
 
 SCRIPT = """
 import os, sys, time

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
 from shoal.processes.programs import port_user
 
 ON_LINUX = sys.platform == "linux"
@@ -24,10 +25,7 @@ def test_the_listener_of_a_port_is_named(family: socket.AddressFamily) -> None:
 
 
 def test_a_free_port_has_no_user() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-    assert port_user(port) is None
+    assert port_user(free_port()) is None
 
 
 def test_unknown_user_is_none(tmp_path: Path) -> None:

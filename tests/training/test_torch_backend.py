@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
 from harness.speed import scaled
 from training.run_server import serving
 
@@ -42,9 +42,7 @@ def run_ranks(
     environment: Callable[[int], Mapping[str, str]] = plain_environment,
 ) -> list[EndedRank]:
     """Run a script in all ranks, without a launcher, which would kill them all."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         ranks = []
         for rank in range(RANKS):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.ports import free_port
 from harness.speed import scaled
 from shoal.domain.errors import ConfigError
 from shoal.transports import dialer, strangers, tcp_server
@@ -360,8 +361,7 @@ def test_invalid_or_missing_handshake_is_isolated(run: Any, tmp_path: Path) -> N
 
 
 def test_closed_port_is_named(run: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     async def test() -> None:
         refused = f"cannot connect to tcp://127.0.0.1:{port}: connection refused"

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from harness.ports import free_port
 from shoal.protocols.seam.session import Data
 from shoal.transports.link import LinkClosed
 from shoal.transports.strangers import Strangers
@@ -203,9 +203,7 @@ async def test_broken_connection_ends_the_link() -> None:
 
 
 async def test_closed_port_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
+    port = free_port()
     refused = f"ws://127.0.0.1:{port}/ws: connection refused"
     with pytest.raises(LinkClosed, match=refused):
         async with connect_websocket(

@@ -1,6 +1,5 @@
 """Offers of functions, and the coordinator that gets them."""
 
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -11,6 +10,7 @@ import pytest
 
 from cli.coordinators import ORIGINAL, Sites
 from cli.worker.test_join_models import worker
+from harness.ports import free_port
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
 from shoal.cli.worker import join_functions, join_target
@@ -228,9 +228,7 @@ async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:
 @pytest.fixture
 def closed_port() -> ServerLocation:
     """A closed port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return ServerLocation(port, "Ray Serve")
+    return ServerLocation(free_port(), "Ray Serve")
 
 
 @pytest.fixture

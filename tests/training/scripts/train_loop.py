@@ -8,12 +8,12 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 
 import torch
 
 import shoal
+from harness.ports import free_port
 from shoal.protocols import discover
 from shoal.training.checkpoints.state_tree import memory_of
 from shoal.training.loop.plan import TrainingReport
@@ -64,8 +64,7 @@ def rank_main(rank: int, port: int, folder: str, steps: int, killed_at: int) -> 
 
 def run(folder: str, steps: int, killed_at: int = 0) -> None:
     """Run all ranks to their end, and print their exit codes."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     fork = multiprocessing.get_context("fork")
     ranks = [
         fork.Process(target=rank_main, args=(rank, port, folder, steps, killed_at))
