@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_loop.py"
 LIMIT = 240  # seconds
 
@@ -18,7 +20,7 @@ def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)],
+        [sys.executable, str(SCRIPT), str(tmp_path), str(free_port())],
         capture_output=True,
         text=True,
         timeout=LIMIT,

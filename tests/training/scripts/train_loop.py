@@ -1,6 +1,6 @@
 """Runs of ``shoal.train`` with three processes each, forked from one that has PyTorch.
 
-train_loop.py FOLDER prints the exit codes and what ranks print, run by run.
+train_loop.py FOLDER PORT prints the exit codes and what ranks print, run by run.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import sys
 import torch
 
 import shoal
-from harness.ports import free_port
 from shoal.protocols import discover
 from shoal.training.checkpoints.state_tree import memory_of
 from shoal.training.loop.plan import TrainingReport
@@ -62,9 +61,8 @@ def rank_main(rank: int, port: int, folder: str, steps: int, killed_at: int) -> 
     os.write(1, line.encode())
 
 
-def run(folder: str, steps: int, killed_at: int = 0) -> None:
+def run(folder: str, port: int, steps: int, killed_at: int = 0) -> None:
     """Run all ranks to their end, and print their exit codes."""
-    port = free_port()
     fork = multiprocessing.get_context("fork")
     ranks = [
         fork.Process(target=rank_main, args=(rank, port, folder, steps, killed_at))
@@ -84,7 +82,7 @@ if __name__ == "__main__":
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
     importlib.import_module("shoal.training.loop.train")
     discover()
-    folder = sys.argv[1]
-    run(f"{folder}/undisturbed", 17)
-    run(f"{folder}/killed", 17, killed_at=13)
-    run(f"{folder}/killed", 17)
+    folder, port = sys.argv[1], int(sys.argv[2])
+    run(f"{folder}/undisturbed", port, 17)
+    run(f"{folder}/killed", port, 17, killed_at=13)
+    run(f"{folder}/killed", port, 17)
