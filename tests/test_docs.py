@@ -86,7 +86,7 @@ def test_each_line_of_the_threat_model_names_its_tests() -> None:
     page = (ROOT / "docs" / "security.md").read_text("utf-8")
     rows = [
         line.rstrip("|").rpartition("|")[2]
-        for line in page.partition("\n## Strangers\n")[2].splitlines()
+        for line in page.partition("\n## Unauthenticated clients\n")[2].splitlines()
         if line.startswith("| ") and not line.startswith("| threat ")
     ]
 
