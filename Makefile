@@ -41,7 +41,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields operations settings bench mutate clean
+.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -102,6 +102,10 @@ fields: $(VENV)/.dev
 # docs/training.md: the operations of PyTorch's backend, tried beside gloo.
 operations: $(VENV)/.train
 	$(BIN)/python scripts/write_operations.py
+
+# docs/first-minutes.md: what a new user types and sees, recorded at terminals (Linux, as root).
+first-minutes: $(VENV)/.dev
+	$(BIN)/python scripts/record_first_minutes.py --write
 
 # docs/settings.md: every setting, from the classes that declare them.
 settings: $(VENV)/.dev

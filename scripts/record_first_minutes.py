@@ -1,6 +1,6 @@
 """Records docs/first-minutes.md: a user's first minutes, on two machines.
 
-    python scripts/record_first_minutes.py [--write]
+    python scripts/record_first_minutes.py [--write]    (make first-minutes)
 
 clones this repository into a temporary folder, installs it into an environment of its
 own, and types what the page shows, at terminals (Linux, as root): the second machine is
@@ -34,7 +34,7 @@ PATIENCE = 120  # seconds for a step, as on a slow line to the package index
 SPINNER = frozenset("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")  # lines that are there only for a while
 PROMPT = r"(?:^|\r\n)(?:\x1b\[\?2004[hl]\r?)*\$ $"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07")
-_SECRETS = re.compile(r"(sk-shoal-)?\b[0-9a-f]{40}\b(?:@[\w-]+)?(?:[.~:][\w-]+)*")
+_SECRETS = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{32}\b(?:@[\w-]+)?(?:[.~:][\w-]+)*")
 
 
 class Terminal:
@@ -80,10 +80,8 @@ class Terminal:
         lines = [each.rpartition("\r")[2].rstrip() for each in text.split("\r\n")]
         folder, home = self._places
         lines = [each for each in lines if each[:1] not in SPINNER]
-        told = "\n".join(lines).strip().replace(folder, "~/shoal").replace(home, "~")
-        return _SECRETS.sub(
-            lambda found: f"{found[1] or ''}{found[0][-40:][:8]}…", told
-        )
+        text = "\n".join(lines).strip().replace(folder, "~/shoal").replace(home, "~")
+        return _SECRETS.sub(r"\1…", text)
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -62,6 +62,16 @@ def test_newest_release_in_the_changelog_is_this_version() -> None:
     assert all(date for _, date in sections[1:])
 
 
+def test_first_minutes_are_a_recording_of_this_version() -> None:
+    """``make first-minutes`` records it; what it shows is never written by hand."""
+    template = (ROOT / "scripts" / "first_minutes.md.in").read_text("utf-8")
+    page = (ROOT / "docs" / "first-minutes.md").read_text("utf-8")
+    form = re.sub("@[a-z_]+@", "(.+)", re.escape(template))
+
+    assert re.fullmatch(form, page, re.DOTALL), "run make first-minutes"
+    assert f"Shoal {shoal.__version__} at " in page, "run make first-minutes"
+
+
 def test_links_of_the_first_page_lead_to_files() -> None:
     """The others are followed when the site is built."""
     page = (ROOT / "README.md").read_text("utf-8")
