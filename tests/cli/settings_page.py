@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.cli.local.config import CONFIGS
 from shoal.config import USER_DATA
-from shoal.config.loader import SECRET_FILE, flag, variable
+from shoal.config.loader import SECRET_FILE, flag, metavar, variable
 from shoal.protocols import discover
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +55,11 @@ def _section(name: str) -> str:
 
 def _row(section: str, each: "Field[Any]", type_: Any) -> str:
     help_ = str(each.metadata["help"]).replace("|", "\\|").replace("<", "&lt;")
+    given = flag(section, each)
+    if not isinstance(each.default, bool):
+        given += f" {metavar(each)}".replace("|", "\\|")
     cells = (
-        f"`{each.name}`<br>`{flag(section, each)}`<br>`{variable(section, each)}`",
+        f"`{each.name}`<br>`{given}`<br>`{variable(section, each)}`",
         f"{help_[:1].upper()}{help_[1:]}",
         ", ".join(_types(each, type_)),
         _default(each),

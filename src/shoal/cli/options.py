@@ -16,7 +16,7 @@ import click
 
 from shoal.cli.terminal import printable
 from shoal.config import USER_DATA, data_folder
-from shoal.config.loader import USER_FILE, flag, variable
+from shoal.config.loader import USER_FILE, flag, metavar, variable
 from shoal.config.runtime_file import DEFAULT_ADDRESS
 from shoal.domain.errors import ConfigError
 
@@ -187,9 +187,8 @@ class SettingOption(click.Option):
         self.everyday = bool(setting.metadata.get("everyday"))
         self.secret = bool(setting.metadata.get("secret"))
         self.variable = variable(section, setting)
-        last_word = setting.name.split("_")[-1].upper()
         form: dict[str, Any] = {
-            "metavar": setting.metadata.get("metavar") or last_word,
+            "metavar": metavar(setting),
             "multiple": isinstance(setting.default, tuple),
         }
         if isinstance(setting.default, bool):

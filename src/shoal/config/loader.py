@@ -165,6 +165,11 @@ def flag(section: str, each: "Field[Any]") -> str:
     return f"--{prefix}{each.name.replace('_', '-')}"
 
 
+def metavar(each: "Field[Any]") -> str:
+    """Return what follows a flag: its unit or form, else the name's last word."""
+    return each.metadata.get("metavar") or each.name.split("_")[-1].upper()
+
+
 def check_secrets(section: str, config: object) -> None:
     """Raise ConfigError if a secret of a configuration can be guessed.
 
