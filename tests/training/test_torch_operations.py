@@ -13,8 +13,8 @@ from training.test_torch_backend import run_by_torchrun
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 TABLE = re.compile(r"(<!-- operations -->\n).*?(?=\n## )", re.DOTALL)
 HEAD = (
-    "| operation | same result | gloo refuses | Shoal refuses |",
-    "|---|---|---|---|",
+    "| operations | gloo refuses | Shoal refuses |",
+    "|---|---|---|",
 )
 
 Tried: TypeAlias = Sequence[Mapping[str, str]]
@@ -30,19 +30,23 @@ def tried() -> Tried:
 
 def page(lines: Tried) -> str:
     """Return ``docs/training.md`` with the table."""
-    rows = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for operation in dict.fromkeys(line["operation"] for line in lines):
         found = {
             (line["case"], line["verdict"])
             for line in lines
             if line["operation"] == operation
         }
-        cases = [
+        refused = (
             ", ".join(sorted(case for case, verdict in found if verdict in wanted))
+            or "nothing"
             for wanted in (("only shoal", "neither"), ("only gloo", "neither"))
-        ]
-        same = sum(verdict == "same" for _, verdict in found)
-        rows.append(f"| {operation.replace('_', ' ')} | {same} | {' | '.join(cases)} |")
+        )
+        alike.setdefault(tuple(refused), []).append(operation.replace("_", " "))
+    rows = (
+        f"| {', '.join(operations)} | {' | '.join(refused)} |"
+        for refused, operations in alike.items()
+    )
     table = "\n".join([*HEAD, *rows])
     return TABLE.sub(lambda match: f"{match[1]}\n{table}\n", PAGE.read_text())
 
