@@ -10,12 +10,12 @@ PAGE = DATA.with_suffix(".md")
 HEAD = """\
 # Every field of the four documents
 
-What becomes of each field: whether its receiver reads it, whether its sender writes it,
-and why not.  `make fields` makes this page from what the codecs say at their fields and
-from [fields/](fields), which lists what each document has.  A test fails for a field
-that no codec knows, for one that is decoded and then unused, and for a reason that is
-obsolete.
+Whether the receiver of a field reads it, whether its sender writes it, and why not.
+`make fields` makes this page from the notes at the codecs' fields and from
+[fields/](fields), which lists each document's fields.  A test fails for a field that no
+codec knows, for one that is decoded and then unused, and for an obsolete reason.
 """
+USED = "read and written"
 WAYS = {
     "worker": "worker → coordinator",
     "coordinator": "coordinator → worker",
@@ -33,19 +33,24 @@ def _lines(made: Wire) -> Iterator[str]:
     for section in made.sections:
         yield f"### `{section.name}`, {WAYS[section.by]}\n"
         yield f"{section.about and f'{section.about}. '}{_codecs(section)}\n"
-        yield "| field | what becomes of it |\n| --- | --- |"
         fates = {name: _fate(made, section, name) for name in made.rows(section)}
-        yield from (f"| {names} | {fate} |" for fate, names in _grouped(fates))
-        yield ""
-    yield "### Beside the document\n\n| struct | what it is | fields |"
-    yield "| --- | --- | --- |"
+        if used := [f"`{name}`" for name, fate in fates.items() if fate == USED]:
+            yield f"{USED.capitalize()}: {', '.join(used)}.\n"
+        others = {name: fate for name, fate in fates.items() if fate != USED}
+        yield from (f"- {names}: {fate}" for fate, names in _grouped(others))
+        if others:
+            yield ""
+    if made.beside:
+        yield "### Beside the document\n\n| struct | what it is | fields |"
+        yield "| --- | --- | --- |"
     for title in made.beside:
         about = str(made.structs[title].__doc__).partition("\n")[0].replace("``", "`")
         fields = made.fields[title].items()
         unread = {name: field.notes.get(Unread, "") for name, field in fields}
         cells = [f"{n}{why and f' not read: {why}'}" for why, n in _grouped(unread)]
         yield f"| `{title}` | {about} | {'; '.join(cells)} |"
-    yield ""
+    if made.beside:
+        yield ""
 
 
 def _codecs(section: Section) -> str:
@@ -60,6 +65,8 @@ def _fate(made: Wire, section: Section, name: str) -> str:
     unread, unwritten, what = (made.said(section, name, note) for note in notes)
     done = " and ".join(["read"] * (not unread) + ["written"] * (not unwritten))
     why = {"not read": unread, "not written": unwritten, "not in the document": what}
+    if unread == unwritten:
+        why = {"neither read nor written": unread, "not in the document": what}
     return "; ".join([done] * bool(done) + [f"{n}: {why[n]}" for n in why if why[n]])
 
 
