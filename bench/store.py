@@ -3,8 +3,9 @@
 Each job is a chat of 1.6 KB on average, with its answer, receipt and payment, written
 as the hub writes it, 100 jobs a commit.  The texts are pieces of this project's
 documents: a text that is repeated could be compressed to nothing.  *page*: the slowest
-of 50 pages of each list, of 100 entries.  *commit*: a whole job, one after the other;
-the p99 of 2,500.
+of 50 pages of each list, of 100 entries.  *usage*: the same of 1,000 sums of all days,
+by key and model, key and node, and all three, after the prune that adds the days up.
+*commit*: a whole job, one after the other; the p99 of 2,500.
 *prune*: as the hourly prune of a tenth of the jobs, the p99 of commits meanwhile.
 *CPU*: of all threads for a page, of the list that takes most; of the thread that writes
 for a commit, the median of five times 500.
@@ -30,7 +31,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import TypeVar
@@ -54,7 +55,13 @@ from shoal.ledger.merkle import EMPTY_ROOT, Frontier
 from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.pool.lifecycle import JobState
-from shoal.store.ledger import JobPlace, LedgerEntries, LoggedReceipt, LogHead
+from shoal.store.ledger import (
+    JobPlace,
+    LedgerEntries,
+    LoggedReceipt,
+    LogHead,
+    UsageField,
+)
 from shoal.store.port import JobFilter
 from shoal.store.sqlite.store import SqliteStore
 
@@ -69,9 +76,12 @@ TIMES = 5  # alone and beside readers in turn: the same commits differ by a thir
 WINDOW = 3.0  # seconds
 PAGES = 50
 ENTRIES = 100
+SUMS = 1000
 
 PAGE = "page: slowest, ms"
 PAGE_CPU = "page: CPU ms"
+USAGE = "usage: slowest, ms"
+USAGE_CPU = "usage: CPU ms"
 ALONE = "commit: p99, ms"
 ALONE_CPU = "commit: CPU µs"
 PRUNING = "commit beside prune: p99, ms"
@@ -89,6 +99,8 @@ FULL, EMPTY = "filled, ", "empty, "
 GOALS = [
     Goal(FULL + PAGE, at_most=20),
     Goal(FULL + PAGE_CPU, at_most=20),
+    Goal(FULL + USAGE, at_most=20),
+    Goal(FULL + USAGE_CPU, at_most=20),
     Goal(FULL + ALONE, EMPTY + ALONE),
     *(
         Goal(name + row.format(BESIDE), name + row.format(""), at_most=2)
@@ -136,6 +148,8 @@ async def _measure(folder: Path, jobs: int) -> dict[str, float]:
         took += await history.commits(1)
     await pruning
     found[PRUNING], found[LONGEST] = _p99(took), max(took) * 1e3
+    found[USAGE] = 1e3 * max([await _slowest(each) for each in history.usage()])
+    found[USAGE_CPU] = 1e3 * max([await _cpu(each) for each in history.usage()])
     found[LOG] = path.with_name("shoal.db-wal").stat().st_size / 1e6
     await history.store.close()
     return found
@@ -215,6 +229,13 @@ class History:
             lambda: ledger.transfers("worker:w", ENTRIES),
             lambda: store.keys.usage_of("o7", 0),
         ]
+
+    def usage(self) -> list[Callable[[], Awaitable[object]]]:
+        """Return what reads a page of usage, of all days together."""
+        groups: list[tuple[UsageField, ...]] = [("key", "model"), ("key", "node")]
+        groups.append(("key", "model", "node"))
+        usage = self.store.usage
+        return [partial(usage.sums, 0, 99, by, SUMS) for by in groups]
 
 
 def _id(number: int) -> JobId:

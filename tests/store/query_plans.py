@@ -23,7 +23,7 @@ SMALL = {
     "usage",  # few rows of an owner: older days are added up
 }
 SMALL_INDEXES = ("USING INDEX batches_open", "USING INDEX jobs_open")  # open ones
-SUMS = "FROM usage_by_model"  # a bounded number of rows a day, added up by any columns
+SUMS = "usage_by_model"  # a bounded number of rows a day, added up by any columns
 OTHER = ("BEGIN", "COMMIT", "PRAGMA", "ROLLBACK")  # statements without a plan
 
 

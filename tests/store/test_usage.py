@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Collection
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from shoal.store.ledger import (
     UsageSum,
 )
 from shoal.store.sqlite.store import SqliteStore
-from shoal.store.sqlite.usage import UsageDays
+from shoal.store.sqlite.usage import UsageDays, _WantedSums
 from shoal.store.webhooks import WebhookDelivery
 from store.query_plans import SUMS, recorded_statements
 
@@ -135,12 +136,13 @@ async def test_pages_together_have_each_sum_once(
     monkeypatch.setattr("shoal.store.sqlite.usage.EXAMINED_MAX", examined_max)
     for number in range(12):
         owner, model = ("al", "bo")[number % 2], ("m", "n", "o")[number % 3]
-        at = (number % 5) * DAY
-        await complete(store, f"{number}", owner=owner, model=model, at=at)
+        at, node = (number % 5) * DAY, f"w:{number // 2 % 3}"
+        await complete(store, f"{number}", at, node, owner=owner, model=model)
         await store.prune(0.0)  # some days are added up
 
     lists: list[Collection[UsageField]] = [EVERYTHING, ["day"], ["day", "model"]]
-    lists += [["key", "model"], ["key"], []]
+    lists += [["key", "model"], ["key"], [], ["node"], ["key", "node"]]
+    lists += [["model", "node"], ["key", "model", "node"]]
     for by in lists:
         for only in (None, "al", "nobody"):
             whole = await store.usage.sums(1, 9999, by, 100, only)
@@ -158,8 +160,35 @@ async def test_pages_together_have_each_sum_once(
                         break
                 assert found == whole.sums
     (total,) = (await store.usage.sums(1, 9999, [], 1)).sums
-    every = (await store.usage.sums(1, 9999, ["key", "model"], 100)).sums
-    assert sum(each.requests for each in every) == total.requests == 9
+    assert total.requests == 9
+
+
+async def test_page_reads_no_more_rows_for_the_keys_after_it(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    """Of a thousand keys on twelve days, in a list that adds the days up."""
+    for day in range(13):
+        refunds = [
+            Refund(f"o{key:03}", "m", "w:n", -1)
+            for key in range(1000 if day < 12 else 5)
+        ]
+        await store.append([], day * DAY, (), LedgerEntries(refunds=refunds))
+    await store.prune(0.0)
+    lists: list[Collection[UsageField]] = [["key"], ["key", "model"]]
+    lists += [["key", "node"], ["key", "model", "node"]]
+
+    with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
+        steps = count()
+        sql.set_progress_handler(lambda: next(steps) < 0, 100)
+        for by in lists:
+            began = next(steps)
+            page = _WantedSums(0, 12, by, 10, None).page(sql, None)
+            assert [each.cost for each in page.sums] == [13] * 5 + [12] * 5
+            assert page.next is not None
+            few, began = next(steps) - began, next(steps)
+            whole = _WantedSums(0, 12, by, 1000, None).page(sql, None)
+            assert len(whole.sums) == 1000
+            assert few < (next(steps) - began) / 20, by
 
 
 def count_rows(path: Path) -> list[tuple[int, int]]:
@@ -312,12 +341,12 @@ async def test_usage_of_one_key_does_not_read_that_of_all(tmp_path: Path) -> Non
         await sums(store, ["model"], owner="al")
         await store.close()
 
-    (query,) = (each for each in statements if SUMS in each and "LIMIT" in each)
+    (query,) = (each for each in statements if SUMS in each and "OFFSET" in each)
     with closing(sqlite3.connect(path)) as sql:
         plan = sql.execute(f"EXPLAIN QUERY PLAN {query}", statements[query]).fetchall()
     steps = "".join(step for *_, step in plan)
-    assert "usage_of_owner (owner=? AND day>? AND day<?)" in steps
-    assert "PRIMARY KEY (fields=? AND day=? AND owner=?)" in steps
+    assert "usage_by_model USING PRIMARY KEY (day=? AND owner=? AND model>?)" in steps
+    assert "PRIMARY KEY (fields=? AND day=? AND owner=? AND model>?)" in steps
 
 
 async def test_minutes_are_added_up_and_kept_for_a_day(store: SqliteStore) -> None:

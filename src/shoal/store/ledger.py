@@ -65,14 +65,16 @@ class UsageSum:
 
 
 class UsagePlace(NamedTuple):
-    """The place of a sum in a list: the day to begin with, and how many to leave out.
+    """The place of a sum in a list: a day, key and model, and how many to leave out.
 
-    Places of days that are over stay; without ``day`` among the fields the list begins
-    with the first day.
+    Those are of this key and model: a place names no node.  Without ``day`` among the
+    fields the day is any.
     """
 
     day: int
-    skip: int
+    key: str = ""
+    model: str = ""
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)

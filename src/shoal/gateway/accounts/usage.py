@@ -3,9 +3,10 @@
 import csv
 import io
 import re
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from aiohttp import web
@@ -31,9 +32,10 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
-PLACE = r"^([0-9]{1,9}\.[0-9]{1,9})?$"  # a ``UsagePlace``
-
 DateText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date"})]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+EncodedPlace: TypeAlias = tuple[Count, str, str, Count]
+"""A ``UsagePlace``."""
 
 
 class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +51,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str = ",".join(FIELDS)
     format: Literal["json", "csv"] = "json"
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = ROWS_MAX
-    after: Annotated[str, msgspec.Meta(pattern=PLACE)] = ""
+    after: str = ""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -133,8 +135,7 @@ async def list_usage(
             since, until, by, query.limit, owner, _place(after)
         )
         rows = [_row(each, names_machines=sees_all) for each in found.sums]
-        following = None if found.next is None else "{}.{}".format(*found.next)
-        return UsageList(rows, following)
+        return UsageList(rows, None if found.next is None else _cursor(found.next))
 
     found = await page(query.after)
     if query.format == "json":
@@ -160,12 +161,21 @@ async def list_usage(
     return response
 
 
+def _cursor(place: UsagePlace) -> str:
+    return urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
 def _place(text: str) -> UsagePlace | None:
-    """Return the place that the ``next`` of a page names."""
+    """Return the place that the ``next`` of a page names.  Raises InvalidRequest."""
     if not text:
         return None
-    day, _, skip = text.partition(".")
-    return UsagePlace(int(day), int(skip))
+    try:
+        data = b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        return UsagePlace(*msgspec.json.decode(data, type=EncodedPlace))
+    except ValueError as error:
+        raise InvalidRequest(
+            "after: expected the `next` of a page, or nothing for the first", "after"
+        ) from error
 
 
 def _fields(text: str) -> list[UsageField]:

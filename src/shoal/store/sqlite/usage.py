@@ -3,9 +3,9 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shoal.domain.credentials import (
     day_of,
@@ -45,20 +45,13 @@ ADD_UP = """INSERT INTO usage_sums
 OPEN = "SELECT coalesce(max(day) + 1, 0) FROM usage_sums WHERE fields = 0"
 """The first day that is not added up: each day before that has usage is."""
 
-DAYS = "day BETWEEN :since AND :until"
-SUMMED = f"""(
-    SELECT sums.day, sums.owner, sums.model, sums.node, sums.requests,
-           sums.prompt_tokens, sums.completion_tokens, sums.cost
-    FROM usage_sums AS days CROSS JOIN usage_sums AS sums
-    WHERE days.fields = 0 AND days.{DAYS}
-          AND sums.fields = :fields AND sums.day = +days.day{{only_sums}}
-    UNION ALL SELECT * FROM usage_by_model
-    WHERE day BETWEEN max(:since, ({OPEN})) AND :until{{only}})"""
-"""The sums of the days that are added up, and the rows of the others."""
+SUMS = "usage_sums WHERE fields = :fields"
+OTHERS = "usage_by_model WHERE true"
 
-EXAMINED_MAX = 20_000  # rows added up for a page, before the last day of it
+EXAMINED_MAX = 15_000  # rows added up for a page
 
 Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
+UsageNames: TypeAlias = tuple[str, str, str]  # owner, model, node
 
 
 @dataclass(slots=True)
@@ -252,10 +245,7 @@ class SqliteUsage:
         place: ledger.UsagePlace | None = None,
     ) -> ledger.UsagePage:
         wanted = _WantedSums(since, until, by, limit, owner)
-        begin = place or ledger.UsagePlace(since, 0)
-        if "day" in by:
-            return await self._database.read_list(lambda sql: wanted.days(sql, begin))
-        return await self._database.read_list(lambda sql: wanted.whole(sql, begin))
+        return await self._database.read_list(lambda sql: wanted.page(sql, place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,75 +258,151 @@ class _WantedSums:
     limit: int
     owner: str | None
 
-    def whole(
-        self, sql: sqlite3.Connection, begin: ledger.UsagePlace
+    def page(
+        self, sql: sqlite3.Connection, place: ledger.UsagePlace | None
     ) -> ledger.UsagePage:
-        """Read a page that adds up all days."""
-        found, _ = self._read(sql, self.since, self.until, self.limit + 1, begin.skip)
-        if len(found) <= self.limit:
-            return ledger.UsagePage(found, None)
-        place = ledger.UsagePlace(self.since, begin.skip + self.limit)
-        return ledger.UsagePage(found[: self.limit], place)
-
-    def days(
-        self, sql: sqlite3.Connection, begin: ledger.UsagePlace
-    ) -> ledger.UsagePage:
-        """Read a page, a day at a time, until it is full or has added up many rows."""
+        """Read a page, until it is full or has added up many rows."""
+        begin = place or ledger.UsagePlace(self.since)
+        if "day" not in self.by:
+            sums, _, following = self._read(
+                sql, self._days(sql, self.since), begin, self.limit
+            )
+            return ledger.UsagePage(sums, following)
         found: list[ledger.UsageSum] = []
         examined = 0
-        day, skip = self._day(sql, max(begin.day, self.since)), begin.skip
-        if day != begin.day:
-            skip = 0  # that day is not kept any more
-        while day is not None:
+        for day in self._days(sql, max(begin.day, self.since)):
+            if day != begin.day:
+                # The page begins with this day, or the other is not kept any more.
+                begin = ledger.UsagePlace(day)
             left = self.limit - len(found)
             if not left or examined >= EXAMINED_MAX:
-                return ledger.UsagePage(found, ledger.UsagePlace(day, skip))
-            sums, rows = self._read(sql, day, day, left + 1, skip)
-            found += sums[:left]
+                return ledger.UsagePage(found, begin)
+            sums, rows, following = self._read(sql, [day], begin, left)
+            found += sums
             examined += rows
-            if len(sums) > left:
-                return ledger.UsagePage(found, ledger.UsagePlace(day, skip + left))
-            day, skip = self._day(sql, day + 1), 0
+            if following is not None:
+                return ledger.UsagePage(found, following)
         return ledger.UsagePage(found, None)
 
-    def _day(self, sql: sqlite3.Connection, since: int) -> int | None:
-        """Return the first day with usage, from one on."""
-        only = "" if self.owner is None else "owner = ? AND "
-        query = f"SELECT min(day) FROM usage_by_model WHERE {only}day BETWEEN ? AND ?"
-        owner = () if self.owner is None else (self.owner,)
-        ((day,),) = sql.execute(query, (*owner, since, self.until))
-        found: int | None = day
-        return found
+    def _days(self, sql: sqlite3.Connection, since: int) -> list[int]:
+        """Return the days with usage from one on, in order."""
+        query = """SELECT day FROM usage_sums
+                   WHERE fields = 0 AND day BETWEEN ? AND ? ORDER BY day"""
+        days = [day for (day,) in sql.execute(query, (since, self.until))]
+        query = f"""SELECT min(day) FROM usage_by_model
+                    WHERE day BETWEEN max(?, ({OPEN})) AND ?"""
+        while True:
+            ((day,),) = sql.execute(query, (since, self.until))
+            if day is None:
+                return days
+            days.append(day)
+            since = day + 1
 
     def _read(
-        self, sql: sqlite3.Connection, since: int, until: int, limit: int, skip: int
-    ) -> tuple[list[ledger.UsageSum], int]:
-        """Return sums of some days, and the number of the rows that were added up."""
+        self,
+        sql: sqlite3.Connection,
+        days: Sequence[int],
+        begin: ledger.UsagePlace,
+        limit: int,
+    ) -> tuple[list[ledger.UsageSum], int, ledger.UsagePlace | None]:
+        """Return sums of some days, the number of their rows, and the next place."""
+        fields = sum(bit for each, bit in BITS.items() if each in self.by)
+        if self.owner is not None:
+            fields |= BITS["key"]
+        ((opened,),) = sql.execute(OPEN)
+        others = [day for day in days if day >= opened or fields == ALL_BITS]
+        sums = days[: len(days) - len(others)]
+        values: dict[str, object] = {
+            "sums": json.dumps(sums),
+            "others": json.dumps(others),
+            "fields": fields,
+            "key": begin.key if self.owner is None else self.owner,
+            "model": begin.model,
+            "skip": begin.skip,
+            "limit": limit + 1,
+        }
+        one = self.owner is not None
+        # Of these days each row is a sum, and they are read in the order of the list.
+        table, ordered = (OTHERS, others) if fields == ALL_BITS else (SUMS, sums)
+        end = _end(sql, ordered, _rows(table, ":day", ALL_BITS, one), values)
+        if end is not None:
+            values |= zip(("end_key", "end_model", "end_node"), end, strict=True)
+        tables = [
+            _rows(f"json_each(:{days}) CROSS JOIN {table}", "value", bits, one, end)
+            for days, table, bits in (
+                ("sums", SUMS, ALL_BITS),
+                ("others", OTHERS, fields),
+            )
+        ]
+        query = self._added_up(" UNION ALL ".join(tables))
+        # Without anything to group by there is a row of nulls for nothing.
+        found = [row for row in sql.execute(query, values) if row[4] is not None]
+        page = [ledger.UsageSum(*row[:-1]) for row in found[:limit]]
+        more = end is not None or len(found) > limit
+        following = _place_after(page, begin) if more else None
+        return page, sum(row[-1] for row in found), following
+
+    def _added_up(self, rows: str) -> str:
+        """Return what adds rows up, and counts them."""
         shown = ", ".join(
             column if each in self.by else "NULL" for each, column in COLUMNS.items()
         )
         grouped = ", ".join(
             column for each, column in COLUMNS.items() if each in self.by
         )
-        only = "" if self.owner is None else " AND owner = :owner"
         group = f" GROUP BY {grouped} ORDER BY {grouped}" if grouped else ""
-        fields = sum(bit for each, bit in BITS.items() if each in self.by)
-        if self.owner is not None:
-            fields |= BITS["key"]
-        table = f"usage_by_model WHERE {DAYS}{only}"
-        if fields != ALL_BITS:
-            only_sums = only.replace("owner", "sums.owner", 1)
-            table = SUMMED.format(only=only, only_sums=only_sums)
-        query = f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
-                           sum(completion_tokens), sum(cost), count(*)
-                    FROM {table}{group}
-                    LIMIT :limit OFFSET :skip"""
-        values = {"since": since, "until": until, "owner": self.owner, "fields": fields}
-        rows = sql.execute(query, values | {"limit": limit, "skip": skip})
-        # Without anything to group by there is a row of nulls for nothing.
-        found = [row for row in rows if row[4] is not None]
-        sums = [ledger.UsageSum(*row[:-1]) for row in found]
-        return sums, sum(row[-1] for row in found)
+        return f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
+                          sum(completion_tokens), sum(cost), count(*)
+                   FROM ({rows}){group} LIMIT :limit OFFSET :skip"""
+
+
+def _rows(
+    table: str, day: str, fields: int, one: bool, end: UsageNames | None = None
+) -> str:
+    """Return what selects the rows of a day between the place and the end of a page.
+
+    Columns that are not among the ``fields`` are empty.  ``one``: of one key.
+    """
+    owner, model, node = (
+        COLUMNS[each] if fields & bit else "''" for each, bit in BITS.items()
+    )
+    begin = f"({owner}, {model}) >= (:key, :model)"
+    if one:
+        begin = f"{owner} = :key AND {model} >= :model"
+    until = f"({owner}, {model}, {node}) <= (:end_key, :end_model, :end_node)"
+    bounds = f"{begin} AND {until}" if end is not None else begin
+    return f"""
+        SELECT {day} AS day, {owner} AS owner, {model} AS model, {node} AS node,
+               requests, prompt_tokens, completion_tokens, cost
+        FROM {table} AND day = {day} AND {bounds}"""
+
+
+def _end(
+    sql: sqlite3.Connection, days: Sequence[int], rows: str, values: Mapping[str, Any]
+) -> UsageNames | None:
+    """Return the key, model and node until which each day has the rows of a page.
+
+    None: no day has more.
+    """
+    query = f"""SELECT owner, model, node FROM ({rows})
+                ORDER BY owner, model, node LIMIT 1 OFFSET :rows"""
+    found = []
+    for day in days:
+        count = values["skip"] + min(values["limit"], EXAMINED_MAX // len(days))
+        found += sql.execute(query, {**values, "day": day, "rows": count}).fetchall()
+    return min(found, default=None)
+
+
+def _place_after(
+    page: Sequence[ledger.UsageSum], begin: ledger.UsagePlace
+) -> ledger.UsagePlace:
+    """Return the place behind a page, by its last key and model."""
+    last = page[-1]
+    names = (last.key or "", last.model or "")
+    skip = sum((each.key or "", each.model or "") == names for each in page)
+    if names == (begin.key, begin.model):
+        skip += begin.skip
+    return ledger.UsagePlace(begin.day, *names, skip)
 
 
 def _estimate(
