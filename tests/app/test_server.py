@@ -64,6 +64,29 @@ async def test_webhook_is_delivered_for_a_committed_job(tmp_path: Path) -> None:
     assert json.loads(body)["data"]["result"] == {"ok": True}
 
 
+async def test_open_jobs_are_recorded_by_the_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.app.server.RECORD_EVERY", 0.02)
+    async with (
+        run_coordinator(settings(tmp_path)) as running,
+        ClientSession(
+            headers={"Authorization": f"Bearer {running.api_key}"}
+        ) as session,
+        provider(Pool(running.url, running.hub, session)) as worker,
+    ):
+        for _ in range(3):
+            url = f"{running.url}/v1/jobs/commit/cheap"
+            async with session.post(url, json=COMMIT) as response:
+                assert response.status == 201
+        await worker.job()
+
+        rows: list[dict[str, int]] = []
+        while not any(row["running"] and row["queued"] > 1 for row in rows):
+            async with session.get(f"{running.url}/admin/usage/minutes") as response:
+                rows = (await response.json())["data"]
+
+
 async def test_models_were_created_when_the_coordinator_was_set_up(
     tmp_path: Path,
 ) -> None:

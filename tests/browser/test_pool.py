@@ -1,6 +1,7 @@
 """The picture of the pool while machines work."""
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -44,6 +45,29 @@ def working(programs: Programs) -> Iterator[Pool]:
                 chunks = stack.enter_context(answer_to(client, ASK, name))
                 next(text_in(chunks))
         yield pool
+
+
+def test_open_jobs_of_hours_before_the_page_are_shown(
+    engine: Browser, programs: Programs
+) -> None:
+    pool = programs.serve()
+    first = int(time.time() // 60 - 179) * 60
+    opened = {"jobs": 0, "tokens": 0, "running": 7, "queued": 30}
+    minutes = [{"at": first + 60 * n} | opened for n in range(180)]
+    with visitor(engine, pool.url) as visiting:
+        page = visiting.page
+        page.route(
+            "**/admin/usage/minutes*",
+            lambda route: route.fulfill(json={"data": minutes}),
+        )
+        visiting.sign_in(KEY)
+        plot = page.get_by_label("Jobs running and queued in the last 3 hours")
+
+        plot.locator(".u-over").hover()
+
+        for name, value in (("running", 7), ("queued", 30)):
+            line = plot.locator(".u-series", has_text=name)
+            expect(line.locator(".u-value")).to_have_text(f"{value}")
 
 
 def test_pool_at_work_is_shown(engine: Browser, working: Pool) -> None:

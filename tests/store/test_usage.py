@@ -365,3 +365,22 @@ async def test_minutes_are_added_up_and_kept_for_a_day(store: SqliteStore) -> No
     await complete(store, "e", at=60.0 * MINUTES_KEPT)
 
     assert [each.minute for each in await store.usage.minutes(0)] == [1, MINUTES_KEPT]
+
+
+async def test_minutes_have_the_most_jobs_that_were_open(store: SqliteStore) -> None:
+    await complete(store, "a", at=60.0)
+    for running, queued in ((2, 7), (3, 5)):
+        await store.usage.record_open_jobs(1, running, queued)
+    await complete(store, "b", at=61.0)
+    await store.usage.record_open_jobs(2, 1, 0)
+
+    first, second = await store.usage.minutes(0)
+    assert first == MinuteUsage(1, 2, 10, running=3, queued=7)
+    assert second == MinuteUsage(2, 0, 0, running=1, queued=0)
+
+    await store.usage.record_open_jobs(1 + MINUTES_KEPT, 1, 0)
+
+    assert [each.minute for each in await store.usage.minutes(0)] == [
+        2,
+        1 + MINUTES_KEPT,
+    ]

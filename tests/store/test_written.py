@@ -25,6 +25,7 @@ from shoal.domain.receipts import Verdict
 from shoal.domain.work import Call, Chat, Feature
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
+from shoal.store.ledger import MinuteUsage
 from shoal.store.port import RecordedFact
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
@@ -36,6 +37,7 @@ WITH_CALLS = 5  # versions from which on there are calls and deliveries
 WITH_PACKED = 10  # and from which on there is a job with compressed texts
 WITH_PARTS = 12  # and one with a large work, in parts
 WITH_APPROVALS = 13  # and approvals of workers
+WITH_OPEN_JOBS = 17  # and the open jobs of a minute
 
 W = WorkerId("w")
 STATES = {
@@ -298,4 +300,13 @@ async def test_migration_keeps_approvals(version: int, tmp_path: Path) -> None:
 
     kept = [WorkerApproved("w", "admin", "8a"), WorkerApproved("x", "admin")]
     assert await store.approvals() == (kept if version >= WITH_APPROVALS else [])
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_minutes_are_kept(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    kept = [MinuteUsage(29_000_000, 1, 34, running=2, queued=5)]
+    assert await store.usage.minutes(0) == (kept if version >= WITH_OPEN_JOBS else [])
     await store.close()

@@ -45,6 +45,7 @@ from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
+from shoal.gateway.accounts.usage import record_open_jobs
 from shoal.gateway.app import Gateway, first_look, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
@@ -78,6 +79,7 @@ SIGNATURES_INLINE_MAX = (
     4  # signatures that may hold up the loop: half a millisecond of checking them
 )
 PRUNE_EVERY = 3600.0  # seconds
+RECORD_EVERY = 60.0  # seconds between counts of open jobs
 CHECK_EVERY = 2.0  # seconds between looks at the database's files
 UNCHECKED = "cannot check the database: %s"
 BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
@@ -259,6 +261,7 @@ async def run_coordinator(
                 tasks.create_task(gateway.batches.run(PoolLineJobs(gateway))),
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
                 tasks.create_task(_prune(gateway, settings.kept)),
+                tasks.create_task(_record_open_jobs(gateway)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
                 tasks.create_task(_end_if_broken(hub.store_health)),
@@ -506,6 +509,15 @@ async def _prune(gateway: Gateway, kept: float) -> None:
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
+
+
+async def _record_open_jobs(gateway: Gateway) -> None:
+    while True:
+        # In the middle of each minute, so that none is left out.
+        since = gateway.clock.wall() - RECORD_EVERY / 2
+        await asyncio.sleep(RECORD_EVERY - since % RECORD_EVERY)
+        with suppress(StoreError):  # a plot lacks a minute; the hub reports the store
+            await record_open_jobs(gateway)
 
 
 async def _end_if_broken(health: StoreHealth) -> None:

@@ -91,21 +91,30 @@ class UsagePage:
 class MinuteUsage(NamedTuple):
     """The jobs that were done in a minute, and the tokens that were written for jobs.
 
+    ``running`` and ``queued`` are the jobs that were open once in this minute.
     ``minute`` is in minutes since 1970.
     """
 
     minute: int
     jobs: int
     tokens: int
+    running: int = 0
+    queued: int = 0
 
 
 class UsageStore(Protocol):
     """Usage by day, key, model and node, and that of the last minutes."""
 
     async def minutes(self, since: int) -> list[MinuteUsage]:
-        """Return the minutes from ``since`` on in which a job ended, in order.
+        """Return the minutes from ``since`` on with a job that ended or was open.
 
-        The last ``MINUTES_KEPT`` are kept.  Raises StoreError.
+        In order; the last ``MINUTES_KEPT`` are kept.  Raises StoreError.
+        """
+
+    async def record_open_jobs(self, minute: int, running: int, queued: int) -> None:
+        """Record how many jobs are open; of a minute, the most are kept.
+
+        Raises StoreError.
         """
 
     async def sums(

@@ -275,16 +275,16 @@ function Plots({ live, session }) {
     const timer = setInterval(() => !document.hidden && tick((n) => n + 1), 2000);
     return () => clearInterval(timer);
   }, []);
-  const [times, tokens, jobs, running, queued] = history;
   const columns = useMemo(() => {
-    const [before, written, done] = beforePage(minutes, times[0] ?? coordinatorNow(), HOURS * 60);
-    return [[[...before, ...times], [...written, ...tokens]], [[...before, ...times], [...done, ...jobs]], [times.slice(), running.slice(), queued.slice()]];
+    const before = beforePage(minutes, history[0][0] ?? coordinatorNow(), HOURS * 60);
+    const [times, tokens, jobs, running, queued] = before.map((each, n) => [...each, ...history[n]]);
+    return [[times, tokens], [times, jobs], [times, running, queued]];
   }, [at, minutes]);
   const now = live.rate || { tokens_per_second: 0, jobs_per_second: 0 };
   return html`<div class="grid plots">
     <section class="card"><h2>Tokens per second</h2><${Plot} data=${columns[0]} series=${TOKENS} label=${`Tokens per second in the last ${HOURS} hours; now ${rate(now.tokens_per_second)}`} /></section>
     <section class="card"><h2>Jobs per second</h2><${Plot} data=${columns[1]} series=${JOBS} label=${`Jobs done per second in the last ${HOURS} hours; now ${rate(now.jobs_per_second)}`} /></section>
-    <section class="card"><h2>Jobs running and queued</h2><${Plot} data=${columns[2]} series=${LOAD} height=${136} label=${`Jobs: ${live.status.jobs.running} running, ${live.status.jobs.queued} queued`} /></section>
+    <section class="card"><h2>Jobs running and queued</h2><${Plot} data=${columns[2]} series=${LOAD} height=${136} label=${`Jobs running and queued in the last ${HOURS} hours; now ${live.status.jobs.running} and ${live.status.jobs.queued}`} /></section>
   </div>`;
 }
 

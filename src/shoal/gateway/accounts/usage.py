@@ -88,15 +88,20 @@ class MinutesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MinuteRow(msgspec.Struct, frozen=True):
-    """The jobs done in a minute, which begins ``at``, and the tokens written."""
+    """The jobs done in a minute, which begins ``at``, and the tokens written.
+
+    ``running`` and ``queued`` are the jobs that were open in its middle.
+    """
 
     at: int
     jobs: int
     tokens: int
+    running: int
+    queued: int
 
 
 class MinuteList(msgspec.Struct, frozen=True):
-    """The minutes of the last hours in which a job ended, in order."""
+    """The minutes of the last hours with a job that ended or was open, in order."""
 
     data: list[MinuteRow]
 
@@ -105,8 +110,15 @@ class MinuteList(msgspec.Struct, frozen=True):
 async def list_minutes(gateway: Gateway, query: MinutesQuery) -> MinuteList:
     since = int(gateway.clock.wall() // 60) - 60 * query.hours
     found = await gateway.store.usage.minutes(since)
-    rows = [MinuteRow(60 * minute, jobs, tokens) for minute, jobs, tokens in found]
-    return MinuteList(rows)
+    return MinuteList([MinuteRow(60 * minute, *counts) for minute, *counts in found])
+
+
+async def record_open_jobs(gateway: Gateway) -> None:
+    """Record how many jobs are open now, if any is.  Raises StoreError."""
+    pool = gateway.hub.pool
+    if pool.jobs:
+        minute, running = int(gateway.clock.wall() // 60), len(pool.jobs) - pool.queued
+        await gateway.store.usage.record_open_jobs(minute, running, pool.queued)
 
 
 @api.get(

@@ -351,6 +351,13 @@ MIGRATIONS = (
     CREATE INDEX webhook_deliveries_of_lane ON webhook_deliveries (owner, host, due_at)
         WHERE due_at IS NOT NULL;
     """,
+    # The open jobs of each minute.  Usage of a key is read a day at a time, by the
+    # primary key.
+    """
+    ALTER TABLE usage_by_minute ADD COLUMN running INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE usage_by_minute ADD COLUMN queued INTEGER NOT NULL DEFAULT 0;
+    DROP INDEX usage_of_owner;
+    """,
 )
 
 

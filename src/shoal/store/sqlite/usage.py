@@ -182,7 +182,7 @@ class UsageBatch:
         for row, counts in self._rows.items():
             self._write_row(row, counts)
         for minute, (jobs, tokens) in self._minutes.items():
-            self._write_minute(minute, jobs, tokens)
+            _write_minute(self.sql, ledger.MinuteUsage(minute, jobs, tokens))
 
     def _add_cost(self, job_id: JobId, cost: int, at: float) -> None:
         """Add the cost of a function call, which is counted with the others."""
@@ -213,15 +213,19 @@ class UsageBatch:
             query = "INSERT INTO usage_by_model VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             self.sql.execute(query, (*row, *counts))
 
-    def _write_minute(self, minute: int, jobs: int, tokens: int) -> None:
-        query = """UPDATE usage_by_minute SET jobs = jobs + ?, tokens = tokens + ?
-                   WHERE minute = ?"""
-        if self.sql.execute(query, (jobs, tokens, minute)).rowcount:
-            return
-        query = "INSERT INTO usage_by_minute VALUES (?, ?, ?)"
-        self.sql.execute(query, (minute, jobs, tokens))
-        query = "DELETE FROM usage_by_minute WHERE minute <= ?"
-        self.sql.execute(query, (minute - ledger.MINUTES_KEPT,))
+
+def _write_minute(sql: sqlite3.Connection, used: ledger.MinuteUsage) -> None:
+    query = """UPDATE usage_by_minute
+               SET jobs = jobs + ?, tokens = tokens + ?,
+                   running = max(running, ?), queued = max(queued, ?)
+               WHERE minute = ?"""
+    if sql.execute(query, (*used[1:], used.minute)).rowcount:
+        return
+    query = """INSERT INTO usage_by_minute (minute, jobs, tokens, running, queued)
+               VALUES (?, ?, ?, ?, ?)"""
+    sql.execute(query, used)
+    query = "DELETE FROM usage_by_minute WHERE minute <= ?"
+    sql.execute(query, (used.minute - ledger.MINUTES_KEPT,))
 
 
 class SqliteUsage:
@@ -231,9 +235,13 @@ class SqliteUsage:
         self._database = database
 
     async def minutes(self, since: int) -> list[ledger.MinuteUsage]:
-        query = """SELECT minute, jobs, tokens FROM usage_by_minute
+        query = """SELECT minute, jobs, tokens, running, queued FROM usage_by_minute
                    WHERE minute >= ? ORDER BY minute"""
         return await self._database.read(select(ledger.MinuteUsage, query, since))
+
+    async def record_open_jobs(self, minute: int, running: int, queued: int) -> None:
+        used = ledger.MinuteUsage(minute, 0, 0, running, queued)
+        await self._database.transact(lambda sql: _write_minute(sql, used))
 
     async def sums(
         self,
