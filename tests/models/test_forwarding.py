@@ -46,6 +46,7 @@ class Worker:
     library: LibraryServer
     name: str = "wire:w"
     passed_on: bool = True
+    ignores: type[ModelMessage] | None = None
     sent: list[ModelMessage] = field(default_factory=list)
     received: list[ModelMessage] = field(default_factory=list)
 
@@ -57,6 +58,8 @@ class Worker:
 
     def _to_worker(self, message: ModelMessage) -> bool:
         self.received.append(message)
+        if self.ignores is not None and isinstance(message, self.ignores):
+            return True
         self.library.on_message("coordinator", message, self.send, anytime)
         return True
 
@@ -130,6 +133,20 @@ async def test_a_source_sends_no_more_than_the_receiver_reads(
     assert {each.transfer_id for each in chunks} == {"id"}
     weights = [each.data for each in chunks if each.file_name == "model.safetensors"]
     assert b"".join(weights) == BIG
+
+
+async def test_a_silent_source_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.models.forwarding.SILENCE_TIMEOUT", 0.01)
+    peer = RecordingPeer()
+    async with a_pool(folder) as worker:
+        worker.ignores = ModelRequest
+        request(worker, peer)
+        await peer.until(1)
+
+    assert peer.received == [ModelAnswer("org/big", available=False)]
+    assert "wire:w sent nothing for 0.01 s" in caplog.text
 
 
 async def test_a_source_stops_when_the_receiver_leaves(folder: Path) -> None:

@@ -10,18 +10,20 @@ import pytest
 
 from models.transfer_pair import files
 from protocols.contexts import protocol_context
-from shoal.domain.errors import PeerError, Unavailable, UnknownModel
+from shoal.domain.errors import PeerError, TimedOut, Unavailable, UnknownModel
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelChunk,
     ModelMessage,
     ModelQuery,
+    ModelRequest,
 )
 from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.domain.work import Chat
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
+from shoal.models import download
 from shoal.models.download import DownloadedModel, DownloadRequest
 from shoal.models.library import CHUNK, Library
 from shoal.models.library_server import LibraryServer
@@ -71,6 +73,7 @@ class Host:
     wanted: DownloadRequest
     received: list[PeerMessage] = field(default_factory=list)
     also: Callable[[PeerMessage], None] = lambda received: None
+    shares: bool = True  # else it answers queries, and sends nothing
 
     async def visit(self, passcode: str = "") -> DownloadedModel:
         """Download the model with this passcode."""
@@ -112,7 +115,8 @@ async def hosted(
         def receive(message: PeerMessage) -> None:
             host.received.append(message)
             host.also(message)
-            if isinstance(message.message, ModelMessage):
+            withheld = isinstance(message.message, ModelRequest) and not host.shares
+            if isinstance(message.message, ModelMessage) and not withheld:
                 sharing.on_message(
                     message.peer, message.message, sender(message.peer), room
                 )
@@ -243,3 +247,19 @@ async def test_host_with_invalid_files_fails(
             await host.visit()
 
     assert set(files(tmp_path)) == {f"theirs/{name}" for name in CONTENT}
+
+
+async def test_only_another_program_may_be_silent_for_long(
+    wire: AnyWireProtocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.1)
+    monkeypatch.setattr(download, "FOREIGN_SILENCE_TIMEOUT", 0.2)
+    why = (
+        r"sent nothing of org/name for 0\.1 s"
+        if wire.preferred
+        else r"nothing for 0\.2 s: other programs cannot send a model with folders"
+    )
+    async with hosted(wire, tmp_path) as host:
+        host.shares = False
+        with pytest.raises(TimedOut, match=why):
+            await host.visit()

@@ -6,6 +6,7 @@ connection carries answers as well, so that reading must never pause.
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 from uuid import uuid4
@@ -24,7 +25,8 @@ from shoal.models.sources import ModelSource
 WINDOW = 8 << 20  # bytes that a source may send ahead
 BUFFER_MAX = 2 * WINDOW  # bytes; a source that sends more breaks the agreement
 FORWARDED_MAX = 2  # models at a time from one source, which sends no more to one peer
-SILENCE_TIMEOUT = 60.0  # seconds for the source to send something
+SILENCE_TIMEOUT = 20.0
+"""Seconds for the source to send something: less than receivers wait (``download``)."""
 STALL_TIMEOUT = 60.0  # seconds for the receiver to read a chunk
 
 Part: TypeAlias = ModelChunk | ModelDone
@@ -62,11 +64,14 @@ class _Transfer:
         self.changed.set()
 
     async def next(self) -> Part:
-        """Return the next part.  Raises Unavailable, and TimeoutError in silence."""
-        async with asyncio.timeout(SILENCE_TIMEOUT):
-            while not self.parts and not self.failure:
-                self.changed.clear()
-                await self.changed.wait()
+        """Return the next part.  Raises Unavailable."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_TIMEOUT):
+                while not self.parts and not self.failure:
+                    self.changed.clear()
+                    await self.changed.wait()
+        if not self.parts:
+            self.fail(f"{self.source} sent nothing for {SILENCE_TIMEOUT:g} s")
         if self.failure:
             raise Unavailable(self.failure)
         part = self.parts.popleft()
@@ -108,8 +113,8 @@ class ForwardedTransfers:
     ) -> bool:
         """Pass a model on; return False if the receiver disconnected.
 
-        Raises Unavailable if the source fails, and TimeoutError if either of them is
-        too slow.
+        Raises Unavailable if the source fails, and TimeoutError if the receiver is too
+        slow.
         """
         transfer_id = str(uuid4())
         transfer = self._transfers[transfer_id] = _Transfer(source.name, request.model)

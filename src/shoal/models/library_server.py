@@ -233,7 +233,7 @@ class LibraryServer:
             complete = await sending
         except (NotShareable, Unavailable, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                error = NotShareable(f"a peer was silent for {STALL_TIMEOUT:g} s")
+                error = NotShareable(f"it read nothing for {STALL_TIMEOUT:g} s")
             self._log_refusal(requester.name, f"{name} was aborted: {error}")
             requester.send(ModelAnswer(name, available=False))
             return

@@ -102,9 +102,10 @@ class _DownloadConnection:
 
     def _receive(self, message: PeerMessage) -> None:
         match message.message:
-            case PeerJoined():
+            case PeerJoined(paces_models=paces):
                 # On a link to several peers, the first is the one that was dialled.
-                self._peer = self._peer or message.peer
+                if not self._peer:
+                    self._peer, self._download.foreign = message.peer, not paces
                 self._admitted.set()
             case PeerLeft(reason) if message.peer == self._peer:
                 self._download.on_disconnect(
