@@ -161,6 +161,23 @@ async def test_defective_transfer_leaves_no_files(
     assert not (tmp_path / "ours" / "org").exists()
 
 
+async def test_model_of_unannounced_size_is_limited(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    def withhold(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelAnswer):
+            return [replace(message, size=None)]
+        return [message]
+
+    tied.tamper = withhold
+    tied.wanted = replace(tied.wanted, unannounced_max=CHUNK)
+
+    with pytest.raises(PeerError, match="raise --unannounced-max"):
+        await tied.fetch().run()
+
+    assert files(tmp_path / "ours") == {}
+
+
 async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None:
     def intrude(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelChunk):
