@@ -225,6 +225,20 @@ def test_code_goes_only_where_the_passcode_was_proved() -> None:
     assert not open_.command(code)
 
 
+def write_frame(hello: Opening) -> bytes:
+    written = write((encode(hello),))
+    assert isinstance(written, Send)
+    return bytes(written.data)  # type: ignore[arg-type]  # as all of this wire
+
+
+def sent(outputs: Sequence[object]) -> Opening:
+    """Return the hello among the outputs of a session."""
+    data = next(bytes(each.data) for each in outputs if isinstance(each, Send))  # type: ignore[arg-type]
+    hello = EVENT_DECODER.decode(data[HEAD.size :])
+    assert isinstance(hello, Opening)
+    return hello
+
+
 @pytest.mark.parametrize("path", [WORKER_PATH, POOL_PATH])
 @pytest.mark.parametrize("binding", [b"", b"one channel"], ids=["plain", "encrypted"])
 def test_who_proves_nothing_gets_nothing_of_the_passcode(
@@ -237,14 +251,35 @@ def test_who_proves_nothing_gets_nothing_of_the_passcode(
     session.tick(0.0)
     hello = Opening(VERSION, "stranger", path == WORKER_PATH)
 
-    greeting = write((encode(hello),))
-    assert isinstance(greeting, Send)
-    outputs = session.receive([greeting.data], 0.0)
+    told = sent(session.receive([write_frame(hello)], 0.0))
 
-    answer = next(bytes(each.data) for each in outputs if isinstance(each, Send))  # type: ignore[arg-type]
-    told = EVENT_DECODER.decode(answer[HEAD.size :])
-    assert isinstance(told, Opening)
     assert (told.token, told.token_proof) == ("", b"")
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["replayed", "reflected"])
+def test_a_recorded_proof_of_the_passcode_admits_nobody(end: int) -> None:
+    """Neither on another channel, nor back to who made it on its own."""
+    channel = b"one channel"
+    pool = OnePool("other", LARGE, token="")
+    dialling: Any = OnePool("one", SMALL).dial()
+    accepting: Any = pool.accept()
+    for each in (dialling, accepting):
+        each.bind(channel)
+    accepting.tick(0.0)
+    greeting = sent(dialling.tick(0.0))
+    answer = sent(accepting.receive([write_frame(greeting)], 0.0))
+    proof = (greeting, answer)[end].token_proof
+    assert proof
+
+    for binding in (b"another channel", channel) if end else (b"another channel",):
+        session: Any = pool.accept()
+        session.bind(binding)
+        session.tick(0.0)
+        hello = Opening(VERSION, "thief", False, token_proof=proof)
+        outputs = session.receive([write_frame(hello)], 0.0)
+
+        assert not [each for each in outputs if isinstance(each, PeerMessage)]
+        assert any(WRONG_PASSCODE in str(each) for each in outputs)
 
 
 def test_a_pool_does_not_connect_to_itself() -> None:
