@@ -19,8 +19,9 @@ PROXIES := { command -v nginx && command -v caddy; } >/dev/null || { \
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
 
-# What tests look at the dashboard with.
-BROWSER := command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
+# What tests look at the dashboard with.  Where it is no package, a whole Chromium does.
+BROWSER := command -v chromium-headless-shell >/dev/null || { \
+	apt-get update && apt-get install -y chromium-headless-shell; } || command -v chromium
 
 # What reads the metrics in a test.
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }

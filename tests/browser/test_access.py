@@ -75,6 +75,19 @@ def test_views_are_accessible_and_fit(
     assert found == {}
 
 
+def test_phone_shows_state_and_slots_of_machines(pool: Pool, engine: Browser) -> None:
+    with visitor(engine, pool.url, "phone") as visiting:
+        visiting.sign_in(KEY)
+        visiting.go("#/nodes")
+        row = visiting.page.get_by_role("row", name="collie")
+        expect(row.get_by_text("active", exact=True)).to_be_in_viewport(ratio=1)
+        expect(row.get_by_text("0/4")).to_be_in_viewport(ratio=1)
+
+        visiting.go("#/pool")
+        tile = visiting.page.get_by_role("article").filter(has_text="beagle")
+        expect(tile.get_by_role("img", name="0 of 4 slots busy")).to_be_in_viewport()
+
+
 def test_keyboard_reaches_everything(admin: Visitor) -> None:
     page = admin.page
     keyboard = page.keyboard

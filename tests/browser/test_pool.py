@@ -26,7 +26,7 @@ MACHINES = {  # their models, seconds between words, and the chats that each get
     "collie": (("qwen3-8b",), 0.03, ("qwen3-8b",) * 2),
     "poodle": (("llama-3.2-3b",), 0.05, ("llama-3.2-3b",)),
 }
-SAMPLES = 25  # of a second each, for lines that show something
+SAMPLES = 10  # of a second each, for lines that show something
 DRAWN = """(samples) =>
   document.querySelector(".numbers .spark polyline").points.length >= samples"""
 
