@@ -41,7 +41,9 @@ from simulation import virtual
 from transports.memory_links import MemoryLink
 
 PEERS = 20
-FLAPS = 10_000
+DRAWS = 3
+FLAPS = 10_000 // DRAWS  # of all peers
+JOBS = 1000 // DRAWS
 MODELS = ("m", "n", "o")
 CONTINUES = frozenset({Feature.CONTINUE})
 WHOLE = "one two three four"
@@ -166,8 +168,8 @@ async def served(here: PeerCoordinator, crowd: Crowd) -> "asyncio.Task[object]":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("draw", range(3))
-def test_ten_thousand_flaps_leave_nobody_stuck(draw: int) -> None:
+@pytest.mark.parametrize("draw", range(DRAWS))
+def test_flaps_leave_nobody_stuck(draw: int) -> None:
     async def scenario() -> None:
         async with running_coordinator() as its:
             random = Random(draw)
@@ -179,15 +181,15 @@ def test_ten_thousand_flaps_leave_nobody_stuck(draw: int) -> None:
             async with asyncio.TaskGroup() as tasks:
                 for peer in peers:
                     tasks.create_task(peer.flap(FLAPS // PEERS))
-                for _ in range(1000):
+                for _ in range(JOBS):
                     await asyncio.sleep(random.expovariate(1 / 0.07))
                     tasks.create_task(ask(its, random.choice(MODELS), said))
             await asyncio.sleep(60.0)
 
             # Every job has ended, and what was answered was answered right.
-            assert sum(said.values()) == 1000
+            assert sum(said.values()) == JOBS
             assert set(said) <= {WHOLE, "ended badly"}
-            assert said[WHOLE] > 900
+            assert said[WHOLE] > 0.9 * JOBS
             assert not here.coordinator.hub.pool.jobs
             assert not crowd.at_work
             # Everybody is here, is fit, and works.
