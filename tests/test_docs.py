@@ -81,6 +81,13 @@ def test_links_of_the_first_page_lead_to_files() -> None:
     assert not [link for link in links if not (ROOT / link).exists()]
 
 
+def test_each_page_ends_with_its_next_step() -> None:
+    pages = {*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs/decisions").iterdir()}
+    ends = {page: page.read_text("utf-8").rpartition("\n\n")[2] for page in pages}
+
+    assert not [page for page in pages if not ends[page].startswith("**Next:** ")]
+
+
 @pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)
 def test_files_that_a_map_names_exist(page: Path) -> None:
     named = set(re.findall(r"`([a-z0-9_/]+\.py)`", page.read_text("utf-8")))

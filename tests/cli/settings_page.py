@@ -15,6 +15,7 @@ from shoal.protocols import discover
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "settings.md"
 INTRODUCTION = ROOT / "scripts" / "settings.md.in"
+NEXT = "**Next:** [deployment](deployment.md) has a settings file for a server.\n"
 
 TITLES = {
     "serve": "the coordinator",
@@ -32,9 +33,8 @@ TYPES = {
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n".join(
-        [INTRODUCTION.read_text("utf-8"), *(_section(name) for name in CONFIGS)]
-    )
+    sections = (_section(name) for name in CONFIGS)
+    return "\n".join([INTRODUCTION.read_text("utf-8"), *sections, NEXT])
 
 
 def _section(name: str) -> str:

@@ -15,6 +15,7 @@ Whether the receiver of a field reads it, whether its sender writes it, and why 
 [fields/](fields), which lists each document's fields.  A test fails for a field that no
 codec knows, for one that is decoded and then unused, and for an obsolete reason.
 """
+NEXT = "**Next:** [back to the protocols](README.md).\n"
 USED = "read and written"
 WAYS = {
     "worker": "worker → coordinator",
@@ -25,7 +26,8 @@ WAYS = {
 
 def page() -> str:
     """Return the page, as it should be."""
-    return "\n".join([HEAD, *(line for name in WIRES for line in _lines(wire(name)))])
+    lines = (line for name in WIRES for line in _lines(wire(name)))
+    return "\n".join([HEAD, *lines, NEXT])
 
 
 def _lines(made: Wire) -> Iterator[str]:
