@@ -1,5 +1,6 @@
 """The README, the quick start and the guides, run as they stand (``page_runner``)."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,10 @@ def test_page_runs_as_it_stands(page: Path, runner: PageRunner) -> None:
 
 
 JOBS = DOCS / "jobs.md"
+CURL = (
+    "curl -s -H \"Authorization: Bearer $KEY\" -H 'Content-Type: application/json' "
+    "http://127.0.0.1:4010/v1/jobs/"
+)
 SHOWN = ("$URL/", "shoal quote", "import os", "shoal receipts")
 """What the blocks about jobs on that page have."""
 
@@ -58,6 +63,18 @@ def test_jobs_are_submitted_as_the_page_shows(runner: PageRunner) -> None:
     for block in shown:
         printed = runner.run(block)
         assert '"error"' not in printed, f"{block.place}:\n{printed}"
+
+
+def test_function_is_called_as_the_page_shows(runner: PageRunner) -> None:
+    blocks = _run_blocks(DOCS / "tasks.md")
+    while not runner.run(next(blocks)).endswith("3\n"):
+        pass  # until the worker is there
+    (task,) = (each.code for each in blocks_of(JOBS) if '"sums.add"' in each.code)
+
+    for line in (f"{CURL}commit/fast -d '{task}'", f"{CURL}JOB?wait=30"):
+        printed = runner.run(Block(JOBS, 0, "sh", line, ""))
+
+    assert json.loads(printed)["result"] == 3, printed
 
 
 def _run_blocks(page: Path) -> Iterator[Block]:
