@@ -315,7 +315,7 @@ def test_unchanged_script_goes_on_without_a_killed_rank(pool: Pool, rank: int) -
     """Also without rank 0, as it is to leave no files."""
     pool.join("three", "--trust-code", "--slots", "1", token=TOKEN)
     eventually(lambda: len(pool.workers()) == 3, "three workers")
-    script = Path(__file__).parents[1] / "training" / "scripts" / "survive_ddp.py"
+    script = Path(__file__).parents[1] / "training" / "scripts" / "train_ddp.py"
 
     words = ("--nodes", "3", "--min-nodes", "1", "--json", str(script), str(rank))
     done = shoal(pool, "train", *words)

@@ -75,24 +75,7 @@ def run_by_torchrun(
     )
 
 
-def losses(output: str) -> dict[str, float]:
-    return {
-        rank: float(loss)
-        for rank, loss in re.findall(r"rank (\d) loss (\S+) hashes 1\n", output)
-    }
-
-
-def test_an_unchanged_script_trains_as_with_gloo() -> None:
-    ours = run_by_torchrun("train_ddp.py", "shoal")
-    gloo = "".join(each.output for each in run_ranks("train_ddp.py", "gloo"))
-
-    # Gloo's processes sometimes abort on exit, after their last line.
-    assert ours.returncode == 0, ours.stderr
-    assert losses(ours.stdout) == pytest.approx(losses(gloo), rel=1e-3)
-    assert len(losses(ours.stdout)) == RANKS
-
-
-def test_models_train_in_parallel_as_with_gloo(
+def test_an_unchanged_script_trains_in_parallel_as_with_gloo(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     figures = {
@@ -107,7 +90,7 @@ def test_models_train_in_parallel_as_with_gloo(
     )
 
     assert figures["shoal"].returncode == 0, figures["shoal"].stderr
-    assert len(gloo) == 18
+    assert len(gloo) == 20
     for way in gloo:
         with subtests.test(way):
             assert ours[way] == gloo[way]
@@ -128,21 +111,19 @@ def check_done(ranks: list[EndedRank]) -> None:
 
 
 def test_a_killed_rank_ends_the_others_with_the_cause() -> None:
-    *others, killed = run_ranks("train_ddp.py", "shoal", "killed", "7")
+    *others, killed = run_ranks("train_ddp.py", str(RANKS - 1))
 
     assert killed.status == -signal.SIGKILL
     for rank in others:
         assert rank.status == 1
         assert "GroupEnded: rank" in rank.errors
-        assert "hashes" not in rank.output
+        assert "hash" not in rank.output
 
 
 def test_an_unchanged_script_goes_on_without_a_killed_rank() -> None:
     with serving(RANKS) as server:
         # It has PyTorch's store, and its buffers are the ones that the others get.
-        killed, *others = run_ranks(
-            "survive_ddp.py", "0", environment=server.environment
-        )
+        killed, *others = run_ranks("train_ddp.py", "0", environment=server.environment)
 
     assert killed.status == -signal.SIGKILL
     assert [each.status for each in others] == [0, 0], others

@@ -1,4 +1,4 @@
-"""Train a small model in one of PyTorch's parallel ways: WAY BACKEND FOLDER.
+"""Train small models in all of PyTorch's parallel ways: BACKEND FOLDER.
 
 All ranks print the same figures with each backend.
 """
@@ -75,6 +75,18 @@ def tensor_parallel(rank: int, folder: str) -> Any:
     return steps(parallelize_module(model(), mesh, plan))
 
 
+def ddp(rank: int, folder: str) -> Any:
+    torch.manual_seed(rank)
+    # The first step has the numbers and the buffers of rank 0.
+    plain = nn.Sequential(nn.Linear(8, 256), nn.BatchNorm1d(256), nn.Linear(256, 4))
+    trained = DistributedDataParallel(plain, bucket_cap_mb=0.01)  # several buckets
+    losses = steps(trained, seed=rank)
+    return [
+        *losses,
+        *(each.double().sum().item() for each in plain.state_dict().values()),
+    ]
+
+
 def hook(state: Callable[[], Any], function: Any) -> Callable[[int, str], Any]:
     def train(rank: int, folder: str) -> Any:
         trained = DistributedDataParallel(model())
@@ -127,6 +139,7 @@ def pipeline(schedule: Any) -> Callable[[int, str], Any]:
 
 
 WAYS: Mapping[str, Callable[[int, str], Any]] = {
+    "ddp": ddp,
     "fsdp": fsdp,
     "fsdp2": fsdp2,
     "tensor parallel": tensor_parallel,
