@@ -48,8 +48,9 @@ class Image:
             each.split("=", 1) for name, each in instructions() if name == "ARG"
         )
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        # Compiling all that is installed takes longer than what is imported of it.
-        environment = {**os.environ, **rest, "PATH": path, "PIP_NO_COMPILE": "1"}
+        # Compiling all that is installed takes longer than what is imported of it.  The
+        # variable is the value of ``compile``, whatever its name says.
+        environment = {**os.environ, **rest, "PATH": path, "PIP_NO_COMPILE": "0"}
         environment.pop("PYTHONPATH", None)
         for name, given in instructions()[1:]:
             if name == "FROM":

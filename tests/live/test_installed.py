@@ -24,7 +24,7 @@ class Copy:
         build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
         run(sys.executable, *build, str(folder), str(ROOT))
         (self.wheel,) = folder.glob("*.whl")
-        venv.create(folder / "env", with_pip=True)
+        venv.create(folder / "env")  # pip, too, comes from that of the tests
         self.bin = folder / "env" / "bin"
         paths = {"base": str(folder / "env")}
         site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
