@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -292,9 +292,9 @@ async def test_constantly_changing_models_cost_little(
     # Of a peer that no other test is, for its limit outlives its connection.
     joined = 0
 
-    def count(fact: Fact) -> None:
+    def count(batch: Sequence[Fact]) -> None:
         nonlocal joined
-        joined += isinstance(fact, WorkerJoined)
+        joined += sum(isinstance(each, WorkerJoined) for each in batch)
 
     pool.hub.subscribe(count)
     async with talking(pool), mac(pool, 99) as peer:
@@ -352,9 +352,8 @@ async def test_unrequested_model_messages_have_no_effect(
 async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
     ends: list[str] = []
 
-    def note(fact: Fact) -> None:
-        if isinstance(fact, WorkerLeft):
-            ends.append(fact.reason)
+    def note(batch: Sequence[Fact]) -> None:
+        ends.extend(each.reason for each in batch if isinstance(each, WorkerLeft))
 
     pool.hub.subscribe(note)
     async with talking(pool), mac(pool, 3, "deaf", deaf=True) as peer:

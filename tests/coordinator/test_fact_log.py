@@ -124,7 +124,7 @@ def test_load_is_logged_only_if_it_changes_fitness(
     turned: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "shoal.coordinator"):
-        FactLog().on_fact(WorkerLoadChanged(W, WorkerLoad(queued=1), turned))
+        FactLog().on_facts([WorkerLoadChanged(W, WorkerLoad(queued=1), turned)])
 
     assert [record.levelname for record in caplog.records] == [level]
 
@@ -135,9 +135,9 @@ def test_facts_of_calls_are_logged_at_debug_level(
     facts = FactLog()
 
     with caplog.at_level(logging.DEBUG, "shoal.coordinator"):
-        facts.on_fact(JobSubmitted(Job(J, Call("f", b"", b""))))
-        facts.on_fact(JobLeased(J, W, LeaseNumber(1), ""))
-        facts.on_fact(JobCompleted(J, LeaseNumber(1), Outcome("")))
+        facts.on_facts([JobSubmitted(Job(J, Call("f", b"", b"")))])
+        facts.on_facts([JobLeased(J, W, LeaseNumber(1), "")])
+        facts.on_facts([JobCompleted(J, LeaseNumber(1), Outcome(""))])
 
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
@@ -148,12 +148,12 @@ def test_only_what_is_unusual_of_a_job_has_a_line_of_its_own(
     facts = FactLog()
 
     with caplog.at_level(logging.INFO, "shoal.coordinator"):
-        facts.on_fact(JobSubmitted(Job(J, CHAT)))
-        facts.on_fact(JobLeased(J, W, LeaseNumber(1), ""))
-        facts.on_fact(JobStarted(J, LeaseNumber(1)))
-        facts.on_fact(JobRequeued(J, LeaseNumber(1), "lost"))
-        facts.on_fact(JobCompleted(J, LeaseNumber(2), Outcome("")))
-        facts.on_fact(JobFailed(J, "refused"))
+        facts.on_facts([JobSubmitted(Job(J, CHAT))])
+        facts.on_facts([JobLeased(J, W, LeaseNumber(1), "")])
+        facts.on_facts([JobStarted(J, LeaseNumber(1))])
+        facts.on_facts([JobRequeued(J, LeaseNumber(1), "lost")])
+        facts.on_facts([JobCompleted(J, LeaseNumber(2), Outcome(""))])
+        facts.on_facts([JobFailed(J, "refused")])
 
     logged = [record.getMessage().split()[0] for record in caplog.records]
     assert logged == ["fact=JobRequeued", "fact=JobFailed"]

@@ -69,7 +69,7 @@ def test_job_runs_and_its_text_is_returned() -> None:
 def test_the_hub_learns_of_a_first_output_before_what_depends_on_it() -> None:
     async def script(coordinator: Coordinator) -> None:
         facts: list[Fact] = []
-        coordinator.hub.subscribe(facts.append)
+        coordinator.hub.subscribe(facts.extend)
         worker = await coordinator.join(slots=3)
         short, long, failed = [await coordinator.request() for _ in range(3)]
         for run in range(3):
@@ -97,7 +97,7 @@ def test_the_hub_learns_of_a_first_output_before_what_depends_on_it() -> None:
 def test_a_worker_is_removed_after_the_hub_has_learnt_of_its_first_output() -> None:
     async def script(coordinator: Coordinator) -> None:
         facts: list[Fact] = []
-        coordinator.hub.subscribe(facts.append)
+        coordinator.hub.subscribe(facts.extend)
         worker = await coordinator.join()
         client = await coordinator.request()
         worker.write("a")

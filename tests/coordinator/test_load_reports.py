@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -29,9 +29,8 @@ def with_worker(
     async def whole(coordinator: Coordinator) -> None:
         facts: list[WorkerLoadChanged] = []
 
-        def saw(fact: Fact) -> None:
-            if isinstance(fact, WorkerLoadChanged):
-                facts.append(fact)
+        def saw(batch: Sequence[Fact]) -> None:
+            facts.extend(each for each in batch if isinstance(each, WorkerLoadChanged))
 
         coordinator.hub.subscribe(saw)
         await script(coordinator, await coordinator.join(), facts)

@@ -169,7 +169,7 @@ def test_drain_hands_jobs_over_at_its_limit() -> None:
 def test_removed_worker_that_comes_back_is_dismissed_until_it_is_resumed() -> None:
     async def script(coordinator: Coordinator) -> None:
         facts: list[object] = []
-        coordinator.hub.subscribe(facts.append)
+        coordinator.hub.subscribe(facts.extend)
         await order(coordinator, REMOVED)
 
         worker = await coordinator.join()

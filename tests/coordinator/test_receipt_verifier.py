@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ledger.builders import WORKER, claims, signed
 from pool.builders import job, joined, pool_after
@@ -88,14 +89,16 @@ async def test_result_has_the_verdict_on_its_receipt(
 async def test_receipt_counts_only_where_the_wire_carries_any(store: Store) -> None:
     (found,) = await verified(store, working(job(), receipts=False), result(receipt()))
 
-    assert found == replace(result(), output_hash=HASH)
+    assert found == structs.replace(result(), output_hash=HASH)
 
 
 async def test_late_result_gets_no_receipt(store: Store) -> None:
     for late in (
         result(receipt(), lease=LeaseNumber(2)),
-        replace(result(receipt()), worker_id=WorkerId("v")),
-        replace(result(), event=Completed(JobId("none"), ONE, receipt=receipt())),
+        structs.replace(result(receipt()), worker_id=WorkerId("v")),
+        structs.replace(
+            result(), event=Completed(JobId("none"), ONE, receipt=receipt())
+        ),
     ):
         assert await verified(store, working(job()), late) == [late]
 

@@ -77,7 +77,7 @@ async def test_worker_with_a_deviating_answer_is_marked(
         )
         async with coordinator.hub.run_job(job):
             pass
-        coordinator.hub.subscribe(pool.checks.on_fact)
+        coordinator.hub.subscribe(pool.checks.on_facts)
         checking = asyncio.create_task(pool.checks.run())
         await pool.work()
         checking.cancel()

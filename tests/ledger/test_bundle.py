@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ledger.builders import (
     AT,
@@ -144,7 +145,7 @@ def test_receipt_of_a_worker_without_a_key_is_nobody_s() -> None:
     given = claims(worker_key=None, worker_receipt=nobody, verdict=Verdict.WRONG_WORKER)
 
     assert last(of(given)).ok
-    assert last(of(replace(given, verdict=Verdict.VALID))).problem is not None
+    assert last(of(structs.replace(given, verdict=Verdict.VALID))).problem is not None
 
 
 def test_bundle_of_another_coordinator_is_rejected() -> None:

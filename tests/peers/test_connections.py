@@ -404,7 +404,7 @@ def test_changed_idle_model_rejoins_at_once() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         joined: list[object] = []
-        peers.coordinator.hub.subscribe(joined.append)
+        peers.coordinator.hub.subscribe(joined.extend)
 
         await send(line, "a", OffersChanged((offer(),)))
         assert joined == []  # because nothing has changed

@@ -120,7 +120,7 @@ def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         facts: list[object] = []
-        peers.coordinator.hub.subscribe(facts.append)
+        peers.coordinator.hub.subscribe(facts.extend)
 
         await send(line, requested_chat())
 
@@ -139,7 +139,7 @@ def test_job_of_a_peer_has_what_remains_of_its_limit_there() -> None:
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         facts: list[object] = []
-        peers.coordinator.hub.subscribe(facts.append)
+        peers.coordinator.hub.subscribe(facts.extend)
 
         await send(line, replace(requested_chat(), remaining=7.0))
 

@@ -74,7 +74,7 @@ def play(
 def recorded(peers: PeerCoordinator) -> list[Fact]:
     """Return a list that receives all later facts."""
     facts: list[Fact] = []
-    peers.coordinator.hub.subscribe(facts.append)
+    peers.coordinator.hub.subscribe(facts.extend)
     return facts
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -60,7 +60,7 @@ class GangWorld(World):
         await super().start()
         pool = self.hub.pool
 
-        def check(fact: Fact) -> None:
+        def check(_: Sequence[Fact]) -> None:
             check_gangs(pool)
 
         self.hub.subscribe(check)

@@ -492,7 +492,7 @@ async def _ollama_listener(
 def _spot_checks(hub: Hub, store: Store, settings: CoordinatorSettings) -> SpotChecks:
     checks = SpotChecks(hub, store, Random(), settings.spot_checks)
     if settings.spot_checks:
-        hub.subscribe(checks.on_fact)
+        hub.subscribe(checks.on_facts)
     return checks
 
 

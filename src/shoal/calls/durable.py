@@ -248,8 +248,7 @@ class DurableCalls:
                 return
             finally:
                 self._writing = False
-            for each in batch:
-                self._hub.publish(each.fact)
+            self._hub.publish([each.fact for each in batch])
             for call, ended in changed:
                 self._report_end(call) if ended else self._report_accepted(call)
             for future in waiting:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from shoal.domain import facts
 from shoal.domain.errors import InsufficientFunds, ShoalError, StoreBroken
@@ -241,7 +243,10 @@ class Bookkeeper:
         Reads first: after a StoreError nothing has changed.
         """
         (filed, *_) = await self._store.ledger.receipts_of(fact.job_id)
-        claims, fee = replace(filed.claims, worker_receipt=fact.worker_receipt), 0
+        claims, fee = (
+            structs.replace(filed.claims, worker_receipt=fact.worker_receipt),
+            0,
+        )
         price = claims.price
         if fact.verdict is Verdict.VALID:
             fee = accounts.fee_of(price, self._fee)
@@ -256,7 +261,9 @@ class Bookkeeper:
             self._draft.refunds.append(ledger.Refund(job.owner, model, node, price))
             price = 0
         self._draft.claims.append(
-            replace(claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at))
+            structs.replace(
+                claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at)
+            )
         )
 
 

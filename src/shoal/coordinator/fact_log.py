@@ -1,7 +1,7 @@
 """Logs each fact on one line, without prompts, answers or keys."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 
@@ -67,14 +67,16 @@ class FactLog:
     def __init__(self) -> None:
         self._frequent = FrequentFacts()
 
-    def on_fact(self, fact: facts.Fact) -> None:
-        """Log a fact."""
-        frequent = self._frequent.is_frequent(fact)
-        usual = frequent or isinstance(fact, USUAL)
-        level = logging.DEBUG if usual else logging.INFO
-        if log.isEnabledFor(level):
-            named = fields_of(fact)
-            log.log(level, "%s", describe(named), extra={"fields": named})
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        """Log facts."""
+        enabled = log.getEffectiveLevel()
+        for fact in batch:
+            frequent = self._frequent.is_frequent(fact)
+            usual = frequent or isinstance(fact, USUAL)
+            level = logging.DEBUG if usual else logging.INFO
+            if level >= enabled:
+                named = fields_of(fact)
+                log.log(level, "%s", describe(named), extra={"fields": named})
 
 
 def fields_of(fact: facts.Fact) -> dict[str, object]:

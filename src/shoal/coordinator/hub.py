@@ -2,12 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shoal.coordinator import open_answers
 from shoal.coordinator.answer import Answer
@@ -59,6 +59,8 @@ GATHER_AT = 32  # queued jobs from which inputs are gathered into larger commits
 GATHER_SECONDS = 0.002  # seconds of gathering
 QUIET_MAX = 30.0  # seconds without output until clients wait no more for a full disk
 NOT_ACCEPTED = "the store failed before the job was accepted"
+
+FactListener: TypeAlias = Callable[[Sequence[Fact]], None]
 
 
 class Decision(NamedTuple):
@@ -156,7 +158,7 @@ class Hub:
             self.post,
             traced,
         )
-        self._listeners: list[Callable[[Fact], None]] = [FactLog().on_fact]
+        self._listeners: list[FactListener] = [FactLog().on_facts]
         self._room_listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
@@ -369,14 +371,14 @@ class Hub:
         """Return the monotonic time at which a worker connected."""
         return self._connections.opened_at(worker_id)
 
-    def subscribe(self, listener: Callable[[Fact], None]) -> None:
-        """Call ``listener`` with every fact from now on, once it is stored."""
+    def subscribe(self, listener: FactListener) -> None:
+        """Call ``listener`` with all facts from now on, a batch once it is stored."""
         self._listeners.append(listener)
 
-    def publish(self, fact: Fact) -> None:
-        """Pass on a fact about a carried job, once it is stored."""
+    def publish(self, facts: Sequence[Fact]) -> None:
+        """Pass on facts about carried jobs, once they are stored."""
         for listener in self._listeners:
-            listener(fact)
+            listener(facts)
 
     # For connections to workers.
 
@@ -439,8 +441,8 @@ class Hub:
             self._waiting += waiting
             self.on_store_broken(error)
             return False
+        self.publish([each.fact for each in decided])
         for fact, revoked, _ in decided:
-            self.publish(fact)
             self._effects.apply(fact, revoked)
         if self._deferred:
             # Their inputs may be among those that were deferred.

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from msgspec import structs
+
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
@@ -114,11 +116,11 @@ class ReceiptVerifier:
         receipt = event.receipt if public_key else None
         if receipt is not event.receipt:
             event = replace(event, receipt=receipt)
-        answered = replace(answered, event=event, output_hash=output_hash)
+        answered = structs.replace(answered, event=event, output_hash=output_hash)
         if not public_key:
             return answered, None
         if receipt is None:
-            return replace(answered, verdict=Verdict.MISSING), None
+            return structs.replace(answered, verdict=Verdict.MISSING), None
         check = _signature_check(receipt, event.job_id, public_key, output_hash)
         return answered, check
 
@@ -172,7 +174,7 @@ def _with_receipt(
     if not isinstance(mail, LeaseResult) or not isinstance(mail.event, Completed):
         return mail
     receipt = mail.event.receipt or shown.get((mail.worker_id, mail.event.job_id))
-    return replace(mail, event=replace(mail.event, receipt=receipt))
+    return structs.replace(mail, event=replace(mail.event, receipt=receipt))
 
 
 def _with_model(answered: LeaseResult, job: OpenJob, models: Set[str]) -> LeaseResult:
@@ -183,7 +185,7 @@ def _with_model(answered: LeaseResult, job: OpenJob, models: Set[str]) -> LeaseR
         return answered
     work = replace(work, model=next(iter(models), ANY_MODEL))
     output = output_of(work, outcome).decode()
-    return replace(answered, outcome=replace(outcome, output=output))
+    return structs.replace(answered, outcome=replace(outcome, output=output))
 
 
 def _signature_check(
@@ -199,4 +201,4 @@ def _with_verdict(hub_input: HubInput, verdict: Verdict) -> HubInput:
     assert isinstance(hub_input, LeaseResult | ReceiptVerified), (
         "only these have receipts"
     )
-    return replace(hub_input, verdict=verdict)
+    return structs.replace(hub_input, verdict=verdict)

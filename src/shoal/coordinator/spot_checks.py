@@ -50,13 +50,14 @@ class SpotChecks:
         self._share = share
         self._waiting: asyncio.Queue[JobId] = asyncio.Queue(WAITING_MAX)
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_facts(self, batch: Sequence[Fact]) -> None:
         """Choose a share of the completed jobs for a check."""
-        if isinstance(fact, JobCompleted) and self._random.random() < self._share:
-            try:
-                self._waiting.put_nowait(fact.job_id)
-            except asyncio.QueueFull:
-                return  # checks have low priority
+        for fact in batch:
+            if isinstance(fact, JobCompleted) and self._random.random() < self._share:
+                try:
+                    self._waiting.put_nowait(fact.job_id)
+                except asyncio.QueueFull:
+                    return  # checks have low priority
 
     async def run(self) -> None:
         """Check jobs, one after the other, until cancelled."""

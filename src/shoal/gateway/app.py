@@ -65,15 +65,15 @@ def make_app(
     Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
     metrics = PrometheusMetrics(gateway)
-    gateway.hub.subscribe(metrics.jobs.on_fact)
+    gateway.hub.subscribe(metrics.jobs.on_facts)
     if gateway.spans is not None:
         traces = JobTraces(gateway.spans, gateway.clock, gateway.hub.pool)
-        gateway.hub.subscribe(traces.on_fact)
+        gateway.hub.subscribe(traces.on_facts)
     dashboard_files()  # read before the first request
     subscriptions = EventSubscriptions()
-    gateway.hub.subscribe(subscriptions.on_fact)
+    gateway.hub.subscribe(subscriptions.on_facts)
     events = EventLog(gateway.clock)
-    gateway.hub.subscribe(events.on_fact)
+    gateway.hub.subscribe(events.on_facts)
     live = LiveFeed(gateway, events)
     everyone = Strangers() if strangers is None else strangers
     app = _application(gateway, OPERATIONS, upgrade, metrics, everyone)

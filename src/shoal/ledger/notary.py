@@ -7,6 +7,8 @@ stored has no effect.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.domain.ids import JobId
 from shoal.ledger import checkpoint, receipts
 from shoal.ledger.checkpoint import Checkpoint
@@ -15,8 +17,7 @@ from shoal.ledger.merkle import Frontier, MerkleNode
 from shoal.ledger.receipts import Claims
 
 
-@dataclass(frozen=True, slots=True)
-class SealedReceipt:
+class SealedReceipt(msgspec.Struct, frozen=True):
     """A signed receipt; ``body`` is the leaf of the log at its index."""
 
     job_id: JobId

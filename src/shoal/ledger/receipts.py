@@ -40,8 +40,7 @@ def has_receipt(job: Job) -> bool:
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """The coordinator's claims about a completed job.
 
     ``output_hash`` is ``sha256:`` and the hash of the output's JSON text, ``at`` the

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
@@ -73,7 +73,7 @@ class PeerConnections:
         self._loads: dict[frozenset[str], words.LoadChanged] = {}
         self._announce_from = clock.now()
         self._timer: Timer | None = None
-        hub.subscribe(self._on_fact)
+        hub.subscribe(self._on_facts)
 
     async def serve(
         self, wire: str, session: peer_session.PeerSession, link: Link
@@ -156,20 +156,20 @@ class PeerConnections:
 
     # From the hub.
 
-    def _on_fact(self, fact: facts.Fact) -> None:
+    def _on_facts(self, batch: Sequence[facts.Fact]) -> None:
         if self.rejoining:
             self.rejoining -= {each for each in self.rejoining if each.rejoin_models()}
-        if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):
-            for peer in self._peers.values():
-                peer.update_approval()
         self._loads.clear()
-        if isinstance(fact, facts.WorkerLoadChanged):
+        if all(type(fact) is facts.WorkerLoadChanged for fact in batch):
             return
-        if isinstance(fact, facts.WorkerFact):
-            self._offers.clear()
-            self._offering = None
+        for fact in batch:
+            if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):
+                for peer in self._peers.values():
+                    peer.update_approval()
+            if isinstance(fact, facts.WorkerFact):
+                self._offers.clear()
+                self._offering = None
         if self._timer is None and self._subscribers:
-            # A timer, so that one announcement covers all facts of the same batch.
             when = max(self.clock.now(), self._announce_from)
             self._timer = self.clock.call_at(when, self._announce)
 

@@ -3,10 +3,11 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TypeAlias
+
+import msgspec
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Policy
@@ -68,8 +69,7 @@ class PromisedSlots(defaultdict[WorkerId, int]):
 Preference: TypeAlias = Callable[[Worker], bool]
 
 
-@dataclass(slots=True)
-class _CostGroup:
+class _CostGroup(msgspec.Struct):
     """The free workers of one cost: those examined and left over, and the others.
 
     ``moved`` came here when they were promised a slot, so they come after the others.
@@ -79,8 +79,8 @@ class _CostGroup:
 
     rest: Iterator[Worker]
     exhausted: bool = False  # whether all of ``rest`` were examined
-    seen: list[tuple[Worker, int]] = field(default_factory=list)
-    moved: list[tuple[Worker, int]] = field(default_factory=list)
+    seen: list[tuple[Worker, int]] = msgspec.field(default_factory=list)
+    moved: list[tuple[Worker, int]] = msgspec.field(default_factory=list)
 
     def take(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
         """Remove and return the first worker that fits."""

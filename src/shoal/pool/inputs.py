@@ -1,7 +1,8 @@
 """The inputs of the hub, on which ``react`` decides."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
@@ -13,31 +14,27 @@ from shoal.domain.worker import Offer, Suspension, WorkerLoad
 NO_OUTCOME = Outcome("")
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A client submitted a job."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
+class Cancellation(msgspec.Struct, frozen=True):
     """A client or operator cancelled a job."""
 
     job_id: JobId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstOutput:
+class FirstOutput(msgspec.Struct, frozen=True):
     """The first output under a lease arrived."""
 
     job_id: JobId
     lease: LeaseNumber
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRejected:
+class AnswerRejected(msgspec.Struct, frozen=True):
     """The coordinator gave up a job because its answer cannot be completed."""
 
     job_id: JobId
@@ -46,16 +43,14 @@ class AnswerRejected:
     cut: bool = True  # whether a worker is still running it
 
 
-@dataclass(frozen=True, slots=True)
-class LimitReached:
+class LimitReached(msgspec.Struct, frozen=True):
     """A job exceeded a time limit."""
 
     job_id: JobId
     limit: TimeLimit
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConnected:
+class WorkerConnected(msgspec.Struct, frozen=True):
     """A worker connected; ``shared``: other workers may share its connection."""
 
     worker_id: WorkerId
@@ -64,16 +59,14 @@ class WorkerConnected:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDisconnected:
+class WorkerDisconnected(msgspec.Struct, frozen=True):
     """A worker disconnected, or timed out."""
 
     worker_id: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseResult:
+class LeaseResult(msgspec.Struct, frozen=True):
     """A worker's report about a lease.
 
     ``outcome`` is the whole answer, if it is complete.  ``verdict`` is about the
@@ -89,8 +82,7 @@ class LeaseResult:
     first_output: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptVerified:
+class ReceiptVerified(msgspec.Struct, frozen=True):
     """A receipt that came after the answer was verified."""
 
     worker_id: WorkerId
@@ -99,8 +91,7 @@ class ReceiptVerified:
     receipt: SignedReceipt
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDisputed:
+class AnswerDisputed(msgspec.Struct, frozen=True):
     """A worker's answer differs from that of others to the same request."""
 
     worker_id: WorkerId
@@ -108,8 +99,7 @@ class AnswerDisputed:
     about: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPaired:
+class WorkerPaired(msgspec.Struct, frozen=True):
     """A user paired with a worker for private jobs."""
 
     owner: str
@@ -117,8 +107,7 @@ class WorkerPaired:
     public_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUnpaired:
+class WorkerUnpaired(msgspec.Struct, frozen=True):
     """A user revoked a pairing; jobs that run are finished."""
 
     owner: str
@@ -126,24 +115,21 @@ class WorkerUnpaired:
     public_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAnnounced:
+class DrainAnnounced(msgspec.Struct, frozen=True):
     """A worker announced that it takes no new jobs."""
 
     worker_id: WorkerId
     event: Draining
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReported:
+class LoadReported(msgspec.Struct, frozen=True):
     """A worker reported a change of its load."""
 
     worker_id: WorkerId
     load: WorkerLoad
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSuspension:
+class WorkerSuspension(msgspec.Struct, frozen=True):
     """An operator pauses, drains or removes a worker; as in ``WorkerSuspended``.
 
     ``how`` is not PENDING, which is no order.
@@ -155,16 +141,14 @@ class WorkerSuspension:
     within: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerResumption:
+class WorkerResumption(msgspec.Struct, frozen=True):
     """An operator resumes a worker; ``name`` is as in ``WorkerSuspended``."""
 
     name: str
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerApproval:
+class WorkerApproval(msgspec.Struct, frozen=True):
     """An operator approves a worker; ``name`` is as in ``WorkerSuspended``.
 
     ``peer_key`` is the key that a connected peer of the name has proved, which may have
@@ -176,8 +160,7 @@ class WorkerApproval:
     peer_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AccountTopUp:
+class AccountTopUp(msgspec.Struct, frozen=True):
     """An account is credited, in micro-dollars."""
 
     account: str
@@ -185,8 +168,7 @@ class AccountTopUp:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetSet:
+class BudgetSet(msgspec.Struct, frozen=True):
     """An account's overdraft limit is set; None: unlimited."""
 
     account: str

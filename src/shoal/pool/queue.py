@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
+import msgspec
+
 from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
 from shoal.pool.fair_shares import FairShares, Lane, OwnerCounts, Rank, place_of
@@ -16,8 +18,7 @@ PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
 OVERTAKEN_BY_MAX = 16  # rounds after that of a job that is answered whole
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(msgspec.Struct):
     """The turn of a waiting job in a plan.
 
     The plan notes whether the job was ``served``, and ``only_for`` which owners jobs of

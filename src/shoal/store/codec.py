@@ -8,7 +8,7 @@ format, and JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypedDict
 
@@ -358,8 +358,7 @@ class WorkHead(msgspec.Struct, frozen=True):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SplitWork:
+class SplitWork(msgspec.Struct, frozen=True):
     """What goes to the row of a job, and the parts that do not, in order."""
 
     row: bytes | None

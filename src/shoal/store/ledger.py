@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from shoal.domain.ids import JobId
 from shoal.ledger.accounts import Transfer
 from shoal.ledger.merkle import MerkleNode, NodePosition
@@ -133,8 +135,7 @@ class UsageStore(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedReceipt:
+class LoggedReceipt(msgspec.Struct, frozen=True):
     """A receipt in the log; ``claims`` are the decoded ``body``."""
 
     index: int

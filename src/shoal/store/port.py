@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
@@ -134,16 +136,14 @@ def summarize(stored: StoredJob) -> StoredJobSummary:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedFact:
+class RecordedFact(msgspec.Struct, frozen=True):
     """A fact and when it was recorded, in Unix seconds."""
 
     at: float
     fact: Fact
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedFact(RecordedFact):
+class NumberedFact(RecordedFact, frozen=True):
     """A fact about a worker or an account, with its number in their order."""
 
     number: int

@@ -26,7 +26,7 @@ async def end_users_of(
 ) -> list[str]:
     """Return the users of the jobs that requests become."""
     submitted: list[Fact] = []
-    pool.hub.subscribe(submitted.append)
+    pool.hub.subscribe(submitted.extend)
     async with pool.node() as node:
         await pool.wait_joined()
         for number, (path, body) in enumerate(requests):

@@ -443,7 +443,7 @@ async def test_job_of_a_key_that_was_revoked_meanwhile_is_not_submitted(
     key = pool.access.keyring.cache.find("alice")
     await pool.access.revoke(key)
     facts: list[Fact] = []
-    pool.hub.subscribe(facts.append)
+    pool.hub.subscribe(facts.extend)
 
     with pytest.raises(KeyRevoked):
         async with pool.access.submit(
@@ -618,7 +618,7 @@ async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(
     await make_key(pool)
     key = pool.access.keyring.cache.find("alice")
     facts: list[Fact] = []
-    pool.hub.subscribe(facts.append)
+    pool.hub.subscribe(facts.extend)
 
     async def pay(job: Job) -> Job:
         await pool.access.revoke(key)

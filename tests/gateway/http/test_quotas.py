@@ -249,11 +249,11 @@ def test_reservation_of_a_client_that_left_is_settled_at_the_end_of_its_job(
     limited, held = limiter(tokens_per_minute=100), DetachedReservations(lambda: 0.0)
     held.hold(J, Chat("m", ()), limited, limited.reserve(60, 0.0))
 
-    held.on_fact(JobStarted(J, ONE))
-    held.on_fact(JobFailed(JobId("other"), ""))
+    held.on_facts([JobStarted(J, ONE)])
+    held.on_facts([JobFailed(JobId("other"), "")])
     assert limited.reserved == 60
 
     for _ in range(2):  # once is enough
-        held.on_fact(end)
+        held.on_facts([end])
         assert limited.reserved == 0
         assert limited.headers(0.0)["x-ratelimit-remaining-tokens"] == str(left)

@@ -226,9 +226,9 @@ async def test_revoked_key_ends_the_event_stream(pool: Pool) -> None:
 async def test_no_state_is_held_without_listeners() -> None:
     listeners = EventSubscriptions()
     with listeners.subscribe(JOB) as one, listeners.subscribe(JOB) as other:
-        listeners.on_fact(JobStarted(JobId("another"), LeaseNumber(1)))
+        listeners.on_facts([JobStarted(JobId("another"), LeaseNumber(1))])
         assert not one.is_set()
-        listeners.on_fact(JobStarted(JOB, LeaseNumber(1)))
+        listeners.on_facts([JobStarted(JOB, LeaseNumber(1))])
         assert one.is_set()
         assert other.is_set()
 

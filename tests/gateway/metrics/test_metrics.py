@@ -47,7 +47,7 @@ def counted(*facts: tuple[float, Fact]) -> dict[str, float]:
     now = 0.0
     metrics = JobMetrics(PoolState(), lambda: now, ModelLabels(), WorkerLabels())
     for now, fact in facts:  # noqa: B007  # the clock reads it
-        metrics.on_fact(fact)
+        metrics.on_facts([fact])
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
         for metric in metrics.collect()

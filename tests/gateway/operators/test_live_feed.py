@@ -126,13 +126,13 @@ async def test_clients_share_what_is_encoded(pool: Pool) -> None:
 async def test_events_are_sent_once_and_of_many_the_latest(pool: Pool) -> None:
     feed, log = feed_of(pool), pool.log
     assert log is not None
-    log.on_fact(AccountCredited("early", 1, "default"))
+    log.on_facts([AccountCredited("early", 1, "default")])
     async with reading(feed) as client:
         for number in range(EVENTS_PER_LOOK + 1):
-            log.on_fact(AccountCredited(f"alice{number}", 1, "default"))
+            log.on_facts([AccountCredited(f"alice{number}", 1, "default")])
         feed.look()
         sent = events_in(await feed.read(client))
-        log.on_fact(AccountCredited("bob", 1, "default"))
+        log.on_facts([AccountCredited("bob", 1, "default")])
         feed.look()
 
         assert [each.split()[0] for each in sent] == [

@@ -45,7 +45,7 @@ async def open_run(
 ) -> AsyncIterator[None]:
     """Keep the members of a run open, and cancel them at the end."""
     facts: list[Fact] = []
-    pool.hub.subscribe(facts.append)  # after the runs have
+    pool.hub.subscribe(facts.extend)  # after the runs have
     async with AsyncExitStack() as stack:
         members = [member(pool, node, size, owner) for node in range(size)]
         for each in members:

@@ -5,10 +5,10 @@ Both are moderated; what a stored job has answered is when it is shown.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerCursor
@@ -50,8 +50,7 @@ class StreamEncoder(Protocol):
         """Write how an answer ends that breaks off."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
+class AnswerForm(msgspec.Struct, frozen=True):
     """The encoders of the answer to one job.
 
     Both take the job's id and the time in Unix seconds.  A stream is of the type
@@ -70,8 +69,7 @@ class AnswerForm:
 W_co = TypeVar("W_co", bound=Chat | Completion, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest(Generic[W_co]):
+class GenerationRequest(msgspec.Struct, Generic[W_co], frozen=True):
     """A request for text, and how to answer it.
 
     ``include_usage``: a stream of chunks ends with the usage.  ``session`` is the

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
@@ -54,8 +55,7 @@ async def key_cache(store: KeyStore) -> CredentialCache[Key]:
     return CredentialCache("key", await store.keys.all(), store.keys, RESERVED_NAMES)
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCaller:
+class ApiCaller(msgspec.Struct, frozen=True):
     """The sender of a request; ``headers`` are added to the response.
 
     ``session`` is that of its browser, if that is what authorized it; ``call`` is the
@@ -64,10 +64,10 @@ class ApiCaller:
     """
 
     key: Key
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     session: BrowserSession | None = None
     call: LeasedCall | None = None
-    submitted: dict[JobId, None] = field(default_factory=dict)
+    submitted: dict[JobId, None] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:

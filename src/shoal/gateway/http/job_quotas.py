@@ -53,7 +53,7 @@ class JobQuotas:
         self._store = store
         self._limiters = quotas.KeyLimiters()
         self._detached_jobs = quotas.DetachedReservations(clock.now)
-        hub.subscribe(self._detached_jobs.on_fact)
+        hub.subscribe(self._detached_jobs.on_facts)
         for restored in hub.pool.jobs.values():
             self._reserve_again(restored.job)
 

@@ -5,12 +5,12 @@ afresh with the coordinator, and open jobs reserve their tokens again.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.domain.credentials import DAY, Key, KeyUsage, Quota, usage_of
 from shoal.domain.errors import BudgetSpent, DaySpent, InvalidRequest, RateLimited
-from shoal.domain.facts import JOB_ENDS, Fact, JobCompleted
+from shoal.domain.facts import JOB_ENDS, Fact, JobCompleted, JobEnd
 from shoal.domain.ids import JobId
 from shoal.domain.work import Work
 
@@ -229,10 +229,13 @@ class DetachedReservations:
             _DetachedJob(work, limiter, reservation)
         )
 
-    def on_fact(self, fact: Fact) -> None:
-        """Settle the reservations of a job that has ended."""
-        if not isinstance(fact, JOB_ENDS):
-            return
+    def on_facts(self, batch: Sequence[Fact]) -> None:
+        """Settle the reservations of jobs that have ended."""
+        for fact in batch if self._held else ():
+            if isinstance(fact, JOB_ENDS):
+                self._settle(fact)
+
+    def _settle(self, fact: JobEnd) -> None:
         for held in self._held.pop(fact.job_id, ()):
             used = None
             if isinstance(fact, JobCompleted):

@@ -6,8 +6,8 @@ A log line has no prompts, answers or keys: only the names of keys.
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerCursor
@@ -25,8 +25,7 @@ TRACEPARENT = "traceparent"
 _SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """One request.  Times are monotonic seconds."""
 
     id: str

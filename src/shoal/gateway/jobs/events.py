@@ -55,13 +55,12 @@ class EventSubscriptions:
     _signals: dict[JobId, set[asyncio.Event]] = field(default_factory=dict)
     _count: int = 0
 
-    def on_fact(self, fact: facts.Fact) -> None:
-        """Wake the subscribers of the fact's job."""
-        if not self._signals:
-            return
-        job_id = getattr(fact, "job_id", None)  # not every fact is about a job
-        for signal in self._signals.get(job_id, ()) if job_id else ():
-            signal.set()
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        """Wake the subscribers of the facts' jobs."""
+        for fact in batch if self._signals else ():
+            job_id = getattr(fact, "job_id", None)  # not every fact is about a job
+            for signal in self._signals.get(job_id, ()) if job_id else ():
+                signal.set()
 
     @contextmanager
     def subscribe(self, job_id: JobId) -> Iterator[asyncio.Event]:

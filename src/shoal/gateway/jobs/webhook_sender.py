@@ -6,7 +6,7 @@ Keys take turns, and slow receivers share a slot.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -17,14 +17,7 @@ import shoal
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import InvalidRequest, StoreError
-from shoal.domain.facts import (
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobSubmitted,
-)
+from shoal.domain.facts import JOB_ENDS, Fact, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.gateway.jobs import webhooks
 from shoal.store.port import Store, StoredJob
@@ -173,7 +166,7 @@ class WebhookSender:
             for job_id, opened in hub.pool.jobs.items()
             if opened.job.terms.webhook is not None
         }
-        hub.subscribe(self._on_fact)
+        hub.subscribe(self._on_facts)
 
     async def run(self) -> None:
         """Deliver until cancelled, or until the store is broken.
@@ -199,16 +192,14 @@ class WebhookSender:
         self._clock.call_at(self._clock.now() + RETRY_MAX, over.set)
         await over.wait()
 
-    def _on_fact(self, fact: Fact) -> None:
-        match fact:
-            case JobSubmitted(job) if job.terms.webhook is not None:
-                self._expected.add(job.id)
-            case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
-                if fact.job_id in self._expected:
-                    self._expected.remove(fact.job_id)
-                    self._wake.set()
-            case _:
-                pass  # not the end of a job
+    def _on_facts(self, batch: Sequence[Fact]) -> None:
+        for fact in batch:
+            if isinstance(fact, JobSubmitted):
+                if fact.job.terms.webhook is not None:
+                    self._expected.add(fact.job.id)
+            elif isinstance(fact, JOB_ENDS) and fact.job_id in self._expected:
+                self._expected.remove(fact.job_id)
+                self._wake.set()
 
     def _session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(

@@ -1,9 +1,9 @@
 """Metrics of jobs, counted from facts: also of jobs without a request over HTTP."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -28,8 +28,7 @@ REQUEUE_CAUSES = ("lost", "refused", "failed", "handed_over")
 """What ``_cause`` returns."""
 
 
-@dataclass(slots=True)
-class _CountedJob:
+class _CountedJob(msgspec.Struct):
     """An open job."""
 
     operation: str
@@ -37,7 +36,7 @@ class _CountedJob:
     price: int  # micro-dollars
     queued_at: float
     started: bool = False
-    workers: dict[LeaseNumber, WorkerId] = field(default_factory=dict)
+    workers: dict[LeaseNumber, WorkerId] = msgspec.field(default_factory=dict)
 
 
 class JobMetrics(Collector):
@@ -76,44 +75,45 @@ class JobMetrics(Collector):
         """Count ended calls: the durable (``kept``) ones, or the others."""
         self._calls[kept] += count
 
-    def on_fact(self, fact: facts.Fact) -> None:
-        """Count a fact."""
-        self._facts[type(fact)] += 1
-        if not isinstance(fact, facts.JobFact):
-            return
-        match fact:
-            case facts.JobSubmitted(job):
-                self._open[job.id] = self._counted(job)
-            case facts.JobLeased(job_id, worker_id, lease):
-                if (counted := self._open.get(job_id)) is not None:
-                    waited = self._now() - counted.queued_at
-                    self._waits.of[(counted.operation,)].observe(waited)
-                    counted.workers[lease] = worker_id
-                    self._takeovers += counted.started
-            case facts.JobHedged(job_id, worker_id, lease):
-                if (counted := self._open.get(job_id)) is not None:
-                    counted.workers[lease] = worker_id
-            case facts.JobStarted(job_id):
-                if (counted := self._open.get(job_id)) is not None:
-                    counted.started = True
-            case facts.JobRequeued(job_id):
-                self._requeues[_cause(fact)] += 1
-                if (counted := self._open.get(job_id)) is not None:
-                    counted.queued_at = self._now()
-            case facts.JobCompleted(job_id):
-                if (counted := self._open.pop(job_id, None)) is not None:
-                    self._ends[counted.operation, counted.model, "completed"] += 1
-                    self._count_outcome(counted, fact)
-            case (
-                facts.JobFailed(job_id)
-                | facts.JobCancelled(job_id)
-                | facts.JobExpired(job_id)
-            ):
-                if (counted := self._open.pop(job_id, None)) is not None:
-                    end = END_LABELS[type(fact)]
-                    self._ends[counted.operation, counted.model, end] += 1
-            case facts.JobUnhedged():
-                pass  # only counted
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        """Count facts."""
+        for fact in batch:
+            self._facts[type(fact)] += 1
+            if not isinstance(fact, facts.JobFact):
+                continue
+            match fact:
+                case facts.JobSubmitted(job):
+                    self._open[job.id] = self._counted(job)
+                case facts.JobLeased(job_id, worker_id, lease):
+                    if (counted := self._open.get(job_id)) is not None:
+                        waited = self._now() - counted.queued_at
+                        self._waits.of[(counted.operation,)].observe(waited)
+                        counted.workers[lease] = worker_id
+                        self._takeovers += counted.started
+                case facts.JobHedged(job_id, worker_id, lease):
+                    if (counted := self._open.get(job_id)) is not None:
+                        counted.workers[lease] = worker_id
+                case facts.JobStarted(job_id):
+                    if (counted := self._open.get(job_id)) is not None:
+                        counted.started = True
+                case facts.JobRequeued(job_id):
+                    self._requeues[_cause(fact)] += 1
+                    if (counted := self._open.get(job_id)) is not None:
+                        counted.queued_at = self._now()
+                case facts.JobCompleted(job_id):
+                    if (counted := self._open.pop(job_id, None)) is not None:
+                        self._ends[counted.operation, counted.model, "completed"] += 1
+                        self._count_outcome(counted, fact)
+                case (
+                    facts.JobFailed(job_id)
+                    | facts.JobCancelled(job_id)
+                    | facts.JobExpired(job_id)
+                ):
+                    if (counted := self._open.pop(job_id, None)) is not None:
+                        end = END_LABELS[type(fact)]
+                        self._ends[counted.operation, counted.model, end] += 1
+                case facts.JobUnhedged():
+                    pass  # only counted
 
     def forget_worker(self, label: str) -> None:
         """Drop the counters of a worker that has lost its label."""

@@ -117,15 +117,19 @@ class JobTraces:
         for opened in pool.jobs.values():
             self._add(opened.job)
 
-    def on_fact(self, fact: facts.Fact) -> None:
-        """Make the spans of what has ended by a fact."""
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        """Make the spans of what has ended by facts."""
+        now = self._clock.wall()
+        for fact in batch:
+            self._on_fact(fact, now)
+
+    def _on_fact(self, fact: facts.Fact, now: float) -> None:
         if isinstance(fact, facts.JobSubmitted):
             self._add(fact.job)
             return
         if not isinstance(fact, facts.JobFact):
             return
-        job, now = self._jobs.get(fact.job_id), self._clock.wall()
-        if job is None:
+        if (job := self._jobs.get(fact.job_id)) is None:
             return
         match fact:
             case facts.JobLeased(_, worker_id, lease):

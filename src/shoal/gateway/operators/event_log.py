@@ -8,7 +8,7 @@ Those of calls of functions are left out, for there may be thousands a second.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -188,21 +188,24 @@ class EventLog:
         self._of_workers: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
         self._of_jobs: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
 
-    def on_fact(self, fact: facts.Fact) -> None:
-        """Add a fact, unless it is frequent."""
-        if self._frequent.is_frequent(fact):
-            return
-        logged = _LoggedFact(
-            self.next_number,
-            self._clock.wall(),
-            facts.FACT_NAMES[type(fact)],
-            self._holders.subject_of(fact),
-            fact
-            if isinstance(fact, (facts.JobLeased, facts.JobStarted))
-            else line_of(fact),
-        )
-        self.next_number += 1
-        (self._of_workers if type(fact) in OF_WORKERS else self._of_jobs).append(logged)
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        """Add facts that are not frequent."""
+        at = self._clock.wall()
+        for fact in batch:
+            if self._frequent.is_frequent(fact):
+                continue
+            logged = _LoggedFact(
+                self.next_number,
+                at,
+                facts.FACT_NAMES[type(fact)],
+                self._holders.subject_of(fact),
+                fact
+                if isinstance(fact, (facts.JobLeased, facts.JobStarted))
+                else line_of(fact),
+            )
+            self.next_number += 1
+            of_workers = type(fact) in OF_WORKERS
+            (self._of_workers if of_workers else self._of_jobs).append(logged)
 
     def latest(
         self, limit: int, before: int | None = None, worker: str = ""

@@ -9,7 +9,7 @@ Source: HTML, "Server-sent events".
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -71,7 +71,7 @@ class LiveFeed:
         self._snapshot = b""  # encoded; empty: not since the last look
         self._log = log
         self._next_event = 0  # the number of the first that was not sent
-        gateway.hub.subscribe(self._on_fact)
+        gateway.hub.subscribe(self._on_facts)
 
     @property
     def is_looking(self) -> bool:
@@ -157,9 +157,9 @@ class LiveFeed:
         self._timer = self._view = None
         self._snapshot = b""
 
-    def _on_fact(self, fact: Fact) -> None:
+    def _on_facts(self, batch: Sequence[Fact]) -> None:
         if self._view is not None:
-            self._view.on_fact(fact)
+            self._view.on_facts(batch)
 
     async def _read_orders(self) -> None:
         """Read operators' orders if they have changed; the next look shows them."""

@@ -123,11 +123,12 @@ class PoolView:
         self._rate = PoolRate(0.0, 0.0)
         self.look()
 
-    def on_fact(self, fact: Fact) -> None:
-        """Note a fact."""
-        self._rates.on_fact(fact)
-        if isinstance(fact, ORDERS):
-            self.orders_changed = True
+    def on_facts(self, batch: Sequence[Fact]) -> None:
+        """Note facts."""
+        for fact in batch:
+            self._rates.on_fact(fact)
+            if isinstance(fact, ORDERS):
+                self.orders_changed = True
 
     def snapshot(self) -> PoolSnapshot:
         """Return the state at the last look."""

@@ -333,7 +333,7 @@ class HostedRuns:
         for run_id, run in self._runs.items():
             if (gang := hub.pool.gangs.get(run_id)) is not None:
                 run.recover(gang.ended)
-        hub.subscribe(self._on_fact)
+        hub.subscribe(self._on_facts)
 
     def admit(self, run_id: str, token: str) -> HostedRun:
         """Return an open run, if the token is its own; raises NotFound."""
@@ -362,17 +362,21 @@ class HostedRuns:
         run.members[job.id] = gang.rank
         self._of_jobs[job.id] = gang.id
 
-    def _on_fact(self, fact: facts.Fact) -> None:
-        if isinstance(fact, facts.JobSubmitted):
-            self._add(fact.job)
-        elif isinstance(fact, facts.JobLeased):
-            if (run_id := self._of_jobs.get(fact.job_id)) is not None:
-                self._runs[run_id].lease(fact.job_id, fact.worker_id)
-        elif isinstance(fact, facts.JobRequeued):
-            if (run_id := self._of_jobs.get(fact.job_id)) is not None:
-                self._runs[run_id].lose(fact.job_id)
-        elif isinstance(fact, facts.JobEnd):
-            self._on_end(fact)
+    def _on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        for fact in batch:
+            if isinstance(fact, facts.JobSubmitted):
+                if fact.job.terms.gang is not None:
+                    self._add(fact.job)
+            elif not self._of_jobs:
+                continue
+            elif isinstance(fact, facts.JobLeased):
+                if (run_id := self._of_jobs.get(fact.job_id)) is not None:
+                    self._runs[run_id].lease(fact.job_id, fact.worker_id)
+            elif isinstance(fact, facts.JobRequeued):
+                if (run_id := self._of_jobs.get(fact.job_id)) is not None:
+                    self._runs[run_id].lose(fact.job_id)
+            elif isinstance(fact, facts.JobEnd):
+                self._on_end(fact)
 
     def _on_end(self, fact: facts.JobEnd) -> None:
         run_id = self._of_jobs.pop(fact.job_id, None)

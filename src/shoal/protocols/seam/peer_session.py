@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+import msgspec
+
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.session import PeerProfile, Session
@@ -90,8 +92,7 @@ class PeerLeft:
     reason: str
 
 
-@dataclass(slots=True)
-class PeerMessage:
+class PeerMessage(msgspec.Struct):
     """A message from a peer.
 
     Its events are about jobs that it runs; its commands are about jobs that it submits,
@@ -102,8 +103,7 @@ class PeerMessage:
     message: PeerJoined | PeerRefused | PeerDescribed | PeerLeft | Event | Command
 
 
-@dataclass(slots=True)
-class ToPeer:
+class ToPeer(msgspec.Struct):
     """A message for one peer, or for ALL_PEERS.
 
     ``OffersChanged`` lists what this pool can run itself, and ``Dismiss`` removes the

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import msgspec
+
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event
 from shoal.domain.worker import Hardware
@@ -37,8 +39,7 @@ class CloseCode(IntEnum):
     MOVED = 3999  # Shoal's own: the worker reconnects elsewhere at once
 
 
-@dataclass(slots=True)
-class Send:
+class Send(msgspec.Struct):
     """Write data to the peer.
 
     Not frozen, because there is one per message.

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from shoal.domain import facts
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import FACT_NAMES, Fact
@@ -83,12 +85,11 @@ def write_facts(
     changes.write()
 
 
-@dataclass(slots=True)
-class _RowChange:
+class _RowChange(msgspec.Struct):
     """The changes to a job's row; None leaves a column unchanged."""
 
     new: tuple[object, ...] | None = None  # the columns that never change
-    facts: list[RecordedFact] = field(default_factory=list)
+    facts: list[RecordedFact] = msgspec.field(default_factory=list)
     state: str | None = None
     lease: int | None = None
     history: bytes | None = None

@@ -228,7 +228,7 @@ async def _answer(
     work = replace(asked.work, model=resolve_model(name, gateway.models))
     answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
     form = answered.form(gateway.clock.wall())
-    asked = replace(asked, work=work)
+    asked = msgspec.structs.replace(asked, work=work)
     return await answer(gateway, request, caller, asked, form, field=field)
 
 
