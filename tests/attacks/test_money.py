@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hubs import (
     Coordinator,

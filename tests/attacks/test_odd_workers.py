@@ -4,12 +4,12 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from attacks.siege import TOKEN
 from fuzz.mutations import ODD

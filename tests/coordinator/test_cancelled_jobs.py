@@ -1,9 +1,9 @@
 """A job whose client leaves, or that an operator cancels, frees its worker."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hubs import (
     LIMITS,

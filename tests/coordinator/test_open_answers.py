@@ -1,10 +1,10 @@
 """Asking twice under one idempotency key does the work once."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hubs import (
     Client,

@@ -1,10 +1,10 @@
 """The verdicts on receipts, before the hub decides about the results."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from ledger.builders import WORKER, claims, signed
 from pool.builders import job, joined, pool_after

@@ -1,9 +1,9 @@
 """Receipts name the request that was answered, whatever becomes of the coordinator."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hubs import (
     Client,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec import structs
 
 from engines.outputs import ask, tokens_of
 from engines.sampling_server import (
@@ -84,7 +85,7 @@ async def test_answer_is_continued_after_each_of_its_pieces(
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tokens_of_the_beginning_count_towards_the_limit(kind: str) -> None:
     async with engine_of(KINDS[kind]) as (engine, _):
-        limited = replace(COUNT, max_tokens=5)
+        limited = structs.replace(COUNT, max_tokens=5)
 
         rest = await ask(engine, limited, "one two three")
         none = await ask(engine, limited, "one two three four five")
@@ -100,7 +101,7 @@ async def test_tokens_of_the_beginning_count_towards_the_limit(kind: str) -> Non
 async def test_stop_string_across_the_cut_ends_the_answer(kind: str) -> None:
     async with engine_of(KINDS[kind]) as (engine, _):
         stops = [f"two {three}" for three in ("three", "3")]
-        stopped = replace(COUNT, options={"stop": stops})
+        stopped = structs.replace(COUNT, options={"stop": stops})
 
         rest = await ask(engine, stopped, "one two")
 
@@ -191,7 +192,7 @@ async def test_text_is_continued_by_any_server() -> None:
 def begun_by(text: str) -> Chat:
     """Return a chat whose client has begun the answer, as Anthropic's API has it."""
     begun = {"role": "assistant", "content": text}
-    return replace(COUNT, messages=(*COUNT.messages, begun))
+    return structs.replace(COUNT, messages=(*COUNT.messages, begun))
 
 
 async def test_sglang_that_counts_no_tokens_is_believed_to_continue() -> None:

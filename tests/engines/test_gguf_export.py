@@ -1,13 +1,13 @@
 """Trained models as GGUF, in the real engine."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from engines.outputs import ask, chat_of

@@ -1,10 +1,10 @@
 """A server is believed as far as its answers show it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from engines.conftest import Serve
 from engines.outputs import ask, chat_of

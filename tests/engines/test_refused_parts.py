@@ -1,12 +1,12 @@
 """Servers that refuse a part of a request, and get it without."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from msgspec.structs import replace
 
 from engines.outputs import pieces_of
 from shoal.domain.errors import InvalidRequest, JobError, Unavailable

@@ -3,12 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from engines.conftest import Serve
 from engines.outputs import chat_of, pieces_of

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from protocols.tealenet.network import Network
 from protocols.tealenet.network import local_coordinator as relay_coordinator

@@ -7,10 +7,10 @@ deterministic, so that some inputs concern existing tasks.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from fuzz.mutations import SEPARATOR
 from protocols.calling import (

@@ -7,11 +7,12 @@ data.  A new operation is covered without a change here.
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.batches.uploads import create, ended
 from gateway.keys import client, make_key, request

@@ -13,6 +13,7 @@ import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ledger.builders import (
     COORDINATOR,
@@ -176,7 +177,8 @@ def test_other_requests_have_other_hashes() -> None:
     ]
 
     hashes = {
-        request_hash_of(SALT, request_of(replace(CHAT, **each))) for each in changes
+        request_hash_of(SALT, request_of(structs.replace(CHAT, **each)))
+        for each in changes
     }
 
     assert len(hashes) == len(changes)
@@ -318,7 +320,7 @@ def test_bundle_with_a_request_verifies_it() -> None:
     "request_",
     [
         SaltedRequest(bytes(SALT_SIZE), request_of(CHAT).decode()),
-        SaltedRequest(SALT, request_of(replace(CHAT, max_tokens=8)).decode()),
+        SaltedRequest(SALT, request_of(structs.replace(CHAT, max_tokens=8)).decode()),
         SaltedRequest(SALT, request_of(CHAT).decode() + " "),
         SaltedRequest(SALT, ""),
     ],
@@ -335,7 +337,7 @@ def test_another_request_in_a_bundle_fails(request_: SaltedRequest) -> None:
 
 @pytest.mark.parametrize("request_", [WITH_TEXT, SaltedRequest(SALT)])
 def test_given_request_is_verified_with_the_salt(request_: SaltedRequest) -> None:
-    other = request_of(replace(CHAT, model="other"))
+    other = request_of(structs.replace(CHAT, model="other"))
     file = proof(request_)
 
     assert problem_of(file, [other, request_of(CHAT)]) == (

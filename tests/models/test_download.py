@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from harness.speed import scaled
 from models.transfer_pair import Tamper, TransferPair, files
@@ -94,7 +95,7 @@ def changed(**how: object) -> Tamper:
 
     def tamper(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelChunk) and message.offset == CHUNK:
-            return [replace(message, **how)]  # type: ignore[arg-type]  # the tests' words
+            return [structs.replace(message, **how)]
         return [message]
 
     return tamper
@@ -124,12 +125,18 @@ def drop_a_file(message: ModelMessage) -> list[ModelMessage]:
 
 
 def understate(message: ModelMessage) -> list[ModelMessage]:
-    return [replace(message, size=10) if isinstance(message, ModelAnswer) else message]
+    return [
+        structs.replace(message, size=10)
+        if isinstance(message, ModelAnswer)
+        else message
+    ]
 
 
 def end_another(message: ModelMessage) -> list[ModelMessage]:
     return [
-        replace(message, model="../x") if isinstance(message, ModelDone) else message
+        structs.replace(message, model="../x")
+        if isinstance(message, ModelDone)
+        else message
     ]
 
 
@@ -181,9 +188,12 @@ async def test_model_of_unannounced_size_is_limited(
 async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None:
     def intrude(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelChunk):
-            return [replace(message, transfer_id="other", file_name="../x"), message]
+            return [
+                structs.replace(message, transfer_id="other", file_name="../x"),
+                message,
+            ]
         if isinstance(message, ModelDone):
-            return [replace(message, transfer_id="other"), message]
+            return [structs.replace(message, transfer_id="other"), message]
         return [message]
 
     tied.tamper = intrude
@@ -194,7 +204,7 @@ async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None
 async def test_capitalized_transfer_ids_match(tied: TransferPair) -> None:
     def capitals(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, (ModelChunk, ModelDone)):
-            return [replace(message, transfer_id=message.transfer_id.upper())]
+            return [structs.replace(message, transfer_id=message.transfer_id.upper())]
         return [message]
 
     tied.tamper = capitals
@@ -318,7 +328,7 @@ async def test_slow_disk_pauses_the_peer(tied: TransferPair) -> None:
 
     def in_one_go(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelAnswer):
-            return [replace(message, size=18 * CHUNK)]
+            return [structs.replace(message, size=18 * CHUNK)]
         if isinstance(message, ModelDone):
             return [message]
         assert isinstance(message, ModelChunk)
@@ -326,7 +336,9 @@ async def test_slow_disk_pauses_the_peer(tied: TransferPair) -> None:
             return []
         for piece in range(18):
             had_room.append(fetch._writable.is_set())
-            fetch.receive(replace(message, offset=piece * CHUNK, data=bytes(CHUNK)))
+            fetch.receive(
+                structs.replace(message, offset=piece * CHUNK, data=bytes(CHUNK))
+            )
         return []
 
     tied.tamper = in_one_go
@@ -341,7 +353,7 @@ async def test_peer_that_ignores_backpressure_is_disconnected(
 ) -> None:
     def flood(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelAnswer):
-            return [replace(message, size=None)]
+            return [structs.replace(message, size=None)]
         if isinstance(message, ModelChunk):
             piece = bytes(16 << 20)
             return [

@@ -1,7 +1,8 @@
 """Our sessions with the imitations of GrandSage's original programs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from originals.grandsage import OriginalServer, VllmNode
 from protocols.grandsage.recorded import MEMBER, NOW, joined, run

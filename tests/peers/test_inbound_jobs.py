@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.hubs import ScriptedWorker, run_pending, running_coordinator
 from ledger.builders import PRICES
@@ -141,10 +142,10 @@ def test_job_of_a_peer_has_what_remains_of_its_limit_there() -> None:
         facts: list[object] = []
         peers.coordinator.hub.subscribe(facts.extend)
 
-        await send(line, replace(requested_chat(), remaining=7.0))
+        await send(line, structs.replace(requested_chat(), remaining=7.0))
 
         (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
-        assert job.limits == replace(DEFAULT_POLICY.limits, total=7.0)
+        assert job.limits == structs.replace(DEFAULT_POLICY.limits, total=7.0)
         assert [run.remaining for run in own.runs] == [7.0]
 
     play(script)
@@ -425,7 +426,9 @@ def test_tasks_run_for_peers() -> None:
         doer = await peers.coordinator.join(
             "doer", "t", kinds=frozenset({JobKind.TASK})
         )
-        task = replace(requested_chat("x"), work=Task("classify", {"input": "text"}))
+        task = structs.replace(
+            requested_chat("x"), work=Task("classify", {"input": "text"})
+        )
 
         await send(line, task)
         doer.write('{"label":"a"}')

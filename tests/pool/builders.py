@@ -1,6 +1,6 @@
 """Builders of jobs, workers and pools for tests of decisions."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from shoal.domain.facts import (
     Fact,

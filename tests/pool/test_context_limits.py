@@ -3,12 +3,12 @@
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pool.builders import assign, handle, job, joined, pool_after
 from shoal.domain.errors import ContextExceeded

@@ -1,8 +1,7 @@
 """Reasons why a worker is ineligible for a job."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import (
     NOTHING,

@@ -1,9 +1,9 @@
 """The choice among free workers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import (
     NO_OWNERS,

@@ -1,9 +1,9 @@
 """Admission and eligibility of function calls."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask

@@ -1,7 +1,5 @@
 """Invariants of gangs beside small jobs, under any order of events."""
 
-from dataclasses import replace
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -11,6 +9,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from pool.builders import CHAT_ONLY, handle, job

@@ -1,6 +1,6 @@
 """Where the members of gangs run, and for which machines they wait."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from pool.builders import (
     RUN,

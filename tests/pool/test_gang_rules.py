@@ -1,8 +1,7 @@
 """Who may join a gang, when it ends, and why it waits."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import (
     RUN,

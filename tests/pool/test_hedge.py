@@ -1,8 +1,7 @@
 """Hedging: which silent jobs get a second worker."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import assign, handle, job, joined, leased, pool_after
 from shoal.domain.facts import (

@@ -1,9 +1,9 @@
 """Jobs that are rejected at submission, and the errors."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import CHAT_ONLY, assign, chat, job, joined, pool_after
 from shoal.domain.errors import (

@@ -1,7 +1,6 @@
 """Invariants of the pool under any order of events."""
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from pool.builders import CHAT_ONLY, job

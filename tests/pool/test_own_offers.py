@@ -1,8 +1,7 @@
 """The offers of a pool to other pools."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import job, joined, leased, load_changed, pool_after
 from shoal.domain.facts import (

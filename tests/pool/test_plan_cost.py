@@ -5,11 +5,11 @@ Steps are calls of functions and turns of generators, as Python's profiler count
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from harness.steps import calls
 from pool.builders import assign, gang, job, joined, member

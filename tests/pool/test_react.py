@@ -1,8 +1,7 @@
 """The facts that follow from inputs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import NOTHING, assign, handle, job, joined, leased, pool_after
 from shoal.domain.facts import (
@@ -466,12 +465,13 @@ def test_only_an_invalid_receipt_marks_its_worker(verdict: Verdict) -> None:
     reason = f"a receipt that proves nothing: {verdict.value}"
     marked = [WorkerMarked(W, INVALID_RECEIPT_POINTS, reason, J)]
 
-    late = react(
-        running(), ReceiptVerified(W, J, verdict, SignedReceipt(b"{}", b"s" * 64))
-    )
+    receipt = SignedReceipt(b"{}", b"s" * 64)
+
+    late = react(running(), ReceiptVerified(W, J, verdict, receipt))
     answered = react(running(), LeaseResult(W, Completed(J, ONE), WHOLE, verdict))
 
-    assert late == [ReceiptPresented(J, W, verdict), *([] if harmless else marked)]
+    presented = ReceiptPresented(J, W, verdict, receipt)
+    assert late == [presented, *([] if harmless else marked)]
     assert answered == [
         JobCompleted(J, ONE, WHOLE, verdict),
         *([] if harmless else marked),

@@ -1,8 +1,7 @@
 """Application of facts to the pool."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import assign, job, joined, leased, pool_after
 from shoal.domain.facts import (

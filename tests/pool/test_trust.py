@@ -1,8 +1,7 @@
 """Paired workers, and rejections of private jobs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pool.builders import job, joined, pool_after
 from shoal.domain.facts import WorkerJoined, WorkerTrusted

@@ -1,7 +1,6 @@
 """Laws of every worker protocol by which functions are called."""
 
 import contextlib
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
@@ -9,6 +8,7 @@ from itertools import count, islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from protocols.calling import (

@@ -6,12 +6,12 @@ words for; what these carry is tried in the folders of their wires.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count, islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from protocols.pairs import CHAT, MEMBER, RUN, SIGNER, ChatPair, connect, other_profile

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
@@ -105,7 +106,7 @@ class Clients:
         await asyncio.sleep(self.world.random.uniform(0.0, BUSY))
         while True:
             if self.world.up:
-                again = replace(job, id=self.world.new_id())
+                again = structs.replace(job, id=self.world.new_id())
                 asking = self.world.start_client(self._ask(again, number))
                 await asyncio.wait([asking])
                 cut = asking.cancelled()  # for the coordinator was killed

@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from protocols.contexts import SIGNER, protocol_context, require_token
 from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
@@ -313,7 +315,9 @@ class World:
             for each in self._running:
                 if each.done():
                     each.result()
-            asking = self.start_client(self._answer(replace(job, id=self.new_id())))
+            asking = self.start_client(
+                self._answer(structs.replace(job, id=self.new_id()))
+            )
             await asyncio.wait([asking])
             if not asking.cancelled() and asking.exception() is None:
                 self._check(*asking.result())

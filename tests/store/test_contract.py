@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.profiles import examples
 from shoal.domain.credentials import DAY
@@ -241,7 +242,7 @@ async def test_history_omits_hashes_that_the_receipts_have(store: Store) -> None
     await store.append([JobSubmitted(job()), leased(), end], 1.0)
 
     told = await store.history(JobId("j"))
-    assert told[-1].fact == replace(end, output_hash="")
+    assert told[-1].fact == structs.replace(end, output_hash="")
 
 
 async def test_history_of_one_batch_is_the_same(store: Store) -> None:
@@ -273,14 +274,16 @@ async def test_suspensions_hold_until_a_resume(store: Store) -> None:
 
     assert await store.suspensions() == [
         (machine, 1.0),
-        (replace(worker, within=None), 1.0),
+        (structs.replace(worker, within=None), 1.0),
         (other, 2.0),
     ]
 
-    await store.append([replace(other, how=Suspension.PAUSED)], 3.0)
+    await store.append([structs.replace(other, how=Suspension.PAUSED)], 3.0)
     await store.append([WorkerResumed("wire:w", "al")], 4.0)
 
-    assert await store.suspensions() == [(replace(other, how=Suspension.PAUSED), 3.0)]
+    assert await store.suspensions() == [
+        (structs.replace(other, how=Suspension.PAUSED), 3.0)
+    ]
 
 
 async def test_resumed_worker_is_no_machine_of_others(store: Store) -> None:
@@ -303,13 +306,13 @@ async def test_approvals_hold_until_they_are_withdrawn(store: Store) -> None:
     assert await store.approvals() == [waiting, keyed[1]]
 
     await store.append([keyless], 2.0)
-    await store.append([keyed[0], replace(keyed[0], by="cy")], 3.0)
+    await store.append([keyed[0], structs.replace(keyed[0], by="cy")], 3.0)
     await store.append([WorkerDisapproved("wire:x", "al", "8a" * 32)], 4.0)
     await store.append([WorkerDisapproved("wire:w", "al")], 5.0)
 
-    assert await store.approvals() == [keyless, replace(keyed[0], by="cy")]
+    assert await store.approvals() == [keyless, structs.replace(keyed[0], by="cy")]
     await store.append([WorkerDisapproved("wire:w", "al", "")], 6.0)
-    assert await store.approvals() == [replace(keyed[0], by="cy")]
+    assert await store.approvals() == [structs.replace(keyed[0], by="cy")]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
@@ -387,7 +390,7 @@ async def test_outlines_and_recent_facts_omit_large_fields(
         near=True,
         gang=gang,
     )
-    given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
+    given_in = structs.replace(job("j"), terms=terms, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, Outcome("text"))
     await store.append([JobSubmitted(given_in), leased(), end], 1.0)
 
@@ -398,13 +401,13 @@ async def test_outlines_and_recent_facts_omit_large_fields(
     assert stored.job.terms == terms
     assert told == summarize(stored)
     assert told is not None
-    assert told.terms == replace(terms, form="", api_fields="")
+    assert told.terms == structs.replace(terms, form="", api_fields="")
     assert (await store.recent(JobFilter(), 1)).jobs == [told]
     assert await store.summary(JobId("none")) is None
     assert await store.history_since(given_in.id, 0) == [
         RecordedFact(1.0, JobSubmitted(Job(given_in.id, OMITTED_WORK))),
         RecordedFact(1.0, leased()),
-        RecordedFact(1.0, replace(end, outcome=Outcome(""))),
+        RecordedFact(1.0, structs.replace(end, outcome=Outcome(""))),
     ]
     assert len(await store.history_since(given_in.id, 2)) == 1
     assert await store.history_since(given_in.id, 3) == []
@@ -412,7 +415,7 @@ async def test_outlines_and_recent_facts_omit_large_fields(
 
 
 def keyed_job(name: str, owner: str = "al", key: str = "k") -> Job:
-    return replace(job(name, owner=owner), idempotency_key=key)
+    return structs.replace(job(name, owner=owner), idempotency_key=key)
 
 
 async def test_job_is_found_by_its_owners_idempotency_key(store: Store) -> None:
@@ -610,8 +613,8 @@ async def test_recent_functions_of_workers_are_known(store: Store) -> None:
 async def test_jobs_are_filtered(store: Store) -> None:
     wanted = [
         job("a"),
-        replace(job("b"), terms=JobTerms(user="ada")),
-        replace(job("c"), work=Task("classify", {"input": "x"})),
+        structs.replace(job("b"), terms=JobTerms(user="ada")),
+        structs.replace(job("c"), work=Task("classify", {"input": "x"})),
         job("d", owner="other"),
     ]
     for number, each in enumerate(wanted):
@@ -660,7 +663,7 @@ async def test_pages_together_list_each_job_once(store: Store) -> None:
     for number in range(30):
         name = f"j{number}"
         owner, user = ("al", "bo")[number % 2], ("", "u", "v")[number % 3]
-        each = replace(job(name, owner=owner), terms=JobTerms(user=user))
+        each = structs.replace(job(name, owner=owner), terms=JobTerms(user=user))
         await store.append([JobSubmitted(each)], float(number))
         if number % 5:
             await store.append([end_of(JobFailed, name)], float(number))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shoal.domain.credentials import (
     DAY,
@@ -199,7 +200,7 @@ async def test_cancelled_job_counts_its_output(
 ) -> None:
     await store.append([JobSubmitted(Job(end.job_id, CHAT, owner="alice"))], 1.0)
 
-    await store.append([replace(end, written=written)], 2.0)
+    await store.append([structs.replace(end, written=written)], 2.0)
 
     so_far = KeyUsage(1, 3, 101, 104) if written else KeyUsage()
     assert await store.keys.usage_of("alice", 0) == so_far

@@ -18,7 +18,12 @@ async def test_code_survives_storage(store: Store) -> None:
 
 async def test_codes_are_found_by_their_beginning(store: Store) -> None:
     like = replace(CODE, code="ABCDE9")
-    for code in (CODE, like, replace(CODE, code="ABCD"), replace(CODE, code="ABCDF0")):
+    for code in (
+        CODE,
+        like,
+        replace(CODE, code="ABCD"),
+        replace(CODE, code="ABCDF0"),
+    ):
         assert await store.pairing.add(code)
 
     assert await store.pairing.find("ABCDE") == [like, CODE]

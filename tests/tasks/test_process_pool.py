@@ -5,13 +5,13 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from shoal.domain.errors import (
     ConfigError,

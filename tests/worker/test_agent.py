@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count, pairwise
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from harness.speed import scaled
 from shoal.domain.errors import (

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault

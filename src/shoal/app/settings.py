@@ -59,7 +59,7 @@ class CoordinatorSettings:
 def read_settings(config: ServeConfig) -> CoordinatorSettings:
     """Return typed settings.  Raises ConfigError that names an invalid one."""
     return CoordinatorSettings(
-        replace(TimeLimits(), queue=config.queue_wait, without_worker=WORKER_WAIT),
+        TimeLimits(queue=config.queue_wait, without_worker=WORKER_WAIT),
         _moderation(config.moderation),
         PriceList(
             _price("--price-fast-inference", config.price_fast_inference),

@@ -8,9 +8,10 @@ are jobs of the pool.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.calls import messages
 from shoal.calls.durable import DurableCalls

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from enum import Enum
 
 from shoal.domain import facts
@@ -89,13 +88,13 @@ def fields_of(fact: facts.Fact) -> dict[str, object]:
         load = fact.load
         worker = {"worker": fact.worker_id, "unfit": load.unfit}
         return named | worker | {"queued": load.queued, "speed": load.speed}
-    for field in fields(fact):
-        value = getattr(fact, field.name)
-        if field.name in UNLOGGED:
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if name in UNLOGGED:
             continue
         if isinstance(value, Enum):
             value = value.name.lower()
-        named[field.name.removesuffix("_id")] = value
+        named[name.removesuffix("_id")] = value
     return named
 
 

@@ -4,10 +4,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.coordinator import open_answers
 from shoal.coordinator.answer import Answer

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import JobId, WorkerId

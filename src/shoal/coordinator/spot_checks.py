@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
+
+from msgspec.structs import replace
 
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError, StoreError

@@ -5,8 +5,9 @@ Facts are stored and logged, so they hold no prompts, answers or keys, except in
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
@@ -15,28 +16,24 @@ from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     offer: Offer
     cancels: bool  # whether its wire can carry a cancellation
     shared: bool = False  # whether other workers may share its connection
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDraining:
+class WorkerDraining(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
+class WorkerLeft(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSuspended:
+class WorkerSuspended(msgspec.Struct, frozen=True):
     """An operator, with the key ``by``, paused, drained or removed a worker.
 
     ``name`` is the worker's id, or the part of it that names the machine and stands for
@@ -50,16 +47,14 @@ class WorkerSuspended:
     within: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerResumed:
+class WorkerResumed(msgspec.Struct, frozen=True):
     """An operator ended the suspension of a worker; that of a machine: of them all."""
 
     name: str
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerApproved:
+class WorkerApproved(msgspec.Struct, frozen=True):
     """An operator approved a worker, or a machine; ``name`` is as in WorkerSuspended.
 
     ``public_key`` is the key that it has proved, which is approved under any name;
@@ -72,8 +67,7 @@ class WorkerApproved:
     public_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDisapproved:
+class WorkerDisapproved(msgspec.Struct, frozen=True):
     """An operator withdrew an approval, by a removal."""
 
     name: str
@@ -81,16 +75,14 @@ class WorkerDisapproved:
     public_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDismissed:
+class WorkerDismissed(msgspec.Struct, frozen=True):
     """The coordinator disconnects a worker that was removed."""
 
     worker_id: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMarked:
+class WorkerMarked(msgspec.Struct, frozen=True):
     """A worker misbehaved; with enough points it gets no work for a while.
 
     ``about`` is the job in question, which may be pruned before this fact is.
@@ -105,8 +97,7 @@ class WorkerMarked:
     public_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoadChanged:
+class WorkerLoadChanged(msgspec.Struct, frozen=True):
     """A worker's load outside this pool changed.
 
     ``fitness_changed``: the worker became fit or unfit by it.  Never stored: workers
@@ -118,8 +109,7 @@ class WorkerLoadChanged:
     fitness_changed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTrusted:
+class WorkerTrusted(msgspec.Struct, frozen=True):
     """A user of a key's owner trusts this public key with private jobs."""
 
     owner: str
@@ -127,8 +117,7 @@ class WorkerTrusted:
     public_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDistrusted:
+class WorkerDistrusted(msgspec.Struct, frozen=True):
     """A user of a key's owner no longer trusts this public key."""
 
     owner: str
@@ -136,8 +125,7 @@ class WorkerDistrusted:
     public_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
+class JobSubmitted(msgspec.Struct, frozen=True):
     job: Job
 
     @property
@@ -145,8 +133,7 @@ class JobSubmitted:
         return self.job.id
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(msgspec.Struct, frozen=True):
     """Workers that were not given a job for one reason.
 
     ``workers`` names the first few; ``count`` is their number.
@@ -157,8 +144,7 @@ class PassedOver:
     workers: tuple[WorkerId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobLeased:
+class JobLeased(msgspec.Struct, frozen=True):
     job_id: JobId
     worker_id: WorkerId
     lease: LeaseNumber
@@ -166,8 +152,7 @@ class JobLeased:
     passed_over: tuple[PassedOver, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobHedged:
+class JobHedged(msgspec.Struct, frozen=True):
     """A second worker was given a job on which the first has long been silent."""
 
     job_id: JobId
@@ -176,8 +161,7 @@ class JobHedged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobUnhedged:
+class JobUnhedged(msgspec.Struct, frozen=True):
     """One of a job's two leases ended, and the job continues under the other.
 
     ``lost``: its worker disconnected; ``cut``: its worker is still running the job;
@@ -194,14 +178,12 @@ class JobUnhedged:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobStarted(msgspec.Struct, frozen=True):
     job_id: JobId
     lease: LeaseNumber
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequeued:
+class JobRequeued(msgspec.Struct, frozen=True):
     """The job waits again; ``refused_by`` is a worker not to ask again at once.
 
     ``handed_over``: an operator took it from a worker, which may still be running it,
@@ -218,8 +200,7 @@ class JobRequeued:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobCompleted:
+class JobCompleted(msgspec.Struct, frozen=True):
     """A worker has done the job.
 
     ``output_hash`` is the SHA-256 of the output in hexadecimal; empty if the job gets
@@ -234,12 +215,11 @@ class JobCompleted:
     outcome: Outcome
     verdict: Verdict = Verdict.UNSIGNED
     output_hash: str = ""
-    worker_receipt: SignedReceipt | None = field(default=None, compare=False)
+    worker_receipt: SignedReceipt | None = None
     first_output: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptPresented:
+class ReceiptPresented(msgspec.Struct, frozen=True):
     """A worker presented a receipt after the answer.
 
     The receipt is stored in the ledger, not with the fact.
@@ -248,11 +228,10 @@ class ReceiptPresented:
     job_id: JobId
     worker_id: WorkerId
     verdict: Verdict
-    worker_receipt: SignedReceipt | None = field(default=None, compare=False)
+    worker_receipt: SignedReceipt | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobFailed:
+class JobFailed(msgspec.Struct, frozen=True):
     """The job failed.
 
     ``lost``: because its workers disconnected; ``cut``: while a worker was still
@@ -267,8 +246,7 @@ class JobFailed:
     exception: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class JobCancelled:
+class JobCancelled(msgspec.Struct, frozen=True):
     """A client or operator cancelled the job after ``written`` characters of output."""
 
     job_id: JobId
@@ -276,8 +254,7 @@ class JobCancelled:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JobExpired:
+class JobExpired(msgspec.Struct, frozen=True):
     """The job exceeded a limit after ``written`` characters of output.
 
     ``retry_after``: in so many seconds another try may find a worker; 0: unknown.
@@ -290,8 +267,7 @@ class JobExpired:
     retry_after: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LateResult:
+class LateResult(msgspec.Struct, frozen=True):
     """A worker answered under a lease that has ended: recorded, never delivered."""
 
     job_id: JobId
@@ -322,8 +298,7 @@ JobFact: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AccountCredited:
+class AccountCredited(msgspec.Struct, frozen=True):
     """An account was credited, in micro-dollars, with the key ``by``."""
 
     account: str
@@ -331,8 +306,7 @@ class AccountCredited:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class AccountLimited:
+class AccountLimited(msgspec.Struct, frozen=True):
     """An account's overdraft limit was set, in micro-dollars; None: unlimited."""
 
     account: str

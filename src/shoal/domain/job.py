@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
+from msgspec import structs
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, WorkerId
@@ -43,8 +45,7 @@ class TimeLimit(Enum):
     __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
+class TimeLimits(msgspec.Struct, frozen=True):
     """How long a job may wait and run, in seconds.
 
     ``without_worker`` is how long it waits while no worker can take it, busy or not.
@@ -74,8 +75,7 @@ PRIORITIES: Mapping[str, Priority] = {each.name.lower(): each for each in Priori
 """Priorities by the names that clients give them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Webhook:
+class Webhook(msgspec.Struct, frozen=True):
     """The URL notified when a job ends; ``secret`` signs the notification."""
 
     url: str
@@ -88,8 +88,7 @@ GANG_ID_DIGITS = 32
 HEXADECIMAL = frozenset("0123456789abcdef")
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
+class Gang(msgspec.Struct, frozen=True):
     """A job's membership of a gang: jobs that are first leased together, or not at all.
 
     Each member runs on another machine, on ``slots`` slots of it; 0: on all slots.
@@ -121,8 +120,7 @@ class Gang:
                 raise InvalidRequest(f"gang: {name}: {expected}", "gang")
 
 
-@dataclass(frozen=True, slots=True)
-class JobTerms:
+class JobTerms(msgspec.Struct, frozen=True):
     """The terms of a job: who pays, who may run it, and what is kept of it.
 
     ``user`` is the owner's sub-account.  A job that is not ``kept`` is lost at a
@@ -161,8 +159,7 @@ DEFAULT_TERMS = JobTerms()
 """Default terms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """Accepted work, with its limits and terms.
 
     ``session`` identifies jobs that share state a worker may have cached, such as a
@@ -178,12 +175,12 @@ class Job:
     session: str = ""
     idempotency_key: str = ""
     terms: JobTerms = DEFAULT_TERMS
-    kind: JobKind = field(init=False, repr=False, compare=False)  # of the work
-    model: str = field(init=False, repr=False, compare=False)  # of the work
+    kind: JobKind = JobKind.CHAT  # of the work, whatever is given
+    model: str = ""  # of the work, whatever is given
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", self.work.kind)
-        object.__setattr__(self, "model", self.work.model)
+        structs.force_setattr(self, "kind", self.work.kind)
+        structs.force_setattr(self, "model", self.work.model)
 
     @property
     def unattended(self) -> float:

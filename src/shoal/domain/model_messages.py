@@ -4,8 +4,9 @@ The protocol is symmetric: both ends query and answer.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 
 class ModelMessage:
@@ -14,15 +15,13 @@ class ModelMessage:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelQuery(ModelMessage):
+class ModelQuery(ModelMessage, msgspec.Struct, frozen=True):
     """Ask whether the peer can send a model."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswer(ModelMessage):
+class ModelAnswer(ModelMessage, msgspec.Struct, frozen=True):
     """Whether the model is available, and its approximate size in bytes."""
 
     model: str
@@ -30,8 +29,7 @@ class ModelAnswer(ModelMessage):
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest(ModelMessage):
+class ModelRequest(ModelMessage, msgspec.Struct, frozen=True):
     """Request the transfer of a model under a number.
 
     ``window``: how many bytes the peer may send before a ModelPull asks for more; 0: as
@@ -43,8 +41,7 @@ class ModelRequest(ModelMessage):
     window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChunk(ModelMessage):
+class ModelChunk(ModelMessage, msgspec.Struct, frozen=True):
     """A chunk of one of the model's files; ``offset`` is in bytes.
 
     ``last`` is unreliable: peers disagree whether it ends a file or the model.
@@ -57,16 +54,14 @@ class ModelChunk(ModelMessage):
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPull(ModelMessage):
+class ModelPull(ModelMessage, msgspec.Struct, frozen=True):
     """Send ``size`` more bytes of a transfer that has a window; 0: end it."""
 
     transfer_id: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDone(ModelMessage):
+class ModelDone(ModelMessage, msgspec.Struct, frozen=True):
     """All files of the model have been sent."""
 
     transfer_id: str

@@ -7,7 +7,8 @@ exponential time on some texts; the operator is responsible for the list.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from shoal.domain import work as works
 from shoal.domain.errors import ConfigError

@@ -1,15 +1,15 @@
 """The result of a job: pieces of an answer, the whole, and the usage."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from shoal.domain.work import JSON
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Prompt and completion tokens.
 
     ``cached_tokens`` are those of the prompt that the engine had read before, and
@@ -76,8 +76,7 @@ ENGINE_FAULTS = frozenset({Fault.WORKER, Fault.ENGINE})
 """The faults at which another engine may do the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """A piece of an answer that is more than text of its only choice.
 
     ``fields`` are those of a streamed message in OpenAI's form: ``content``,
@@ -86,7 +85,7 @@ class Delta:
     """
 
     choice: int = 0
-    fields: Mapping[str, JSON] = field(default_factory=dict)
+    fields: Mapping[str, JSON] = {}
     logprobs: JSON = None
     finish_reason: str | None = None
 
@@ -110,7 +109,7 @@ THOUGHTS = "reasoning_content"
 """The field of a delta with the model's thoughts."""
 
 
-def begun_answer(text: str, thoughts: str) -> list[AnswerPiece]:
+def begun_answer(text: str, thoughts: str) -> Sequence[AnswerPiece]:
     """Return the pieces of an answer that begins with these."""
     begun: list[AnswerPiece] = [Delta(0, {THOUGHTS: thoughts})] if thoughts else []
     return [*begun, text] if text else begun
@@ -127,8 +126,7 @@ class AnswerSpan(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False):
     """A complete choice of several, or one that is more than text.
 
     ``fields`` are those of a message in OpenAI's form; see ``Delta``.  ``order`` has
@@ -136,14 +134,19 @@ class Choice:
     in this order, each in one run.  It makes no difference between answers.
     """
 
-    fields: Mapping[str, JSON] = field(default_factory=dict)
+    fields: Mapping[str, JSON] = {}
     finish_reason: str = "stop"
     logprobs: JSON = None
-    order: tuple[AnswerSpan, ...] = field(default=(), compare=False)
+    order: tuple[AnswerSpan, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choice) and (
+            (self.fields, self.finish_reason, self.logprobs)
+            == (other.fields, other.finish_reason, other.logprobs)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of a completed job.
 
     ``text`` is the text of the first choice; ``choices`` is empty if the answer is only

@@ -1,7 +1,8 @@
 """A worker's receipt for a job, and the verdict on it."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 RECEIPT_SIZE_MAX = 65_536
 """Maximum size of a worker's receipt in bytes; real ones have about 300."""
@@ -22,8 +23,7 @@ class Verdict(Enum):
     __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
-@dataclass(frozen=True, slots=True)
-class SignedReceipt:
+class SignedReceipt(msgspec.Struct, frozen=True):
     """A worker's receipt; ``body`` holds exactly the signed bytes."""
 
     body: bytes

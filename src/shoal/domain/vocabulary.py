@@ -6,8 +6,10 @@ job carries the number of its lease, so that late messages of an old lease are
 recognised.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import DEFAULT_TERMS, JobTerms
@@ -31,8 +33,7 @@ class CallMessage:
 # Commands: what the coordinator asks of a worker.
 
 
-@dataclass(frozen=True, slots=True)
-class RunJob:
+class RunJob(msgspec.Struct, frozen=True):
     """Run a job.  ``continues`` is the beginning of the answer, if it exists already.
 
     Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.
@@ -57,24 +58,25 @@ class RunJob:
     remaining: float | None = None
     returnable: bool = True
     trace: str = ""
-    grant: str = field(default="", repr=False)
+    grant: str = ""
+
+    def __repr__(self) -> str:
+        return f"RunJob({self.job_id!r}, {self.lease}, {self.work!r})"  # not the grant
 
     @property
-    def beginning(self) -> list[AnswerPiece]:
+    def beginning(self) -> Sequence[AnswerPiece]:
         """The pieces of the answer that exist already."""
         return begun_answer(self.continues, self.thoughts)
 
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
+class CancelJob(msgspec.Struct, frozen=True):
     """Stop a job whose answer is no longer wanted."""
 
     job_id: JobId
     lease: LeaseNumber
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(msgspec.Struct, frozen=True):
     """Disconnect and do not reconnect.
 
     ``replaced``: another connection of the same name took the place of this one.
@@ -104,8 +106,7 @@ class CallResult(NamedTuple):
     error: str = ""
 
 
-@dataclass(slots=True)
-class PushCalls(CallMessage):
+class PushCalls(CallMessage, msgspec.Struct):
     """Run calls of a call stream, one after the other.
 
     Not frozen, because there may be one for each call.
@@ -116,8 +117,7 @@ class PushCalls(CallMessage):
     calls: list[StreamedCall]
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCalls(CallMessage):
+class CancelCalls(CallMessage, msgspec.Struct, frozen=True):
     """Cancel calls of a call stream; they return no result."""
 
     job_id: JobId
@@ -125,8 +125,7 @@ class CancelCalls(CallMessage):
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SendBlob(CallMessage):
+class SendBlob(CallMessage, msgspec.Struct, frozen=True):
     """Store a value, which later jobs name by its SHA-256 digest of 32 bytes."""
 
     digest: bytes
@@ -139,16 +138,14 @@ Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
 # Events: what a worker tells the coordinator.
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """A worker joined.  ``name`` is its identity, unique within its wire."""
 
     name: str
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
-class OffersChanged:
+class OffersChanged(msgspec.Struct, frozen=True):
     """The offers of a peer from now on, one for each model.
 
     Only on wires where one connection carries all models of a peer.
@@ -157,29 +154,25 @@ class OffersChanged:
     offers: tuple[Offer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+class Draining(msgspec.Struct, frozen=True):
     """The worker finishes its jobs and takes no new ones."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReported:
+class HealthReported(msgspec.Struct, frozen=True):
     """The worker reported the health of its machine."""
 
     health: MachineHealth
 
 
-@dataclass(frozen=True, slots=True)
-class LoadChanged:
+class LoadChanged(msgspec.Struct, frozen=True):
     """The worker reported a change of its load."""
 
     load: WorkerLoad
 
 
-@dataclass(slots=True)
-class AnswerChunk:
+class AnswerChunk(msgspec.Struct):
     """Pieces of the answer, in order: whole characters, never empty.
 
     Not frozen, because that would double the cost of construction, and there is one for
@@ -191,8 +184,7 @@ class AnswerChunk:
     pieces: list[AnswerPiece]
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """The answer is complete.
 
     ``rest`` is the part not sent before; the whole answer, if a wire does not stream.
@@ -211,16 +203,14 @@ class Completed:
     blobs: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptSent:
+class ReceiptSent(msgspec.Struct, frozen=True):
     """A worker's receipt for a job, sent separately from its answer."""
 
     job_id: JobId
     receipt: SignedReceipt
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """The worker declined to start the job; another one may."""
 
     job_id: JobId
@@ -228,8 +218,7 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The worker ran the job and it failed; running it again would fail again.
 
     ``exception`` is as in ``JobError``.
@@ -242,8 +231,7 @@ class Failed:
     exception: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class CallProgress(CallMessage):
+class CallProgress(CallMessage, msgspec.Struct, frozen=True):
     """The progress of a call: a share from 0 to 1, if reported, and a remark."""
 
     job_id: JobId
@@ -252,8 +240,7 @@ class CallProgress(CallMessage):
     remark: str = ""
 
 
-@dataclass(slots=True)
-class CallsReturned(CallMessage):
+class CallsReturned(CallMessage, msgspec.Struct):
     """The results of calls in a call stream, in the order of their ends.
 
     Not frozen, because there may be one for each call.
@@ -264,8 +251,7 @@ class CallsReturned(CallMessage):
     results: list[CallResult]
 
 
-@dataclass(frozen=True, slots=True)
-class BlobMissing(CallMessage):
+class BlobMissing(CallMessage, msgspec.Struct, frozen=True):
     """A worker lacks a value: send it, and then the job again."""
 
     digest: bytes

@@ -1,9 +1,11 @@
 """What a job asks for: inferences, tasks and function calls."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, TypeAlias
+
+import msgspec
+from msgspec import structs
 
 from shoal.domain.options import Feature as Feature  # re-exported
 from shoal.domain.options import needed_features
@@ -38,8 +40,7 @@ INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True):
     """A conversation that a model continues.
 
     ``messages`` are in OpenAI's form, each with ``role`` and ``content``: every wire
@@ -54,7 +55,7 @@ class Chat:
     messages: tuple[Mapping[str, JSON], ...]
     max_tokens: int | None = None
     temperature: float | None = None
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = {}
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -81,7 +82,7 @@ class Chat:
             if name not in ("tools", "tool_choice", "parallel_tool_calls")
         }
         messages = tuple(map(_without_calls, self.messages))
-        return replace(self, messages=messages, options=options)
+        return structs.replace(self, messages=messages, options=options)
 
     @property
     def text(self) -> str:
@@ -94,8 +95,7 @@ class Chat:
         return any(each.get("role") not in INSTRUCTIONS for each in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True):
     """A text that a model continues, outside of any conversation.
 
     ``prompt`` is a text, or what else OpenAI allows: several texts, or tokens.
@@ -107,7 +107,7 @@ class Completion:
     prompt: JSON
     max_tokens: int | None = None
     temperature: float | None = None
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = {}
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -123,8 +123,7 @@ class Completion:
         return self.prompt if isinstance(self.prompt, str) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(msgspec.Struct, frozen=True):
     """Texts to be turned into vectors, one each."""
 
     kind: ClassVar[JobKind] = JobKind.EMBEDDING
@@ -132,7 +131,7 @@ class Embedding:
 
     model: str
     inputs: tuple[str, ...]
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = {}
 
     @property
     def text(self) -> str:
@@ -140,8 +139,7 @@ class Embedding:
         return max(self.inputs, key=len, default="")
 
 
-@dataclass(frozen=True, slots=True)
-class Rerank:
+class Rerank(msgspec.Struct, frozen=True):
     """Documents to be scored: how relevant each is to a query."""
 
     kind: ClassVar[JobKind] = JobKind.RERANK
@@ -150,7 +148,7 @@ class Rerank:
     model: str
     query: str
     documents: tuple[str, ...]
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = {}
 
     @property
     def text(self) -> str:
@@ -158,8 +156,7 @@ class Rerank:
         return f"{self.query}\n{max(self.documents, key=len, default='')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Transcription:
+class Transcription(msgspec.Struct, frozen=True):
     """Speech to be written down.
 
     ``audio`` is a file in base64, and ``format`` the end of its name, such as ``wav``.
@@ -172,7 +169,7 @@ class Transcription:
     model: str
     audio: str
     format: str
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = {}
 
     @property
     def text(self) -> str:
@@ -196,8 +193,7 @@ TASK_QUEUE = "*task"
 """Stands for the model of tasks, which wait in one queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """A named task with any JSON input.
 
     ``payload`` is as the client sent it, and may lack a ``name``.  The answer is the
@@ -222,8 +218,7 @@ CALL_QUEUE = "*call"
 """Stands for the model of calls and call streams, which wait in one queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A call of a Python function by its registered name.
 
     ``args`` and ``kwargs`` are values in MessagePack, an array and a map with texts as
@@ -252,8 +247,7 @@ class Call:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CallStream:
+class CallStream(msgspec.Struct, frozen=True):
     """A worker's slot, held for many calls of one function.
 
     The calls are data: they go to the worker and return without being recorded by the

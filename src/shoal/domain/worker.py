@@ -1,9 +1,10 @@
 """The offer and load of a worker."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+
+import msgspec
 
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import Privacy
@@ -13,8 +14,7 @@ from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE, Feature, JobKin
 CHAT_ONLY = frozenset({JobKind.CHAT})
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     """A model that a worker serves, and the features it supports.
 
     ``context`` is the limit of prompt and completion tokens together; 0: unknown.
@@ -49,8 +49,7 @@ class Suspension(Enum):
     __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
-@dataclass(frozen=True, slots=True)
-class MachineHealth:
+class MachineHealth(msgspec.Struct, frozen=True):
     """The health of a machine; None: not measured."""
 
     cpu: float | None = None  # percent of all processors
@@ -59,8 +58,7 @@ class MachineHealth:
     temperature: float | None = None  # °C, of the hottest processor or GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """The hardware of a machine, as far as known; sizes in GB of 10^9 bytes.
 
     ``tier`` is 1 (a large server) to 4 (a small device), as some wires define it; 0:
@@ -105,8 +103,7 @@ It is no worker's fault.  No wire has a field for that.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker's load besides this pool's jobs, as it reports it.
 
     ``unfit`` is the reason why it gets no jobs for now; empty: it may get jobs.
@@ -155,8 +152,7 @@ def machine_load(
     return WorkerLoad(speed=speed, thermal=thermal, throttle=throttle)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """What a worker will run, as it declared when it joined.
 
     ``context`` is as in ``ServedModel``.  ``only_for`` names the keys whose jobs it

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from shoal.domain.errors import ShoalError, Unavailable
 from shoal.domain.options import COMPLETION_OPTIONS
@@ -48,10 +49,12 @@ async def continue_answer(
         if remaining <= 0:
             yield Finished("length", Usage(begun.prompt_tokens, begun.answer_tokens))
             return
-    begun_work = replace(begun.work, max_tokens=remaining)
+    begun_work = structs.replace(begun.work, max_tokens=remaining)
     if begun.thinks:
         options = {**begun.work.options, **SHOWN_ENDS}
-        rest = thoughts_apart(server.generate(replace(begun_work, options=options)))
+        rest = thoughts_apart(
+            server.generate(structs.replace(begun_work, options=options))
+        )
     else:
         rest = server.generate(begun_work, begun.flags)
     # The server looks for stop strings in what it writes itself.
@@ -255,9 +258,9 @@ def _with_answer(chat: Chat, text: str) -> Chat:
     *messages, last = chat.messages
     if last.get("role") == "assistant":
         joined = {**last, "content": f"{last.get('content') or ''}{text}"}
-        return replace(chat, messages=(*messages, joined))
+        return structs.replace(chat, messages=(*messages, joined))
     answer = {"role": "assistant", "content": text}
-    return replace(chat, messages=(*chat.messages, answer))
+    return structs.replace(chat, messages=(*chat.messages, answer))
 
 
 def _completion(work: TextWork, prompt: JSON) -> Completion:
@@ -307,7 +310,9 @@ def _thoughtless(work: Chat) -> Chat:
     given = work.options.get("chat_template_kwargs")
     known = given if isinstance(given, Mapping) else {}
     kwargs: JSON = {**known, "enable_thinking": False}
-    return replace(work, options={**work.options, "chat_template_kwargs": kwargs})
+    return structs.replace(
+        work, options={**work.options, "chat_template_kwargs": kwargs}
+    )
 
 
 def _counted(item: Finished, begun: _Begun) -> Finished:
@@ -351,7 +356,7 @@ async def prompt_tokens(
     It costs one token of an answer; the server keeps what it has read for the request
     that follows.
     """
-    asked = replace(work, max_tokens=1, temperature=0.0)
+    asked = structs.replace(work, max_tokens=1, temperature=0.0)
     try:
         async with aclosing(server.generate(asked, flags or {})) as items:
             async for item in items:

@@ -9,9 +9,10 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import aclosing
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from shoal.config.installation import install_extra
 from shoal.domain import work as works

@@ -15,6 +15,7 @@ from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from msgspec import structs
 from yarl import URL
 
 from shoal.domain import errors
@@ -115,7 +116,7 @@ def _of_choice(item: Item, choice: int) -> AnswerPiece:
         case str():
             return Delta(choice, {"content": item})
         case Delta():
-            return replace(item, choice=choice)
+            return structs.replace(item, choice=choice)
         case Finished():
             return Delta(choice, finish_reason=item.finish_reason)
 
@@ -207,7 +208,7 @@ class OpenAIEngine:
     def models(self) -> Sequence[ServedModel]:
         models = (self._refused.supported(each.model) for each in self._listed.values())
         return [
-            replace(model, features=self._features(model))
+            structs.replace(model, features=self._features(model))
             for model in models
             if model is not None
         ]
@@ -284,11 +285,11 @@ class OpenAIEngine:
                     "the engine cannot continue an answer of this model"
                 )
             listed = self._find(work.model)
-            begun = work if listed is None else replace(work, model=listed.id)
+            begun = work if listed is None else structs.replace(work, model=listed.id)
             if isinstance(begun, works.Chat):
                 refused = self._refused_by(begun.model)
                 messages = engine_messages(begun.messages, refused)
-                begun = replace(begun, messages=tuple(messages))
+                begun = structs.replace(begun, messages=tuple(messages))
             answer = continuation.continue_answer(self, begun, continues, way, thoughts)
         try:
             if self.server_kind is UNKNOWN:
@@ -504,7 +505,7 @@ class OpenAIEngine:
         read = await continuation.prompt_tokens(self, work, flags)
         if read is None or not 0 < context - read < limit:
             raise error
-        return replace(work, max_tokens=context - read)
+        return structs.replace(work, max_tokens=context - read)
 
     async def _read_whole(
         self, response: aiohttp.ClientResponse, work: works.InputWork

@@ -18,10 +18,11 @@ import binascii
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence, Set
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeGuard
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.domain import errors
 from shoal.domain.options import OPTIONS

@@ -10,6 +10,8 @@ from glob import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import ServedModel
@@ -184,7 +186,7 @@ def select_models(
             if fnmatchcase(model.name, name):
                 picked[model.name] = model
             elif model.name == name + LATEST:
-                picked[name] = replace(model, name=name)
+                picked[name] = structs.replace(model, name=name)
     return list(picked.values())
 
 

@@ -6,8 +6,10 @@ Source: responses of real servers; see ``domain.server_refusals``.
 import asyncio
 import base64
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from shoal.domain import errors
 from shoal.domain import work as works

@@ -5,8 +5,10 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from shoal.domain.errors import ContextExceeded, JobError
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep

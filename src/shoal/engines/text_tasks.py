@@ -9,8 +9,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.work import ANY_MODEL, JSON, Call, CallStream, JobKind, Task, Work

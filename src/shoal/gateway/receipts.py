@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ClientError, Forbidden, NotFound

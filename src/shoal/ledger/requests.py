@@ -5,7 +5,6 @@ guess.  Only the owner of the job gets it.
 """
 
 import hashlib
-from dataclasses import fields
 
 from shoal.domain.ids import JobId
 from shoal.domain.job_kinds import WORK_TYPES
@@ -39,9 +38,7 @@ def request_of(work: Work) -> bytes:
     )
 
 
-_NAMES = {
-    work: tuple(each.name for each in fields(work)) for work in WORK_TYPES.values()
-}
+_NAMES = {work: work.__struct_fields__ for work in WORK_TYPES.values()}
 """The fields of each kind of work."""
 
 

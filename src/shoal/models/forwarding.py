@@ -7,9 +7,11 @@ connection carries answers as well, so that reading must never pause.
 import asyncio
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import uuid4
+
+from msgspec.structs import replace
 
 from shoal.domain.errors import Unavailable
 from shoal.domain.model_messages import (

@@ -9,7 +9,9 @@ queues or rejects it.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from shoal.coordinator.connections import PeerRoute, WorkerConnection
 from shoal.coordinator.hub import Hub

@@ -8,11 +8,11 @@ format, and JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypedDict
 
 import msgspec
+from msgspec import structs
 
 from shoal.domain import facts
 from shoal.domain.credentials import tokens_to_read
@@ -77,14 +77,14 @@ class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     apart: bool = False
 
 
-_LIMITS = {each.name: each.default for each in fields(TimeLimits)}
+_LIMITS = {each.name: each.default for each in structs.fields(TimeLimits)}
 _SHORT_TERMS = {
     each.name: each.default
-    for each in fields(JobTerms)
+    for each in structs.fields(JobTerms)
     if each.name not in LongTexts.__annotations__
 }
-_OUTCOME_FIELDS = [each.name for each in fields(Outcome)]
-_USAGE_FIELDS = [each.name for each in fields(Usage)]
+_OUTCOME_FIELDS = Outcome.__struct_fields__
+_USAGE_FIELDS = Usage.__struct_fields__
 _works = msgspec.json.Decoder(StoredWork)
 _line = msgspec.json.Decoder(tuple[float, str, dict[str, Any]])
 _calls = msgspec.msgpack.Decoder(StoredCall)

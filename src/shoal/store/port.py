@@ -4,10 +4,11 @@ The ports of its further parts are in ``batches``, ``ledger`` and ``webhooks``.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.errors import StoreBroken

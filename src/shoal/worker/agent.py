@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.domain import model_messages as models
 from shoal.domain import vocabulary as words

@@ -6,11 +6,12 @@ Source of data that chips do not report: Apple's and NVIDIA's technical specific
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.processes.programs import RunProgram, program_output

@@ -5,9 +5,11 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.domain import errors
 from shoal.domain import vocabulary as words

@@ -7,7 +7,9 @@ once the coordinator has admitted the worker: a wrong token costs no minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
 from shoal.domain.worker import Offer, ServedModel

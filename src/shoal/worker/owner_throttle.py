@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from weakref import WeakMethod
+
+from msgspec.structs import replace
 
 from shoal.config.schedule import ScheduleWindow, is_open
 from shoal.config.throttle_file import ThrottleFile

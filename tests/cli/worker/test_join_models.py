@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trustme
+from msgspec import structs
 
 from cli.coordinators import Sites
 from shoal.cli.worker import join_models as memberships_module
@@ -119,7 +120,7 @@ async def test_joint_offer_describes_each_model() -> None:
     config = {"only_for": ("alice",), "privacy": "public", "passcode": "wildlife"}
     sources = [
         EngineSource("one", Engine(CHATS, EMBEDS)),
-        EngineSource("two", Engine(replace(CHATS, name="other"), slots=7)),
+        EngineSource("two", Engine(structs.replace(CHATS, name="other"), slots=7)),
     ]
 
     (offered,) = model_memberships(worker(joined, joint=True, **config), sources)
@@ -147,7 +148,7 @@ async def test_joint_offer_describes_each_model() -> None:
     assert len({"", chatty.engine, other}) == 3, "one has its slots, and two its own"
     assert member.offers == (
         chatty,
-        replace(
+        structs.replace(
             chatty,
             kinds=frozenset({JobKind.EMBEDDING}),
             models=frozenset({"embed"}),
@@ -155,7 +156,7 @@ async def test_joint_offer_describes_each_model() -> None:
             context=0,
             tasks=frozenset(),
         ),
-        replace(chatty, models=frozenset({"other"}), slots=7, engine=other),
+        structs.replace(chatty, models=frozenset({"other"}), slots=7, engine=other),
     )
 
 

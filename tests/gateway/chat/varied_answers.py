@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, combinations, count, cycle
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import JobError, WorkerLost

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.keys import CHAT, make_key, request
 from gateway.providers import COMMIT, TASK, call, committed, provider, shown, to_json

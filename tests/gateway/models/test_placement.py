@@ -1,6 +1,6 @@
 """Models over HTTP: what each can do, where it is, and where it would fit."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gateway.keys import make_key, request
 from gateway.serving import Pool

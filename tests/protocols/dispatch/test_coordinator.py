@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.profiles import examples
 from protocols.dispatch.recorded import (
@@ -53,10 +54,12 @@ TASK = RunJob(
     Task("classify", {"task_type": "classify", "input": "great"}),
     terms=JobTerms(policy=Policy.CHEAP, user="u1"),
 )
-QUESTION = replace(
+QUESTION = structs.replace(
     TASK, work=Chat("dispatch", ({"role": "user", "content": "hi"},), max_tokens=8)
 )
-FORMED = replace(QUESTION, terms=JobTerms(form='{"prompt":"hi","max_tokens":8}'))
+FORMED = structs.replace(
+    QUESTION, terms=JobTerms(form='{"prompt":"hi","max_tokens":8}')
+)
 OPEN = replace(MEMBER, only_for=frozenset(), token="")
 HEARTBEAT = f'{{"type":"heartbeat","provider_pubkey":"{KEY}"}}'
 
@@ -109,7 +112,7 @@ def assigned(session: CoordinatorEnd, job: RunJob) -> dict[str, Any]:
 
 def test_a_job_in_the_original_form_is_sent_verbatim() -> None:
     form = '{"2":1,"1":2,"prompt":"hi","max_tokens":8.0,"a":"\\ud800"}'
-    job = replace(
+    job = structs.replace(
         QUESTION, terms=JobTerms(form=form, privacy=Privacy.PRIVATE, user="ü")
     )
 
@@ -131,7 +134,7 @@ def test_a_task_has_its_name_in_the_payload() -> None:
     assert message["payload"]["task_type"] == "classify"
     assert message["payload"]["input"] == "great"
     assert message["policy"] == "CHEAP"
-    bare = replace(TASK, work=Task("summarize", "text"))
+    bare = structs.replace(TASK, work=Task("summarize", "text"))
     payload = assigned(registered(), bare)["payload"]
     assert payload == {"job_type": "TASK", "task_type": "summarize", "input": "text"}
 
@@ -155,7 +158,7 @@ def test_a_conversation_becomes_one_prompt(
 ) -> None:
     chat = Chat("m", tuple({"role": r, "content": c} for r, c in messages))
 
-    message = assigned(registered(), replace(RUN, work=chat))
+    message = assigned(registered(), structs.replace(RUN, work=chat))
 
     assert message["payload"] == {
         "job_type": "LLM_INFER",
@@ -167,9 +170,9 @@ def test_a_conversation_becomes_one_prompt(
 @pytest.mark.parametrize(
     "job",
     [
-        replace(RUN, continues="so far"),
-        replace(RUN, work=Completion("m", "once")),
-        replace(RUN, work=Embedding("m", ("a",))),
+        structs.replace(RUN, continues="so far"),
+        structs.replace(RUN, work=Completion("m", "once")),
+        structs.replace(RUN, work=Embedding("m", ("a",))),
     ],
 )
 def test_a_plain_worker_gets_plain_jobs_only(job: RunJob) -> None:
@@ -178,8 +181,9 @@ def test_a_plain_worker_gets_plain_jobs_only(job: RunJob) -> None:
 
 
 def test_a_lone_surrogate_is_not_passed_on() -> None:
-    job = replace(
-        RUN, work=replace(CHAT, messages=({"role": "user", "content": "\ud800"},))
+    job = structs.replace(
+        RUN,
+        work=structs.replace(CHAT, messages=({"role": "user", "content": "\ud800"},)),
     )
 
     assert assigned(registered(), job)["payload"]["prompt"] == "\ufffd"
@@ -187,14 +191,14 @@ def test_a_lone_surrogate_is_not_passed_on() -> None:
 
 def test_a_job_of_10_mb_fits_both_ways() -> None:
     text = 'a "quoted" text, with ümlauts.\n' * 1000 + "x" * 10_000_000
-    chat = replace(CHAT, messages=({"role": "user", "content": text},))
+    chat = structs.replace(CHAT, messages=({"role": "user", "content": text},))
     pair, _ = connect(PROTOCOL, OPEN)
 
-    (run,) = pair.command(replace(QUESTION, work=chat))
+    (run,) = pair.command(structs.replace(QUESTION, work=chat))
     assert isinstance(run, RunJob)
     (completed,) = pair.event(Completed(run.job_id, run.lease, rest=(text,)))
 
-    assert run.work == replace(chat, max_tokens=1024)
+    assert run.work == structs.replace(chat, max_tokens=1024)
     assert isinstance(completed, Completed)
     assert completed.rest == (text,)
     assert json.loads(completed.output)["text"] == text
@@ -319,7 +323,7 @@ def test_a_late_receipt_is_passed_on_once_per_job() -> None:
     session = registered()
     jobs = [f"job{number}" for number in range(UNSIGNED_MAX)]
     for name in jobs:
-        session.send(replace(TASK, job_id=JobId(name)), NOW)
+        session.send(structs.replace(TASK, job_id=JobId(name)), NOW)
         session.receive([complete("{}", job_id=name)], NOW)
 
     for name in jobs:

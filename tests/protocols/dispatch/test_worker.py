@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from protocols.dispatch.recorded import NOW, accept, summary
 from protocols.pairs import (
@@ -91,9 +92,9 @@ def test_concurrent_jobs_of_a_coordinator_are_limited(
     monkeypatch.setattr("shoal.protocols.dispatch.worker.JOBS_MAX", 20)
     pair = joined()
     for number in range(20):
-        given_job(pair, replace(RUN, job_id=JobId(f"j{number}")))
+        given_job(pair, structs.replace(RUN, job_id=JobId(f"j{number}")))
 
-    outputs = pair.coordinator.send(replace(RUN, job_id=JobId("one more")), NOW)
+    outputs = pair.coordinator.send(structs.replace(RUN, job_id=JobId("one more")), NOW)
     answers = pair.worker.receive(sent(outputs), NOW)
 
     assert not messages_in(answers)
@@ -135,7 +136,7 @@ def reconnected(pair: ChatPair) -> ChatPair:
 
 def test_after_a_reconnect_answers_from_the_time_between_are_late() -> None:
     pair = joined()
-    done = given_job(pair, replace(RUN, job_id=JobId("done")))
+    done = given_job(pair, structs.replace(RUN, job_id=JobId("done")))
     again = reconnected(pair)
     register = sent(again.worker.tick(NOW))
     # The agent says at once what it could not say before.
@@ -163,7 +164,7 @@ def test_a_refused_worker_does_not_reconnect() -> None:
 
 def test_a_task_is_answered_with_its_json() -> None:
     pair = joined(replace(WORKER, tasks=frozenset({"classify"})))
-    run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
+    run = given_job(pair, structs.replace(RUN, work=Task("classify", {"input": "x"})))
 
     pair.event(AnswerChunk(run.job_id, run.lease, ['{"sentiment": ']))
     pair.event(AnswerChunk(run.job_id, run.lease, ['"positive"}']))

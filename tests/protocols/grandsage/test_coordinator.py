@@ -1,10 +1,10 @@
 """The coordinator's end of a connection."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from harness.steps import calls
 from protocols.contexts import protocol_context

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from protocols.calling import (
     CALL,
@@ -80,7 +81,7 @@ def test_two_shoal_nodes_meet_as_any_nodes_do() -> None:
     )
     assert isinstance(described, PeerDescribed)
     assert described.profile == PeerProfile(
-        "worker-one", replace(hardware, tier=0), protocol_version=1
+        "worker-one", structs.replace(hardware, tier=0), protocol_version=1
     )
     assert isinstance(offered, OffersChanged)
     (offer,) = offered.offers

@@ -1,11 +1,11 @@
 """A coordinator and upstream workers, which know tasks and nothing else."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import repeat
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from protocols.calling import CALL, RUN, STREAM, TASK, packed
 from protocols.macfleet.recorded import case_of

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from protocols.calling import CALL, MEMBER, RUN
 from protocols.contexts import protocol_context, require_token
@@ -217,7 +218,9 @@ def test_who_answers_has_to_prove_the_passcode() -> None:
 
 
 def test_code_goes_only_where_the_passcode_was_proved() -> None:
-    code = replace(RUN, work=replace(CALL, needs=frozenset({Feature.CODE})))
+    code = structs.replace(
+        RUN, work=structs.replace(CALL, needs=frozenset({Feature.CODE}))
+    )
     trusted = pair(OnePool("one", SMALL), OnePool("other", LARGE))
     open_ = pair(OnePool("one", SMALL, ""), OnePool("other", LARGE, "", token=""))
 

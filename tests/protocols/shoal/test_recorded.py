@@ -6,11 +6,11 @@ that cannot read them any more is another version: then both ends have to say so
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocols import pairs
 from protocols.calling import (

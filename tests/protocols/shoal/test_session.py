@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from protocols import calling, pairs
 from protocols.calling import (
@@ -52,7 +53,7 @@ from shoal.protocols.shoal.pieces import HEAD, MORE
 from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, SILENCE_MAX
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
-CODE = replace(CALL, needs=frozenset({Feature.CODE}))
+CODE = structs.replace(CALL, needs=frozenset({Feature.CODE}))
 ANY_JOB = JobId("job"), LeaseNumber(1)
 BLOB = b"\xc7\x20\x02" + bytes(32)  # refers to a large value
 
@@ -128,7 +129,7 @@ def test_worker_without_a_token_expects_the_key_of_its_coordinator() -> None:
     other.begin()
 
     # Both ends have proved who they are, as by a token.
-    run = replace(RUN, work=CODE, grant="a grant")
+    run = structs.replace(RUN, work=CODE, grant="a grant")
     assert start_job(pair, run).grant == "a grant"
     assert any("another key" in each for each in other.ends)
 
@@ -202,20 +203,20 @@ def test_a_name_is_that_of_the_key_that_is_connected() -> None:
 def test_code_and_grants_need_a_proven_token() -> None:
     proven = connect(PROTOCOL)
     open_to_all = connect(PROTOCOL, replace(MEMBER, token=""), fleet_context(""))
-    run = replace(RUN, work=CODE, grant="a grant")
+    run = structs.replace(RUN, work=CODE, grant="a grant")
 
     assert start_job(proven, run).grant == "a grant"
     assert open_to_all.command(run) == []
     open_to_all.tick(0.0)
     assert open_to_all.events[-1] == Rejected(run.job_id, run.lease, NO_CODE)
-    assert start_job(open_to_all, replace(run, work=CALL)).grant == ""
+    assert start_job(open_to_all, structs.replace(run, work=CALL)).grant == ""
 
 
 def test_nothing_of_who_pays_is_sent() -> None:
     terms = JobTerms(user="someone", webhook=Webhook("http://h/?t=secret", "s3cr3t"))
     pair = connect(PROTOCOL)
 
-    assert start_job(pair, replace(RUN, terms=terms)).terms == JobTerms()
+    assert start_job(pair, structs.replace(RUN, terms=terms)).terms == JobTerms()
     seen = b"".join(map(bytes, pair.coordinator_sent))  # type: ignore[arg-type]
     assert b"secret" not in seen
     assert b"someone" not in seen
@@ -224,28 +225,28 @@ def test_nothing_of_who_pays_is_sent() -> None:
 def test_a_job_that_cannot_be_written_fails_and_nothing_else_does() -> None:
     pair = connect(PROTOCOL)
 
-    assert pair.command(replace(RUN, work=Task("demo.add", {"n": 2**64}))) == []
+    assert pair.command(structs.replace(RUN, work=Task("demo.add", {"n": 2**64}))) == []
     pair.tick(0.0)
     heard = pair.events[-1]
 
     assert isinstance(heard, Failed)
     assert (heard.job_id, heard.fault) == (RUN.job_id, Fault.REQUEST)
     assert "64 bits" in heard.error
-    start_job(pair, replace(RUN, job_id=JobId("next")))
+    start_job(pair, structs.replace(RUN, job_id=JobId("next")))
 
 
 def test_what_refers_to_a_value_does_not_overtake_it() -> None:
     pair = connect(PROTOCOL)
     blob = SendBlob(bytes(32), bytes(1 << 20))
-    refers = replace(CALL, args=packed([1]) + BLOB)
-    plain = replace(RUN, job_id=JobId("plain"))
+    refers = structs.replace(CALL, args=packed([1]) + BLOB)
+    plain = structs.replace(RUN, job_id=JobId("plain"))
 
     def is_in_order(message: object) -> bool:
         (output,) = pair.coordinator.send(ToPeer("", message), 0.0)  # type: ignore[arg-type]
         return isinstance(output, Bulk)
 
     assert is_in_order(blob)
-    assert is_in_order(replace(RUN, work=refers))
+    assert is_in_order(structs.replace(RUN, work=refers))
     assert is_in_order(CancelJob(RUN.job_id, RUN.lease))
     assert not is_in_order(plain)
     assert not is_in_order(CancelJob(plain.job_id, plain.lease))
@@ -276,7 +277,7 @@ def test_an_answer_has_a_receipt_of_its_output(
 ) -> None:
     pair, (joined,) = pairs.connect(PROTOCOL)
     assert isinstance(joined, Joined)
-    (run,) = pair.command(replace(RUN, work=work, continues="begun"))
+    (run,) = pair.command(structs.replace(RUN, work=work, continues="begun"))
     assert isinstance(run, RunJob)
 
     heard = pair.event(AnswerChunk(run.job_id, run.lease, pieces))
@@ -306,7 +307,7 @@ def test_a_value_has_no_receipt() -> None:
 
 def test_a_token_takes_few_bytes() -> None:
     pair = connect(PROTOCOL)
-    run = start_job(pair, replace(RUN, job_id=JobId("0" * 24)))
+    run = start_job(pair, structs.replace(RUN, job_id=JobId("0" * 24)))
     assert isinstance(run, RunJob)
 
     (output,) = pair.worker.send(AnswerChunk(run.job_id, run.lease, ["word "]), 0.0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from protocols.contexts import require_token
 from protocols.tealenet.peers import (
@@ -94,7 +95,7 @@ def test_a_mac_gets_the_reason_for_a_failure_without_internals(
     mac.deliver(inference_request())
     (run,) = mac.end.messages(RunJob)
 
-    mac.send(replace(end, job_id=run.job_id))
+    mac.send(structs.replace(end, job_id=run.job_id))
 
     ((kind, payload),) = mac.drain()
     assert kind == "inferenceError"
@@ -140,12 +141,12 @@ def test_open_requests_of_a_peer_are_limited() -> None:
 
 def test_a_worker_serves_as_many_streams_as_it_offers_slots() -> None:
     worker = local_worker("w")
-    offers = tuple(replace(offer, slots=SLOTS) for offer in worker.offers)
+    offers = tuple(structs.replace(offer, slots=SLOTS) for offer in worker.offers)
     pair = PeerPair(replace(worker, offers=offers), local_coordinator("a")).joined()
     leases = [LeaseNumber(number) for number in range(1, SLOTS + 2)]
 
     for lease in leases:
-        pair.acceptor.send(replace(RUN, lease=lease), 1.0)
+        pair.acceptor.send(structs.replace(RUN, lease=lease), 1.0)
     pair.settle()
     runs = pair.dialler.messages(RunJob)
     for run in runs:

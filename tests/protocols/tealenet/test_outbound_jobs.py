@@ -1,9 +1,9 @@
 """Jobs that are submitted to a peer, and its answers."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocols.tealenet.peers import (
     MAC,

@@ -1,12 +1,12 @@
 """The session between two peers, over any transport."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from protocols.contexts import require_token

@@ -3,13 +3,13 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from harness.speed import scaled
 from shoal.domain.errors import (

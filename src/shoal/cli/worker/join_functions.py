@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from shoal.app.fleet_files import load_fleet
 from shoal.cli.worker import join_target
 from shoal.cli.worker.join_models import (
@@ -127,7 +129,7 @@ def functions_beside_models(
     """Return functions that are offered on the connection of the models."""
     offer, about = _offer(worker, functions.caller), _about(worker, functions.caller)
     # So named, models and functions do not share their slots.
-    offer = replace(offer, engine=secrets.token_hex(ENGINE_SIZE))
+    offer = structs.replace(offer, engine=secrets.token_hex(ENGINE_SIZE))
     report = partial(_report, worker, about)
     return FunctionsBeside(_with_slots(worker, functions), offer, report)
 

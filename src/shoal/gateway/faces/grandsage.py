@@ -8,10 +8,10 @@ understand, with the address of Ollama's API.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.domain import errors
 from shoal.domain.credentials import Scope, usage_of

@@ -3,9 +3,9 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits

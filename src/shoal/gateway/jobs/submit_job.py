@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.coordinator.bookkeeping import payer_of
 from shoal.domain.credentials import Scope

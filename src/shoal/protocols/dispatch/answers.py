@@ -4,11 +4,11 @@ Source: the WebSocket protocol document, "job_complete", what original workers s
 what clients of original coordinators read.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType
+from msgspec.structs import replace
 
 from shoal.domain.errors import PeerError
 from shoal.domain.receipts import SignedReceipt

@@ -5,9 +5,11 @@ therefore ignores offers of peers, and treats jobs of all peers alike.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol, TypeAlias, runtime_checkable
+
+from msgspec.structs import replace
 
 from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId

@@ -8,7 +8,6 @@ default where there is nothing.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import reduce
 from operator import attrgetter, or_
@@ -82,23 +81,28 @@ class _FieldForm(NamedTuple):
 _forms: dict[type, _Form] = {}  # by the class, and by its struct
 
 
-def _form_of(cls: type) -> _Form:
+def _form_of(cls: type[msgspec.Struct]) -> _Form:
     if (known := _forms.get(cls)) is not None:
         return known
     left_out = _LEFT_OUT.get(cls, frozenset())
-    sent = [each for each in fields(cls) if each.name not in left_out]
-    forms = [_member_form(each) or _field_form(each.type) for each in sent]
+    names = tuple(each for each in cls.__struct_fields__ if each not in left_out)
+    optional = reversed(cls.__struct_defaults__)
+    defaults = dict(zip(reversed(cls.__struct_fields__), optional, strict=False))
+    # Not msgspec's own look at the fields: that resolves what JSON means.
+    forms = [
+        _member_form(hint, defaults.get(name)) or _field_form(hint)
+        for name, hint in ((each, cls.__annotations__[each]) for each in names)
+    ]
     struct = msgspec.defstruct(
         cls.__name__,
         [
-            (each.name, form.type, *_default(each))
-            for each, form in zip(sent, forms, strict=True)
+            (name, form.type, *([_default(defaults[name])] if name in defaults else []))
+            for name, form in zip(names, forms, strict=True)
         ],
         tag=True,
         array_like=True,
         gc=False,
     )
-    names = tuple(each.name for each in sent)
     get = attrgetter(*names) if len(names) > 1 else _only(names[0])
     form = _Form(
         *(cls, struct, names, get),
@@ -113,25 +117,21 @@ def _only(name: str) -> Convert:
     return lambda value: (getattr(value, name),)
 
 
-def _default(field: "Field[Any]") -> tuple[()] | tuple[Any]:
-    if field.default_factory is not MISSING:
-        return (msgspec.field(default_factory=field.default_factory),)
-    if field.default is MISSING:
-        return ()
-    default = field.default
-    return (msgspec.field(default_factory=lambda: _to_wire(default)),)
+def _default(default: Any) -> Any:
+    made = getattr(default, "factory", lambda: _to_wire(default))  # msgspec's own
+    return msgspec.field(default_factory=made)
 
 
-def _member_form(field: "Field[Any]") -> _FieldForm | None:
+def _member_form(hint: Any, default: object) -> _FieldForm | None:
     """Return how a member of an enum is written; None: the field is for none.
 
     One that a newer program has added is read as the default.
     """
-    hints = (field.type, *get_args(field.type))
+    hints = (hint, *get_args(hint))
     enum = next((e for e in hints if isinstance(e, type) and issubclass(e, Enum)), None)
-    if enum is None or get_origin(field.type) is frozenset:
+    if enum is None or get_origin(hint) is frozenset:
         return None
-    known, default = {each.value: each for each in enum}, field.default
+    known = {each.value: each for each in enum}
     return _FieldForm(
         str | None, attrgetter("value"), lambda value: known.get(value, default)
     )
@@ -140,7 +140,7 @@ def _member_form(field: "Field[Any]") -> _FieldForm | None:
 def _field_form(hint: Any) -> _FieldForm:
     """Return how values of a type are written; JSON may be anything."""
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return _FieldForm(_form_of(hint).struct, _to_wire, _from_wire)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -181,7 +181,7 @@ def _members_of(enum: type[Enum]) -> Convert:
 
 
 def _to_wire(value: Any) -> Any:
-    """Return the struct of a dataclass; anything else as it is."""
+    """Return what is written of an object; anything else as it is."""
     if (form := _forms.get(type(value))) is None:
         return value
     given = form.get(value)
@@ -194,7 +194,7 @@ def _to_wire(value: Any) -> Any:
 
 
 def _from_wire(value: Any) -> Any:
-    """Return the dataclass of a struct; anything else as it is."""
+    """Return the object that was written; anything else as it is."""
     if (form := _forms.get(type(value))) is None:
         return value
     given = dict(zip(form.names, form.get(value), strict=True))

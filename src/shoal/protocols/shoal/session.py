@@ -6,9 +6,11 @@ as it is, and pools all of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from shoal import __version__
 from shoal.domain import errors

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from enum import Enum
 
+from msgspec import structs
+
 from shoal.domain.vocabulary import Event, LoadChanged, OffersChanged
 from shoal.domain.worker import Offer, WorkerLoad, machine_load
 from shoal.protocols.seam.peer_session import PeerDescribed
@@ -196,4 +198,4 @@ def _reported_load(
     queued = max(0, min(heartbeat.queue_depth, QUEUED_MAX) - outstanding_jobs)
     if heartbeat.is_generating and not outstanding_jobs:
         queued = max(1, queued)
-    return replace(load, queued=queued)
+    return structs.replace(load, queued=queued)

@@ -8,10 +8,11 @@ then be short, or empty, and say where the next one begins.
 import heapq
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import (

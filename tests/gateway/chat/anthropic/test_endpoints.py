@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
+from msgspec.structs import replace
 
 from gateway.chat.anthropic.test_message_answer import events_in, read
 from gateway.keys import make_key

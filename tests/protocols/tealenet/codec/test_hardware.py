@@ -1,10 +1,10 @@
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from harness.profiles import examples
 from protocols.tealenet.recordings import Case, case_of, recorded

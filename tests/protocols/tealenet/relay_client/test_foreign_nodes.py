@@ -2,7 +2,8 @@
 
 import base64
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from protocols.tealenet.network import HOST
 from protocols.tealenet.recordings import case_of

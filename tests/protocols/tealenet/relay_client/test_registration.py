@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from protocols.tealenet.network import (
     EPOCH,
@@ -61,15 +62,18 @@ def acknowledge(node: NodeRegistration, ttl: float = 300.0, now: float = 0.0) ->
         ((), (), 1, None),
         ((CHAT,), ("m1",), 2, 4096),
         (
-            (CHAT, replace(CHAT, models=frozenset({"a/b"}), slots=5, context=0)),
+            (
+                CHAT,
+                structs.replace(CHAT, models=frozenset({"a/b"}), slots=5, context=0),
+            ),
             ("a/b", "m1"),
             5,
             4096,
         ),
-        ((replace(CHAT, kinds=frozenset({JobKind.EMBEDDING})),), (), 1, None),
-        ((replace(CHAT, only_for=frozenset({"al"})),), (), 1, None),
-        ((replace(CHAT, slots=0),), (), 1, None),
-        ((replace(CHAT, models=frozenset({"x" * 300})),), (), 2, 4096),
+        ((structs.replace(CHAT, kinds=frozenset({JobKind.EMBEDDING})),), (), 1, None),
+        ((structs.replace(CHAT, only_for=frozenset({"al"})),), (), 1, None),
+        ((structs.replace(CHAT, slots=0),), (), 1, None),
+        ((structs.replace(CHAT, models=frozenset({"x" * 300})),), (), 2, 4096),
     ],
 )
 def test_a_registration_lists_models_that_plain_peers_can_use(
@@ -173,7 +177,7 @@ def test_a_registration_of_many_models_fits_into_the_relays_limits() -> None:
     hardware = Hardware("\x01" * 999, chip_family="\x01" * 999, gpu_backend="\x01" * 99)
     local = replace(local_coordinator(), name="\x01" * 999, hardware=hardware)
     models = frozenset(f"{number:04}" + "\x01" * 250 for number in range(MODELS_MAX))
-    node = registration(replace(local, offers=(replace(CHAT, models=models),)))
+    node = registration(replace(local, offers=(structs.replace(CHAT, models=models),)))
 
     message = node.tick(0.0)
 

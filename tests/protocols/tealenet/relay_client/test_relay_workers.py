@@ -4,6 +4,8 @@ import base64
 import json
 from dataclasses import replace
 
+from msgspec import structs
+
 from protocols.session_pair import sent
 from protocols.tealenet.network import Network, deterministic_bytes, local_coordinator
 from protocols.tealenet.relay_client.relay_nodes import (
@@ -81,7 +83,7 @@ def test_the_relay_sees_no_prompt_and_no_answer() -> None:
 
 def test_many_jobs_share_one_session() -> None:
     net, host, worker, worker_id = pool()
-    jobs = [replace(JOB, job_id=JobId(f"job {n}")) for n in range(20)]
+    jobs = [structs.replace(JOB, job_id=JobId(f"job {n}")) for n in range(20)]
 
     for job in jobs:
         net.send(host, worker_id, job)

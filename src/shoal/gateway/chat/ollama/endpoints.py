@@ -5,10 +5,10 @@ Source: Ollama's API reference.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import CannotDo, NotFound, UnknownModel

@@ -4,13 +4,13 @@ Source: OpenAI's API reference, "Responses".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.credentials import Scope
