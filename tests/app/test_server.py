@@ -5,10 +5,12 @@ import hashlib
 import json
 import logging
 import os
+import sqlite3
 import stat
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ from shoal.app.server import run_coordinator
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
 from shoal.config.secret_files import SIGNING_LOG_FILE, signing_key_created_at
-from shoal.domain.errors import ConfigError, StoreBroken, StoreError
+from shoal.domain.errors import ConfigError, Fenced, StoreBroken, StoreError
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.dispatch import Config
 from shoal.store.ledger import LogHead
 from shoal.store.signing_keys import SigningKeys
+from shoal.store.sqlite.commits import take_over
 
 SECRET = "a secret of the receiver's"
 OPEN = {"dispatch": Config(open=True)}
@@ -246,6 +249,22 @@ async def test_a_broken_database_ends_the_coordinator(
         async with run_coordinator(settings(tmp_path)) as running:
             await asyncio.to_thread((tmp_path / "shoal.db").unlink)
             with pytest.raises(StoreError, match=gone):
+                await running.hub.process(AccountTopUp("a", 1, "admin"))
+            await asyncio.Event().wait()
+
+
+async def test_a_coordinator_ends_when_another_takes_its_database_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.app.server.BROKEN_NOTICE", 0.0)
+
+    fenced = pytest.RaisesExc(Fenced, match="another coordinator has taken over")
+    with pytest.RaisesGroup(fenced, flatten_subgroups=True):
+        async with run_coordinator(settings(tmp_path)) as running:
+            # As on a file system whose locks do not hold.
+            with closing(sqlite3.connect(tmp_path / "shoal.db")) as other, other:
+                take_over(other)
+            with pytest.raises(Fenced):
                 await running.hub.process(AccountTopUp("a", 1, "admin"))
             await asyncio.Event().wait()
 

@@ -30,7 +30,7 @@ from shoal.peers.connections import PeerConnections
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.port import RecordedFact
+from shoal.store.port import CommitId, RecordedFact
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
@@ -59,10 +59,11 @@ class SlowStore(SqliteStore):
         at: float,
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
+        commit: CommitId | None = None,
     ) -> None:
         for _ in range(self._turns):
             await asyncio.sleep(0)
-        await super().append(facts, at, earlier, entries)
+        await super().append(facts, at, earlier, entries, commit)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ from shoal.domain.work import (
 )
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.port import JobFilter, RecordedFact
+from shoal.store.port import CommitId, JobFilter, RecordedFact
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from simulation import virtual
@@ -68,6 +68,7 @@ class SlowStore(SqliteStore):
         self.writable.set()
         self.full = False  # and cannot heal
         self.no_space = False  # for now
+        self.unanswered = False  # it commits, and nobody learns it
         self.appends = 0
 
     async def append(
@@ -76,6 +77,7 @@ class SlowStore(SqliteStore):
         at: float,
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
+        commit: CommitId | None = None,
     ) -> None:
         self.appends += 1
         await self.writable.wait()
@@ -83,7 +85,9 @@ class SlowStore(SqliteStore):
             raise StoreError("shoal.db: disk I/O error")
         if self.no_space:
             raise StoreError("disk is full", "/data/shoal.db", temporary=True)
-        await super().append(facts, at, earlier, entries)
+        await super().append(facts, at, earlier, entries, commit)
+        if self.unanswered:
+            raise StoreError("connection reset", temporary=True)
 
 
 class ScriptedWorker:

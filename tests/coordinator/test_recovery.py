@@ -22,6 +22,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.pool.lifecycle import JobState
 from shoal.pool.state import PoolState
+from shoal.store.port import CommitId, Epoch
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
@@ -73,7 +74,8 @@ async def restored_pool(facts: list[Fact]) -> PoolState:
     await store.append(facts, 0.0)
     pool = PoolState()
     loop = asyncio.get_running_loop()
-    await restore_pool(pool, store, LoopClock(loop.time))
+    commit = CommitId(Epoch(0), "hub", 1)
+    await restore_pool(pool, store, LoopClock(loop.time), commit)
     await store.close()
     return pool
 

@@ -36,7 +36,7 @@ from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.port import RecordedFact
+from shoal.store.port import CommitId, RecordedFact
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
@@ -68,13 +68,14 @@ class FillingStore(SqliteStore):
         at: float,
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
+        commit: CommitId | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         if loop.time() < self.full_until:
             self.failures += 1
             await asyncio.sleep(0.0)  # the writer's thread answers a turn later
             raise StoreError("database or disk is full", temporary=True)
-        await super().append(facts, at, earlier, entries)
+        await super().append(facts, at, earlier, entries, commit)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
+from shoal.store.port import CommitId, Epoch
 from shoal.store.sqlite import database
 from shoal.store.sqlite.database import is_temporary, reason_of
 from shoal.store.sqlite.schema import MIGRATIONS
@@ -150,6 +151,19 @@ async def test_second_process_on_the_same_file_is_rejected(
     third = await opened(path)
     assert len(await third.open_jobs()) == 1
     await third.close()
+
+
+async def test_each_owner_of_a_database_has_an_epoch_of_its_own(path: Path) -> None:
+    first = await opened(path)
+    epoch = await first.take_over()
+    await first.append([submitted()], 1.0, commit=CommitId(epoch, "hub", 1))
+    await first.close()
+    second = await opened(path)
+
+    assert await second.take_over() == epoch + 1
+
+    await second.append([], 2.0, commit=CommitId(Epoch(epoch + 1), "hub", 1))
+    await second.close()
 
 
 async def test_newer_database_is_not_changed(path: Path) -> None:

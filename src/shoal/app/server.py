@@ -41,7 +41,7 @@ from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import SpotChecks
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.addresses import is_own_host
-from shoal.domain.errors import ConfigError, StoreBroken, StoreError
+from shoal.domain.errors import ConfigError, Fenced, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
@@ -521,10 +521,19 @@ async def _record_open_jobs(gateway: Gateway) -> None:
 
 
 async def _end_if_broken(health: StoreHealth) -> None:
-    """Raise StoreBroken once the store is, after those who look could see it."""
-    error = await health.wait_broken()
+    """Raise StoreBroken or Fenced once it is, after those who look could see it."""
+    await health.wait_broken()
     await asyncio.sleep(BROKEN_NOTICE)
-    raise StoreBroken(str(error), error.path)
+    _raise_if_broken(health)
+
+
+def _raise_if_broken(health: StoreHealth) -> None:
+    """Raise Fenced, or StoreBroken for any other reason."""
+    error = health.failure
+    if isinstance(error, Fenced):
+        raise error
+    if health.is_broken and error is not None:
+        raise StoreBroken(str(error), error.path)
 
 
 async def _check_regularly(store: Store, signing: signing_keys.SigningKeys) -> None:
@@ -543,9 +552,8 @@ async def _check_regularly(store: Store, signing: signing_keys.SigningKeys) -> N
 async def _check_at_stop(
     store: Store, signing: signing_keys.SigningKeys, health: StoreHealth
 ) -> None:
-    """Raise StoreBroken if the process must not end as if all were well."""
-    if health.is_broken and health.failure is not None:
-        raise StoreBroken(str(health.failure), health.failure.path)
+    """Raise StoreError if the process must not end as if all were well."""
+    _raise_if_broken(health)
     error = await _check(store, signing)
     if isinstance(error, StoreBroken):
         raise error

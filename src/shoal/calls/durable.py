@@ -30,7 +30,7 @@ from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call
 from shoal.pool.open_job import NO_LEASE
-from shoal.store.port import RecordedFact, Store
+from shoal.store.port import RecordedFact, Store, commit_ids
 from shoal.transports.clock import Clock, Timer
 
 OWNER_OPEN_MAX = 1 << 17  # open calls of one owner
@@ -228,6 +228,7 @@ class DurableCalls:
 
     async def run(self) -> None:
         """Record ends and leases until cancelled."""
+        commits = commit_ids(self._hub.epoch, "calls")
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -239,8 +240,9 @@ class DurableCalls:
             waiting, self._waiting = self._waiting, []
             self._writing = True
             try:
+                commit, at = next(commits), self._clock.wall()
                 await self._health.write(
-                    partial(self._store.append, (), self._clock.wall(), batch)
+                    partial(self._store.append, (), at, batch, commit=commit)
                 )
             except errors.StoreError as error:
                 self._waiting += waiting

@@ -1,15 +1,16 @@
 """Stores facts, all facts of a batch in one commit."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain import facts
 from shoal.domain.histogram import SECONDS_SHORT, Histogram
 from shoal.pool.state import PoolState
-from shoal.store.port import RecordedFact, Store
+from shoal.store.port import CommitId, Epoch, RecordedFact, Store, commit_ids
 from shoal.transports.clock import Clock
 
 RECORD_WITHIN = 0.25  # seconds
@@ -21,7 +22,8 @@ class FactRecorder:
 
     A deferrable fact waits for the next commit, at most ``RECORD_WITHIN`` seconds:
     after a restart it would not be used.  ``wake`` is called when that time is over.
-    ``commit_seconds`` counts the commits by their time, repetitions included.
+    ``commits`` are the ids of its commits; ``commit_seconds`` counts them by their
+    time, repetitions included.
     """
 
     _store: Store
@@ -29,6 +31,9 @@ class FactRecorder:
     _health: StoreHealth
     _clock: Clock
     _wake: Callable[[], None]
+    commits: Iterator[CommitId] = field(
+        default_factory=partial(commit_ids, Epoch(0), "hub")
+    )
     commit_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_SHORT))
     _waiting: list[RecordedFact] = field(default_factory=list)
     _record_by: float = math.inf
@@ -53,7 +58,10 @@ class FactRecorder:
         earlier, self._waiting = self._waiting, []
         self._record_by = math.inf
         entries = await self._health.read(lambda: self._bookkeeper.seal(at))
-        await self._health.write(lambda: self._store.append(kept, at, earlier, entries))
+        commit = next(self.commits)
+        await self._health.write(
+            lambda: self._store.append(kept, at, earlier, entries, commit)
+        )
         self.commit_seconds.observe(self._clock.now() - now)
 
     def _record_now(self) -> None:

@@ -32,7 +32,7 @@ from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
 from shoal.coordinator.store_health import StoreHealth
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
-from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
+from shoal.domain.errors import Fenced, ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
@@ -51,7 +51,7 @@ from shoal.pool.suspensions import Approvals
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
 from shoal.store.codec import is_large
-from shoal.store.port import Store
+from shoal.store.port import Epoch, Store, commit_ids
 from shoal.transports.clock import Clock, Timer
 
 QUEUE_MAX = 1000  # queued jobs; more are refused
@@ -90,6 +90,7 @@ class Hub:
         call_secret: as in ``CallGrants``.
 
     ``public_key`` is the Ed25519 key that verifies receipts and checkpoints, 32 bytes.
+    ``epoch`` is that of its commits.
     ``health`` is that of workers' machines, as far as they report it, and
     ``commit_seconds`` how long the commits of facts have taken.
     """
@@ -114,6 +115,7 @@ class Hub:
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
         self.public_key = signer.public_key
+        self.epoch = Epoch(0)
         self.carried: open_answers.CarriedJobs = open_answers.NoCarriedJobs()
         self.store_health = StoreHealth(clock)
         self.store_health.subscribe(self)
@@ -393,9 +395,11 @@ class Hub:
     # For the owner of the hub.
 
     async def restore(self) -> int:
-        """Load the books, and the jobs that were open when the coordinator stopped."""
+        """Take the store over: load the books and the open jobs of its last owner."""
+        self.epoch = await self._store.take_over()
+        commits = self._recorder.commits = commit_ids(self.epoch, "hub")
         await self._bookkeeper.open()
-        stored = await restore_pool(self.pool, self._store, self._clock)
+        stored = await restore_pool(self.pool, self._store, self._clock, next(commits))
         for each in stored:
             # Its client left without cancelling it: it runs, and its result can be
             # fetched.
@@ -440,7 +444,7 @@ class Hub:
                 await self._recorder.record(kept, urgent=urgent)
         except StoreError as error:
             self._waiting += waiting
-            self.on_store_broken(error)
+            self._fail_waiting(error)
             return False
         self.publish([each.fact for each in decided])
         for fact, revoked, _ in decided:
@@ -631,7 +635,13 @@ class Hub:
         self._wake.set()
 
     def on_store_broken(self, error: StoreError) -> None:
-        """End all jobs with the error; after a restart they go on."""
+        """End all jobs with the error; after a restart they go on.
+
+        Another coordinator has them already if this one is fenced, and the workers
+        reconnect to it.
+        """
+        if isinstance(error, Fenced):
+            self.disconnect_all(str(error))
         for job_id in list(self._answers.unaccepted):
             self._answers.resolve(job_id, error)
         self._fail_waiting(error)

@@ -4,7 +4,7 @@ from shoal.domain.facts import JobLeased, JobRequeued, JobStarted
 from shoal.domain.ids import WorkerId
 from shoal.pool.lifecycle import JobState
 from shoal.pool.state import PENALTY_SECONDS, PoolState
-from shoal.store.port import RecordedFact, Store, StoredJob
+from shoal.store.port import CommitId, RecordedFact, Store, StoredJob
 from shoal.transports.clock import Clock
 
 OFFERED_SINCE = 86_400.0  # seconds: what was offered then may come back after a restart
@@ -12,8 +12,12 @@ RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 RESTARTED = "the coordinator restarted"  # why a job was requeued
 
 
-async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[StoredJob]:
+async def restore_pool(
+    pool: PoolState, store: Store, clock: Clock, commit: CommitId
+) -> list[StoredJob]:
     """Restore ``pool`` from the store; return the open jobs.
+
+    What follows from the restart is recorded in ``commit``.
 
     Raises StoreError.
     """
@@ -24,7 +28,7 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
         if each.state is not JobState.QUEUED
     ]
     now, at = clock.now(), clock.wall()
-    await store.append(requeued, at)
+    await store.append(requeued, at, commit=commit)
     models = await store.models_since(at - OFFERED_SINCE)
     functions = await store.functions_since(at - OFFERED_SINCE)
     pool.roster.expect(models, functions, now)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from shoal.domain.errors import StoreBroken, StoreError
+from shoal.domain.errors import Fenced, StoreBroken, StoreError
 from shoal.transports.clock import Clock
 
 T = TypeVar("T")
@@ -77,8 +77,9 @@ class StoreHealth:
     def write(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """Make ``attempt`` until it succeeds, and return its result.
 
-        An attempt that fails must have changed nothing.  Raises StoreError if the store
-        is broken.
+        An attempt that fails may have succeeded, if its answer was lost: made again,
+        it must not count twice.  Raises StoreError if the store is broken, Fenced if
+        another coordinator has taken it over.
         """
 
         async def timed() -> T:
@@ -188,7 +189,8 @@ class StoreHealth:
 
     def _break(self, error: StoreError) -> None:
         self.is_broken = True
-        log.critical("store broken, the coordinator ends: %s", error.located)
+        what = "fenced" if isinstance(error, Fenced) else "store broken"
+        log.critical("%s, the coordinator ends: %s", what, error.located)
         for each in self._listeners:
             each.on_store_broken(error)
         self._broken.set()

@@ -214,6 +214,14 @@ class StoreBroken(StoreError):
     """The database is damaged or gone: neither a repetition nor a restart helps."""
 
 
+class WentBack(StoreBroken):
+    """The database lacks commits that it had confirmed."""
+
+
+class Fenced(StoreError):
+    """Another coordinator has taken the database over: this one must stop."""
+
+
 class ConfigError(ShoalError):
     """An option, environment variable or file has an unusable value."""
 

@@ -3,9 +3,10 @@
 The ports of its further parts are in ``batches``, ``ledger`` and ``webhooks``.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from itertools import count
+from typing import Literal, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,8 +27,30 @@ C = TypeVar("C", Key, JoinToken)
 
 JOBS_EXAMINED_MAX = 2000  # for one page, by default
 
+Epoch = NewType("Epoch", int)
+"""The number of a takeover of the database; 0 before the first one."""
+
+Writer: TypeAlias = Literal["hub", "calls"]
+"""A part of a coordinator that commits facts, one commit after the other."""
+
 OMITTED_WORK = Task("")
 """Placeholder for the work of a job that was left out."""
+
+
+class CommitId(NamedTuple):
+    """Identifies a commit, so that it counts once although it is repeated.
+
+    A writer numbers its commits in an epoch from 1.
+    """
+
+    epoch: Epoch
+    writer: Writer
+    number: int
+
+
+def commit_ids(epoch: Epoch, writer: Writer) -> Iterator[CommitId]:
+    """Return the ids of a writer's commits, in order."""
+    return (CommitId(epoch, writer, number) for number in count(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +290,12 @@ class Store(Protocol):
         be created.
         """
 
+    async def take_over(self) -> Epoch:
+        """Begin an epoch, the only one whose commits count from now on.
+
+        Raises StoreError.
+        """
+
     async def check(self) -> None:
         """Check the database's files for damage, at little cost.
 
@@ -297,13 +326,18 @@ class Store(Protocol):
         at: float,
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
+        commit: CommitId | None = None,
     ) -> None:
         """Record facts atomically; they are on disk when this returns.
 
         ``earlier`` facts, whose write was deferred, are recorded first, and the
         ``entries`` of the ledger in the same transaction.
 
-        Raises StoreError.
+        An attempt that raises may have succeeded, as when its answer is lost.  With
+        the same ``commit`` it can be repeated: the facts are recorded once.
+
+        Raises StoreError.  Of a ``commit``: Fenced if its epoch is over, WentBack if
+        the database lacks the one before it; then nothing was recorded.
         """
 
     async def open_jobs(self) -> list[StoredJob]:

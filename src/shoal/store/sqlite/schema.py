@@ -358,6 +358,15 @@ MIGRATIONS = (
     ALTER TABLE usage_by_minute ADD COLUMN queued INTEGER NOT NULL DEFAULT 0;
     DROP INDEX usage_of_owner;
     """,
+    # The last commit of each writer, in the epoch that all have: see ``commits``.
+    """
+    CREATE TABLE writers (
+        name TEXT PRIMARY KEY,
+        epoch INTEGER NOT NULL,
+        number INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO writers VALUES ('hub', 0, 0), ('calls', 0, 0);
+    """,
 )
 
 

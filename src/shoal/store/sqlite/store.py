@@ -31,6 +31,7 @@ from shoal.store import codec, port
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.sqlite.batches import SqliteBatches, SqliteFiles
+from shoal.store.sqlite.commits import begin_commit, take_over
 from shoal.store.sqlite.database import Database, decode, select, select_first
 from shoal.store.sqlite.facts import LargeValues, read_history, write_facts
 from shoal.store.sqlite.keys import SqliteKeys, SqlitePairing
@@ -70,6 +71,9 @@ class SqliteStore:
     async def open(self, *, create: bool = True) -> None:
         await self.database.open(create=create)
 
+    async def take_over(self) -> port.Epoch:
+        return await self.database.transact(take_over)
+
     async def check(self) -> None:
         await self.database.check_files()
 
@@ -88,10 +92,13 @@ class SqliteStore:
         at: float,
         earlier: Sequence[port.RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
+        commit: port.CommitId | None = None,
     ) -> None:
         recorded = [*earlier, *(port.RecordedFact(at, fact) for fact in facts)]
 
-        def write(sql: sqlite3.Connection) -> int:
+        def write(sql: sqlite3.Connection) -> int | None:
+            if commit is not None and not begin_commit(sql, commit):
+                return None
             batch = self._usage_days.begin_batch()
             usage = UsageBatch(sql, self._usage_days, entries.places)
             write_facts(sql, recorded, self._large_values, usage)
@@ -102,7 +109,9 @@ class SqliteStore:
             write_deliveries(sql, entries.deliveries, at)
             return batch
 
-        self._usage_days.on_committed(await self.database.transact(write))
+        batch = await self.database.transact(write)
+        if batch is not None:
+            self._usage_days.on_committed(batch)
         for each in recorded:
             if isinstance(each.fact, JobSubmitted):
                 self._works.forget(each.fact.job.id)
