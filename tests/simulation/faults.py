@@ -94,11 +94,62 @@ async def crash_the_coordinator(world: World, fleet: Fleet) -> None:
             await world.start()
 
 
+LEASE = 3.0  # seconds without a sign of a coordinator after which another takes over
+
+
+async def take_over(world: World) -> None:
+    """Start a coordinator beside the active one, as soon as the store lets it."""
+    while True:
+        with suppress(StoreError):
+            return await world.start()
+        await asyncio.sleep(world.random.uniform(0.1, 1.0))
+
+
+async def pause_the_coordinator(world: World, fleet: Fleet) -> None:
+    """Stop the coordinator for a while, as SIGSTOP does or a machine without memory."""
+    node, seconds = world.node, world.random.uniform(0.0, 12.0)
+    node.process.pause()
+    await asyncio.sleep(min(seconds, LEASE))
+    if seconds > LEASE:
+        asyncio.get_running_loop().call_later(seconds - LEASE, node.process.resume)
+        await take_over(world)
+        if world.random.random() < 0.5:
+            node.cut()  # else its workers notice at last that it is silent
+    else:
+        node.process.resume()
+
+
+async def cut_the_coordinator_from_the_store(world: World, fleet: Fleet) -> None:
+    """Cut the coordinator from the database; its workers and clients stay."""
+    node, seconds = world.node, world.random.uniform(0.0, 12.0)
+    node.store.cut_until = asyncio.get_running_loop().time() + seconds
+    await asyncio.sleep(min(seconds, LEASE))
+    if seconds > LEASE:
+        await take_over(world)
+
+
+async def double_the_coordinator(world: World, fleet: Fleet) -> None:
+    """Let another coordinator take over from one that lives."""
+    await take_over(world)
+
+
+async def lose_answers(world: World, fleet: Fleet) -> None:
+    """Let the database commit for a moment, and its answers get lost."""
+    now = asyncio.get_running_loop().time()
+    world.store.faults.silent_until = now + world.random.uniform(0.0, 5.0)
+
+
+async def hang_commits(world: World, fleet: Fleet) -> None:
+    """Let commits of a moment be made only after a while."""
+    now = asyncio.get_running_loop().time()
+    world.store.faults.hangs_until = now + world.random.uniform(0.0, 2.0)
+
+
 async def fill_the_disk(world: World, fleet: Fleet) -> None:
     """Leave no space for a moment, or for longer than clients wait."""
     now = asyncio.get_running_loop().time()
     seconds = world.random.choice([1.0, 5.0, 20.0, 90.0])
-    world.store.full_until = now + world.random.uniform(0.0, seconds)
+    world.store.faults.full_until = now + world.random.uniform(0.0, seconds)
 
 
 Fault = Callable[[World, Fleet], Awaitable[None]]
@@ -110,6 +161,13 @@ FAULTS: dict[Fault, int] = {
     crash_the_coordinator: 1,
 }
 WITH_FULL_DISKS = FAULTS | {fill_the_disk: 24}
+WITH_TAKEOVERS = FAULTS | {
+    pause_the_coordinator: 6,
+    cut_the_coordinator_from_the_store: 4,
+    double_the_coordinator: 4,
+    lose_answers: 8,
+    hang_commits: 8,
+}
 
 
 async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -> None:

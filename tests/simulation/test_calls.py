@@ -362,7 +362,7 @@ def test_every_call_ends_right_though_the_disk_is_full_at_times(
         clients = await live_through(protocol, seed, blobs, kinds=WITH_FULL_DISKS)
 
         assert clients.made.wrong == []
-        assert clients.world.store.failures > 0
+        assert clients.world.store.faults.failures > 0
         assert clients.whole > 10
         assert clients.lost < 10
 

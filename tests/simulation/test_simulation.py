@@ -171,7 +171,7 @@ def test_every_job_ends_once_though_the_disk_is_full_at_times(
         )
 
         assert world.tally.wrong == []
-        assert world.store.failures > 0
+        assert world.store.faults.failures > 0
         assert set(await world.ends()) <= {1}
         assert set((await world.done_by_key()).values()) <= {1}
         assert world.tally.whole > 5

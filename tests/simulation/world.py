@@ -4,21 +4,19 @@ engines and faults that are made up, all of it reproducible from one seed."""
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import structs
 
-from protocols.contexts import SIGNER, protocol_context, require_token
+from protocols.contexts import protocol_context, require_token
 from shoal.calls.durable import DurableCalls
-from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import JobError, ShoalError, StoreError
+from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -33,11 +31,8 @@ from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
-from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
+from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.port import CommitId, RecordedFact
-from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import Agent, WorkerEvent
@@ -45,6 +40,8 @@ from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
+from simulation.node import Node
+from simulation.shared_store import SharedStore
 
 T = TypeVar("T")
 
@@ -52,30 +49,6 @@ ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
 TRIES_MAX = 1000  # times that a client asks again
 OWNERS = ("al", "bo", "cy")
-
-
-class FillingStore(SqliteStore):
-    """A database in memory, on a disk that is full now and then."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(":memory:"))
-        self.full_until = 0.0
-        self.failures = 0
-
-    async def append(
-        self,
-        facts: Sequence[Fact],
-        at: float,
-        earlier: Sequence[RecordedFact] = (),
-        entries: LedgerEntries = NO_ENTRIES,
-        commit: CommitId | None = None,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() < self.full_until:
-            self.failures += 1
-            await asyncio.sleep(0.0)  # the writer's thread answers a turn later
-            raise StoreError("database or disk is full", temporary=True)
-        await super().append(facts, at, earlier, entries, commit)
 
 
 @dataclass
@@ -113,22 +86,32 @@ class World:
         self._stalls = stalls
         self._hedge_after = hedge_after
         self.random = Random(seed)
-        self.store = FillingStore()
+        self.store = SharedStore(self.random)
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
-        self.hub: Hub
-        self.calls: DurableCalls
-        self.up = False
+        self.node: Node  # the coordinator that is active
         self.protocol = protocol
         self._jobs = 0
         self._wires: list[Wire] = []
-        self._endpoint: Listener | WebSocketRoute
-        self.peers: PeerConnections
-        self._serving: dict[asyncio.Task[object], Wire] = {}
-        self._running: list[asyncio.Task[None]]
-        self._clients: set[asyncio.Task[Any]] = set()
+        self._nodes: list[Node] = []  # also those that do not know that they are over
         self.accepted: dict[JobId, None] = {}  # in order
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
+
+    @property
+    def up(self) -> bool:
+        return self.node.up
+
+    @property
+    def hub(self) -> Hub:
+        return self.node.hub
+
+    @property
+    def calls(self) -> DurableCalls:
+        return self.node.calls
+
+    @property
+    def peers(self) -> PeerConnections:
+        return self.node.peers
 
     async def open(self) -> None:
         """Open the store, and start the coordinator."""
@@ -136,33 +119,30 @@ class World:
         await self.start()
 
     async def close(self) -> None:
-        """End the coordinator, and close the store."""
-        await self.crash()
+        """End all coordinators, and close the store."""
+        for node in self._nodes:
+            await node.crash()
         await self.store.close()
 
     async def start(self) -> None:
-        """Start the coordinator, on what its predecessor left in the store."""
-        self.hub = Hub(
-            self.store,
+        """Start a coordinator, which takes over from the one before it."""
+        for each in self._nodes:
+            each.raise_failure()
+        self._nodes = [each for each in self._nodes if each.up]
+        node = Node(
+            self.protocol,
+            self.store.session(),
             self.clock,
             self.new_id,
-            SIGNER,
-            hedge_after=self._hedge_after,
+            self._setting(),
+            self._hedge_after,
             approve_nodes=self._approve_nodes,
         )
-        self.calls = self.hub.carried = DurableCalls(self.hub, self.store, self.clock)
-        await self.hub.restore()
-        endpoints = self.protocol.endpoints(self.protocol.config(), self._setting())
-        usable = [e for e in endpoints if isinstance(e, Listener | WebSocketRoute)]
-        self._endpoint = max(usable, key=lambda each: isinstance(each, Listener))
-        keys = self.store.keys
-        admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
-        self.peers = PeerConnections(self.hub, self.clock, admission)
-        self._running = [
-            asyncio.create_task(self.hub.run()),
-            asyncio.create_task(self.calls.run()),
-        ]
-        self.up = True
+        await node.start()
+        for each in self._nodes:
+            each.watch()
+        self.node = node
+        self._nodes.append(node)
 
     def _setting(self) -> ProtocolContext:
         context = protocol_context(self.clock.wall() - self.clock.now())
@@ -174,14 +154,8 @@ class World:
         )
 
     async def crash(self) -> None:
-        """End the coordinator as ``kill -9`` does: no farewell, nothing flushed."""
-        self.up = False
-        dead = [*self._running, *self._serving, *self._clients]
-        for wire in self._serving.values():
-            wire.cut()
-        for task in dead:
-            task.cancel()
-        await asyncio.gather(*dead, return_exceptions=True)
+        """End the active coordinator as ``kill -9`` does."""
+        await self.node.crash()
 
     @asynccontextmanager
     async def _dial(
@@ -191,10 +165,7 @@ class World:
         if not self.up:
             raise LinkClosed("connection refused")
         wire = Wire(self.random, encrypted=url.startswith("noise"))
-        serve, answer = self._accept(url, headers, wire)
-        serving = asyncio.create_task(serve)
-        self._serving[serving] = wire
-        serving.add_done_callback(self._serving.pop)
+        answer = self.node.accept(url, headers, wire)
         self._wires.append(wire)
         wires.append(wire)
         try:
@@ -202,20 +173,6 @@ class World:
         finally:
             self._wires.remove(wire)
             await wire.worker.close(1000, "")
-
-    def _accept(
-        self, url: str, headers: Mapping[str, str], wire: Wire
-    ) -> tuple[Coroutine[None, None, object], Mapping[str, str]]:
-        """Return what serves a new connection, and the headers of the answer."""
-        name, now = self.protocol.name, self.clock.now()
-        if isinstance(self._endpoint, Listener):
-            session = self._endpoint.accept("coordinator", now)
-            return self.peers.serve(name, session, wire.coordinator), {}
-        path, _, query = url.partition("://coordinator:4010")[2].partition("?")
-        lower = {name.lower(): value for name, value in headers.items()}
-        accepted = self._endpoint.accept(UpgradeRequest(path, query, lower), now)
-        answer = {name.lower(): value for name, value in accepted.headers.items()}
-        return self.peers.serve(name, accepted.session, wire.coordinator), answer
 
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""
@@ -229,7 +186,7 @@ class World:
             stalls=self._stalls,
         )
         member = self.member(name, engine.models[0], slots)
-        scheme = "tcp" if isinstance(self._endpoint, Listener) else "ws"
+        scheme = "tcp" if isinstance(self.node.endpoint, Listener) else "ws"
         dialer = self.protocol.dial(f"{scheme}://coordinator:4010", member)
         await self.be(dialer, only_model(engine, EngineSlots(slots)))
 
@@ -313,9 +270,7 @@ class World:
             await asyncio.sleep(self.random.uniform(0.0, 5.0))
             if not self.up:
                 continue
-            for each in self._running:
-                if each.done():
-                    each.result()
+            self.node.raise_failure()
             asking = self.start_client(
                 self._answer(structs.replace(job, id=self.new_id()))
             )
@@ -330,15 +285,8 @@ class World:
         self.tally.wrong.append(f"{job.idempotency_key}: asked {TRIES_MAX} times")
 
     def start_client(self, client: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Run a client, which the coordinator's end cuts off, as it would a connection.
-
-        From its creation on: one that begins to run only after the coordinator was
-        killed would otherwise wait for a dead hub.
-        """
-        task = asyncio.create_task(client)
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
-        return task
+        """Run a client of the active coordinator."""
+        return self.node.start_client(client)
 
     async def _answer(self, job: Job) -> tuple[str, str]:
         """Have a job done; return what came, and what was asked."""
@@ -390,11 +338,9 @@ class World:
         """Wait until no job is open.  Raises what the hub died of, if it did."""
         settled = asyncio.ensure_future(self._drain())
         await asyncio.wait(
-            (settled, *self._running), return_when=asyncio.FIRST_COMPLETED
+            (settled, *self.node.running), return_when=asyncio.FIRST_COMPLETED
         )
-        for each in self._running:
-            if each.done():
-                each.result()
+        self.node.raise_failure()
 
     def any_wire(self) -> Wire | None:
         return self.random.choice(self._wires) if self._wires else None

@@ -1,0 +1,53 @@
+"""Coordinators that take over from each other on one database, dead or not."""
+
+import pytest
+
+from harness.profiles import some_long
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from simulation import pauses
+from simulation.faults import WITH_TAKEOVERS
+from simulation.test_simulation import PROTOCOLS, live_through
+from simulation.world import World
+
+one_short = pytest.mark.parametrize(
+    "protocol",
+    some_long(PROTOCOLS, short=1),
+    ids=[protocol.name for protocol in PROTOCOLS],
+)
+
+
+async def check_laws(world: World) -> None:
+    """Check what must hold over all coordinators of a world."""
+    assert world.tally.wrong == []
+    assert set(await world.ends()) <= {1}
+    assert set((await world.done_by_key()).values()) <= {1}
+    assert world.hub.books.total() == 0
+    assert await world.store.balance() == 0
+    assert await world.store.log_problems() == []
+    accounts = (await world.store.ledger.load()).accounts
+    assert not any(
+        each.balance for name, each in accounts.items() if name.startswith("job:")
+    )
+
+
+@one_short
+def test_every_job_ends_once_though_coordinators_take_over(
+    protocol: AnyWireProtocol, seed: int
+) -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(protocol, seed),
+            workers=20,
+            jobs=150,
+            faults=30,
+            kinds=WITH_TAKEOVERS,
+            price=7,
+        )
+
+        await check_laws(world)
+        assert world.tally.whole > 30
+        assert world.store.faults.unanswered > 0
+        assert world.hub.epoch > 2
+        await world.close()
+
+    pauses.run(scenario())
