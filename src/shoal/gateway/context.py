@@ -1,6 +1,6 @@
 """The dependencies of every HTTP handler."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shoal.batches.client_files import ClientFiles
@@ -15,6 +15,7 @@ from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
+from shoal.gateway.job_service import JobService
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy, WebhookResults
 from shoal.ledger.prices import PriceList
@@ -69,9 +70,9 @@ class Gateway:
     webhook_results: WebhookResults = field(default_factory=WebhookResults)
 
     @property
-    def models(self) -> Collection[str]:
-        """The models of all connected workers."""
-        return self.hub.pool.roster.models
+    def jobs(self) -> JobService:
+        """How jobs are run, read and cancelled."""
+        return self.access.jobs
 
     def moderation_for(self, owner: str) -> Moderation | None:
         """Return the moderation of the owner's requests and answers, if any."""

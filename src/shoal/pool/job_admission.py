@@ -1,7 +1,7 @@
 """Rejects jobs at once that could never run, or would expire in the queue."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from itertools import islice
 
 from shoal.domain.errors import (
@@ -64,7 +64,7 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     if job.model in SPECIAL_QUEUES:
         return None
     if not pool.roster.knows_model(job.model, now):
-        return UnknownModel(unknown_model(pool, job.model))
+        return UnknownModel(unknown_model(pool.roster.models, job.model))
     workers = pool.roster.with_model.get(job.model, {})
     if not workers or len(workers) > WORKERS_EXAMINED_MAX:
         return None
@@ -274,9 +274,9 @@ def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     return None
 
 
-def unknown_model(pool: PoolState, model: str) -> str:
+def unknown_model(models: Collection[str], model: str) -> str:
     """Return an error text for an unknown model, with suggestions."""
-    suggestion = suggest_names(model, pool.roster.models, "GET /v1/models lists all")
+    suggestion = suggest_names(model, models, "GET /v1/models lists all")
     return (
         f"no worker has the model {model}: {suggestion or 'no worker has joined yet'}"
     )

@@ -89,7 +89,7 @@ class PoolLineJobs:
     def rejection(self, batch: StoredBatch, model: str) -> str | None:
         pool, now = self.gateway.hub.pool, self.gateway.clock.now()
         if model in SPECIAL_QUEUES or not pool.roster.knows_model(model, now):
-            return unknown_model(pool, model)
+            return unknown_model(pool.roster.models, model)
         return None
 
     def room(self, owner: str, model: str) -> int:

@@ -171,7 +171,7 @@ async def stream_answer(
             if first == []:
                 await reader.outcome()  # an error is still this request's status
             if first is None:
-                await gateway.hub.wait_accepted(reader.job_id)
+                await gateway.jobs.wait_accepted(reader.job_id)
             else:
                 record.first_output = gateway.clock.now()
             encoder = form.stream(reader.job_id, int(gateway.clock.wall()))
@@ -192,7 +192,7 @@ async def stream_answer(
                 watch=answer_moderator(gateway, job.owner),
             )
             if not whole:
-                gateway.hub.cancel(reader.job_id, BLOCKED)
+                gateway.jobs.cancel(reader.job_id, BLOCKED)
                 last = encoder.encode_end(FILTERED)
             else:
                 last = await _encoded_end(record, job, encoder, reader)
@@ -227,7 +227,7 @@ def _keepalive(
     ``early``: the silence has just begun, because the job was requeued.
     """
     if form.keepalive is responses.SSE_KEEPALIVE:
-        waits_for = gateway.hub.waits_for(job_id)
+        waits_for = gateway.jobs.waits_for(job_id)
         if waits_for is not None:
             return f": waits for a worker, {ascii(waits_for)[1:-1]}\n\n".encode()
     return b"" if early else form.keepalive

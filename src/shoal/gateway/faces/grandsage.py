@@ -139,7 +139,7 @@ async def _stream_answer(
         if not await forward_pieces(
             request, response, reader, _encode_pieces, watch=moderator
         ):
-            gateway.hub.cancel(reader.job_id, BLOCKED)
+            gateway.jobs.cancel(reader.job_id, BLOCKED)
             return MODERATED
         record.usage = usage_of(chat, await reader.outcome())
     return DONE

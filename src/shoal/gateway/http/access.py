@@ -30,6 +30,7 @@ from shoal.gateway.http import authentication
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
 from shoal.gateway.http.list_limits import ListLimits
+from shoal.gateway.job_service import JobService, LocalJobs
 from shoal.store.port import KeyStore
 from shoal.transports import http_server
 from shoal.transports.clock import Clock
@@ -110,7 +111,10 @@ CALLER = web.RequestKey("caller", ApiCaller)
 
 
 class Access:
-    """Authorizes requests, and runs their jobs within the quotas of their keys."""
+    """Authorizes requests, and runs their jobs within the quotas of their keys.
+
+    ``jobs`` is how handlers reach jobs; ``submit`` checks the caller before.
+    """
 
     def __init__(
         self,
@@ -131,6 +135,7 @@ class Access:
         self._open_loopback = open_loopback
         self._failures = failures or AuthThrottle()
         self._quotas = JobQuotas(hub, clock, keyring, store)
+        self.jobs: JobService = LocalJobs(hub, self._quotas)
         self._lists = ListLimits(clock)
 
     async def authorize(
@@ -232,13 +237,13 @@ class Access:
         *,
         early: bool = False,
     ) -> AbstractAsyncContextManager[AnswerCursor]:
-        """Run ``job`` for the length of the block, see ``JobQuotas.run_job``.
+        """Run ``job`` for the length of the block, see ``JobService.run``.
 
         Raises KeyRevoked, KeyExpired or SessionEnded at once.
         """
         self.ensure_active(caller)
         caller.on_submitted(job.id)
-        return self._quotas.run_job(job, caller.key, caller.headers, pay, early=early)
+        return self.jobs.run(job, caller.key, caller.headers, pay, early=early)
 
     def count_call(self, caller: ApiCaller) -> None:
         """Count a function call as a request without tokens.

@@ -177,7 +177,7 @@ async def cancel_job(
         return CancelledJob(JobId(run_id))
     stored = await _visible_job(gateway, request, caller)
     job_id = stored.job.id
-    if not gateway.hub.cancel(job_id, CANCELLED):
+    if not gateway.jobs.cancel(job_id, CANCELLED):
         raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
     return CancelledJob(job_id)
 

@@ -158,7 +158,7 @@ async def awaited_job(
     if not seconds or stored.state in ENDED:
         return stored
     with (
-        gateway.hub.observe_job(job_id) as reader,
+        gateway.jobs.observe(job_id) as reader,
         suppress(TimeoutError, errors.ShoalError),  # the store has the job's state
     ):
         if reader is not None:
@@ -227,7 +227,7 @@ async def _cancel(
     state = (await owned_summary(gateway, job_id, caller)).state
     record_of(request).job_id = job_id
     if state not in ENDED:
-        await gateway.hub.cancel_now(job_id, CANCELLED_BY_OWNER)
+        await gateway.jobs.cancel_now(job_id, CANCELLED_BY_OWNER)
         stored = await _owned_job(gateway, job_id, caller)
         state = stored.state
         if state is JobState.CANCELLED:

@@ -13,7 +13,7 @@ from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
-from shoal.pool.job_admission import unknown_model, without_tools
+from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
 
 KEY_MAX = 255  # characters of an idempotency key, as elsewhere
@@ -72,7 +72,7 @@ def build_job(
         trace=record.traceparent,
     )
     job = Job(
-        gateway.hub.new_id(),
+        gateway.jobs.new_id(),
         work,
         _limits(gateway.limits, headers),
         owner,
@@ -82,7 +82,7 @@ def build_job(
         agreed,
     )
     if terms is None and job.model in SPECIAL_QUEUES:
-        raise UnknownModel(unknown_model(gateway.hub.pool, job.model))
+        raise UnknownModel(unknown_model(gateway.jobs.models, job.model))
     record.set_job(job)
     return job
 
@@ -91,7 +91,7 @@ def fitting_work(
     gateway: Gateway, work: Work, owner: str
 ) -> tuple[Work, Sequence[str]]:
     """Return work without tools that no worker calls, and ``JobTerms.left_out``."""
-    fitting = without_tools(gateway.hub.pool, work, owner)
+    fitting = gateway.jobs.without_tools(work, owner)
     left_out = f"tools: no worker with {work.model} calls functions"
     return fitting, () if fitting is work else (left_out,)
 

@@ -97,7 +97,7 @@ def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary
     Raises UnknownModel or Forbidden.
     """
     if name not in pool.roster.models:
-        raise UnknownModel(unknown_model(pool, name))
+        raise UnknownModel(unknown_model(pool.roster.models, name))
     workers = usable_workers(pool, name, owner)
     if not workers:
         raise Forbidden(f"the workers with {name} work for other keys only")

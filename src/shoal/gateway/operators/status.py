@@ -232,7 +232,7 @@ async def show_status(gateway: Gateway, caller: ApiCaller) -> CoordinatorStatus:
         why_not is None,
         why_not or "",
         gateway.hub.degraded_reason or "",
-        sorted(gateway.models),
+        sorted(gateway.jobs.models),
         [worker_status(gateway, worker, offset) for worker in pool.workers.values()],
         job_counts(pool),
         node_statuses(gateway, offset),

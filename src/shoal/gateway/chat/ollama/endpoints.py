@@ -155,7 +155,7 @@ async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> OllamaModelInfo:
     asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(asked.model, gateway.models)
+    name = resolve_model(asked.model, gateway.jobs.models)
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
     return described_model(shown, gateway.created_at)
 
@@ -172,7 +172,7 @@ async def pull_model(
 ) -> web.Response:
     """Answer that a model of the pool is there; others are copied to workers."""
     asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(asked.model, gateway.models)
+    name = resolve_model(asked.model, gateway.jobs.models)
     try:
         model_summary(gateway.hub.pool, name, seen_by(caller))
     except UnknownModel as error:
@@ -225,7 +225,7 @@ async def _answer(
     if isinstance(asked, ModelLoad):
         return _loaded(gateway, caller, asked, shape)
     name = asked.work.model
-    work = replace(asked.work, model=resolve_model(name, gateway.models))
+    work = replace(asked.work, model=resolve_model(name, gateway.jobs.models))
     answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
     form = answered.form(gateway.clock.wall())
     asked = msgspec.structs.replace(asked, work=work)
@@ -236,7 +236,7 @@ def _loaded(
     gateway: Gateway, caller: ApiCaller, asked: ModelLoad, shape: AnswerShape
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
-    name = resolve_model(asked.model, gateway.models)
+    name = resolve_model(asked.model, gateway.jobs.models)
     model_summary(gateway.hub.pool, name, seen_by(caller))
     answer = {
         "model": asked.model,
@@ -257,7 +257,7 @@ async def _embed(
     field: str,
 ) -> tuple[Outcome, int]:
     """Return the outcome, and the number of tokens that were read."""
-    name = resolve_model(asked.model, gateway.models)
+    name = resolve_model(asked.model, gateway.jobs.models)
     if asked.work is None:
         model_summary(gateway.hub.pool, name, seen_by(caller))
         return Outcome(""), 0

@@ -152,7 +152,7 @@ async def delete_response(
     found = await _requested_response(gateway, request, caller)
     job_id = found.draft.job_id
     if found.end is None:
-        await gateway.hub.cancel_now(job_id, CANCELLED_BY_CLIENT)
+        await gateway.jobs.cancel_now(job_id, CANCELLED_BY_CLIENT)
     if not await gateway.store.delete_job(job_id):
         await _requested_response(gateway, request, caller)  # it may be gone already
         raise InvalidRequest(
@@ -174,7 +174,7 @@ async def cancel_response(
 ) -> web.Response:
     found = await _requested_response(gateway, request, caller)
     if found.end is None:
-        await gateway.hub.cancel_now(found.draft.job_id, CANCELLED_BY_CLIENT)
+        await gateway.jobs.cancel_now(found.draft.job_id, CANCELLED_BY_CLIENT)
         found = await _requested_response(gateway, request, caller)
     return _shown(found)
 
@@ -282,7 +282,7 @@ async def stream_response(
     encoder = ResponseEventEncoder(found.draft, starts=starts, after=after)
     response = web.StreamResponse(headers=responses.stream_headers())
     try:
-        with gateway.hub.observe_job(job_id) as reader:
+        with gateway.jobs.observe(job_id) as reader:
             await response.prepare(request)
             # What has begun is shown at once: the client learns the response's id.
             await responses.write(request, response, encoder.encode(()))
@@ -314,14 +314,14 @@ async def _follow(
         watch=job_answers.answer_moderator(gateway, found.owner),
     )
     if not whole:
-        gateway.hub.cancel(reader.job_id, BLOCKED)
+        gateway.jobs.cancel(reader.job_id, BLOCKED)
         return encoder.encode_end(FILTERED)
     try:
         return encoder.encode_end(await reader.outcome())
     except ShoalError as error:
         record_of(request).error = error_status(error).code
         release_frames(error)
-        if reader.job_id in gateway.hub.pool.jobs:
+        if gateway.jobs.is_open(reader.job_id):
             return encoder.encode_interruption(error)  # only this stream ends
         return encoder.encode_error(error)
 
