@@ -399,7 +399,9 @@ class CallSession:
                 self._jobs[number] = reader.job_id
                 self.send((messages.ACCEPTED, number, reader.job_id))
                 outcome = await reader.outcome()
-                meta = _meta(reader.job_id, reader.worker_id, reader.attempts)
+                meta = _meta(
+                    reader.job_id, reader.answer.worker_id, reader.answer.lease
+                )
                 self._send_outcome(number, outcome, meta)
         except errors.QueueFull:
             if accepted:

@@ -80,7 +80,7 @@ class Answer:
     def completed(cls, job_id: JobId, outcome: Outcome) -> "Answer":
         """Return the answer of a job that is done."""
         answer = cls(job_id)
-        answer._pieces.replace(replay(outcome))
+        answer._pieces = PieceBuffer(replay(outcome))
         answer.end = outcome
         return answer
 
@@ -137,6 +137,8 @@ class Answer:
         self._rival = None
         self._expected = ""
         self._repeated = 0
+        if not self._cost:  # nothing was written yet
+            return ""
         text = self.text
         if continues and self._joinable and (text or self.thoughts):
             return text
@@ -216,7 +218,10 @@ class Answer:
                 lost=False,
             )
         self._pieces.extend(pieces)
-        slow = [each for each in self._readings if not each.push(pieces, cost, now)]
+        slow: list[AnswerCursor] = []
+        for each in self._readings:
+            if not each.push(pieces, cost, now):
+                slow.append(each)
         if slow:
             self._drop_slow(slow)
         return first
@@ -280,7 +285,7 @@ class Answer:
         self._read = True
 
     def _begin_anew(self) -> None:
-        self._pieces.replace([])
+        self._pieces = PieceBuffer()
         self._joinable = True
         self.size = self._written = self._cost = 0
         for reading in self._readings:

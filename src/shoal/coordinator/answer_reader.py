@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shoal.domain.errors import Cancelled, ShoalError
-from shoal.domain.ids import WorkerId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 
 if TYPE_CHECKING:
@@ -22,12 +23,11 @@ def memory_cost(piece: AnswerPiece) -> int:
     return piece.size + DELTA_COST if isinstance(piece, Delta) else len(piece)
 
 
-class PieceBuffer:
+class PieceBuffer(msgspec.Struct):
     """Pieces in order; adjacent texts are joined to save memory."""
 
-    def __init__(self) -> None:
-        self._old: list[AnswerPiece] = []
-        self._new: list[AnswerPiece] = []
+    _old: list[AnswerPiece] = []
+    _new: list[AnswerPiece] = []
 
     def extend(self, pieces: Sequence[AnswerPiece]) -> None:
         """Add pieces at the end."""
@@ -46,13 +46,8 @@ class PieceBuffer:
             taken, self._new = self._new, []
             return taken
         taken = self.all()
-        self.replace([])
+        self._old, self._new = [], []
         return taken
-
-    def replace(self, pieces: list[AnswerPiece]) -> None:
-        """Replace the contents with ``pieces``."""
-        self._old = pieces
-        self._new = []
 
 
 def _joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
@@ -78,21 +73,21 @@ SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 class AnswerCursor:
     """One reader's position in an answer; without ``asked`` it only observes.
 
-    ``on_cancelled`` is called before Cancelled is raised, and may raise another error.
-    ``ended`` is the outcome, once the reader has it.
+    ``answer`` names the worker that answers, or answered last.  ``on_cancelled`` is
+    called before Cancelled is raised, and may raise another error.  ``ended`` is the
+    outcome, once the reader has it.
     """
 
     def __init__(
         self, answer: "Answer", so_far: list[AnswerPiece], *, asked: bool
     ) -> None:
         self.asked = asked
+        self.answer = answer
         self.job_id = answer.job_id
         self.ended: Outcome | None = None
         self.on_cancelled: Callable[[], None] | None = None
-        self._answer = answer
         self._attentive = True  # whether it reads what comes, piece by piece
-        self._unread = PieceBuffer()
-        self._unread.replace(so_far)
+        self._unread = PieceBuffer(so_far)
         self._unread_size = 0
         self._full_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -100,29 +95,19 @@ class AnswerCursor:
         self._on_requeue: Callable[[], None] | None = None
         self._write: Callable[[Sequence[AnswerPiece]], bool] | None = None
 
-    @property
-    def worker_id(self) -> WorkerId | None:
-        """The worker that answers, or answered last."""
-        return self._answer.worker_id
+    async def read(self, *, once: bool = False) -> list[AnswerPiece]:
+        """Wait for pieces and return them; an empty list at the end.
 
-    @property
-    def attempts(self) -> int:
-        """How many workers got the job so far."""
-        return self._answer.lease
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether the job was not accepted."""
-        return self._answer.refused
-
-    async def read(self) -> list[AnswerPiece]:
-        """Wait for pieces and return them; an empty list at the end."""
+        ``once``: also if something else wakes the reader.
+        """
         pieces = self._unread.drain()
-        while not (pieces or self._answer.end or self._aborted):
+        while not (pieces or self.answer.end or self._aborted):
             await self._woken()
             pieces = self._unread.drain()
+            if once:
+                break
         if pieces:
-            self._answer.mark_read()
+            self.answer.mark_read()
         self._unread_size = 0
         self._full_since = None
         return pieces
@@ -132,8 +117,8 @@ class AnswerCursor:
         # A client that waits for the end reads nothing before it, so a successor may
         # give another answer.
         self._attentive = False
-        self.clear()
-        while (end := self._aborted or self._answer.end) is None:
+        self._unread = PieceBuffer()
+        while (end := self._aborted or self.answer.end) is None:
             await self._woken()
         if isinstance(end, Outcome):
             self.ended = end
@@ -165,7 +150,7 @@ class AnswerCursor:
         if not self._attentive:
             return True
         if self._write is not None and not self._unread_size and self._write(pieces):
-            self._answer.mark_read()
+            self.answer.mark_read()
             return True
         self._unread.extend(pieces)
         self._unread_size += cost
@@ -181,7 +166,7 @@ class AnswerCursor:
 
     def clear(self) -> None:
         """Drop unread pieces."""
-        self._unread.replace([])
+        self._unread = PieceBuffer()
         self._unread_size = 0
         self._full_since = None
 

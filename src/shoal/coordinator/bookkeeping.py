@@ -94,6 +94,8 @@ class Bookkeeper:
 
     def payment_rejection(self, job: Job) -> ShoalError | None:
         """Return the error if the payer cannot pay for a job, else None."""
+        if not job.terms.price:  # as of most jobs
+            return None
         shortfall = self.books.shortfall(payer_of(job), job.terms.price)
         return None if shortfall is None else InsufficientFunds(shortfall)
 
@@ -123,7 +125,8 @@ class Bookkeeper:
         """Book ``fact``, which is not applied to the pool yet."""
         match fact:
             case facts.JobSubmitted(job):
-                self._post(accounts.reserve(job.id, payer_of(job), job.terms.price))
+                if price := job.terms.price:
+                    self._post(accounts.reserve(job.id, payer_of(job), price))
             case facts.JobCompleted():
                 self._done(fact, at)
             case facts.JobFailed() | facts.JobCancelled() | facts.JobExpired():
@@ -155,6 +158,8 @@ class Bookkeeper:
         key = offer.public_key
         price, fee = job.terms.price, 0
         match fact.verdict:
+            case Verdict.VALID | Verdict.UNSIGNED | Verdict.MISSING if not price:
+                pass
             case Verdict.VALID | Verdict.UNSIGNED:
                 # A wire without receipts may still have proved the worker's key.
                 proven = fact.verdict is _VALID or offer.proven
@@ -199,7 +204,8 @@ class Bookkeeper:
             self._draft.places[job.id] = ledger.JobPlace("", cost)
 
     def _release(self, job: Job) -> None:
-        self._post(accounts.release(job.id, payer_of(job), job.terms.price))
+        if price := job.terms.price:
+            self._post(accounts.release(job.id, payer_of(job), price))
 
     def _deliver(self, job: Job) -> None:
         if job.terms.webhook is not None:

@@ -1,6 +1,6 @@
 """API keys or join tokens in memory, in step with the store."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -31,6 +31,7 @@ class CredentialCache(Generic[C]):
         self._store: CredentialStore[C] = store
         self._reserved = frozenset(reserved)
         self._by_id: dict[str, C] = {}
+        self.by_id: Callable[[str], C | None] = self._by_id.get
         self._by_digest: dict[bytes, str] = {}  # the ids
         self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
         self._unsaved: set[str] = set()  # ids revoked here, but not in the store
@@ -49,9 +50,6 @@ class CredentialCache(Generic[C]):
         # Timing reveals something about digests, and digests reveal no secret.
         id_ = self._by_digest.get(digest)
         return None if id_ is None else self._by_id[id_]
-
-    def by_id(self, id_: str) -> C | None:
-        return self._by_id.get(id_)
 
     def by_name(self, name: str) -> C | None:
         """Return the credential with this name that was not revoked."""

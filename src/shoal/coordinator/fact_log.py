@@ -34,26 +34,32 @@ class FrequentFacts:
     def __init__(self) -> None:
         self._calls: set[JobId] = set()  # open calls
 
-    def is_frequent(self, fact: facts.Fact) -> bool:
-        """Say whether a fact is frequent.  Call it with every fact, once."""
-        match fact:
-            case facts.JobSubmitted(job) if job.model == CALL_QUEUE:
-                self._calls.add(job.id)
-                return True
-            case facts.JobCompleted(job_id) | facts.JobFailed(job_id):
-                known = job_id in self._calls
-                self._calls.discard(job_id)
-                return known
-            case facts.JobCancelled(job_id) | facts.JobExpired(job_id):
-                known = job_id in self._calls
-                self._calls.discard(job_id)
-                return known
-            case facts.JobLeased(job_id) | facts.JobRequeued(job_id):
-                return job_id in self._calls
-            case facts.WorkerLoadChanged(fitness_changed=turned):
-                return not turned
-            case _:
-                return False
+    def among(self, batch: Sequence[facts.Fact]) -> list[bool]:
+        """Say of each fact whether it is frequent.  Call it with every fact, once."""
+        found = []
+        calls = self._calls
+        for fact in batch:
+            frequent = False
+            match fact:
+                case facts.JobSubmitted(job):
+                    if frequent := job.model == CALL_QUEUE:
+                        calls.add(job.id)
+                case (
+                    facts.JobCompleted()
+                    | facts.JobFailed()
+                    | facts.JobCancelled()
+                    | facts.JobExpired()
+                ):
+                    if frequent := fact.job_id in calls:
+                        calls.remove(fact.job_id)
+                case facts.JobLeased() | facts.JobRequeued():
+                    frequent = fact.job_id in calls
+                case facts.WorkerLoadChanged(fitness_changed=turned):
+                    frequent = not turned
+                case _:
+                    pass
+            found.append(frequent)
+        return found
 
 
 USUAL = (facts.JobSubmitted, facts.JobLeased, facts.JobStarted, facts.JobCompleted)
@@ -69,8 +75,7 @@ class FactLog:
     def on_facts(self, batch: Sequence[facts.Fact]) -> None:
         """Log facts."""
         enabled = log.getEffectiveLevel()
-        for fact in batch:
-            frequent = self._frequent.is_frequent(fact)
+        for fact, frequent in zip(batch, self._frequent.among(batch), strict=True):
             usual = frequent or isinstance(fact, USUAL)
             level = logging.DEBUG if usual else logging.INFO
             if level >= enabled:

@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from shoal.coordinator import open_answers
@@ -64,7 +65,7 @@ NOT_ACCEPTED = "the store failed before the job was accepted"
 FactListener: TypeAlias = Callable[[Sequence[Fact]], None]
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True):
     """A fact, the leases that it revokes, and whether it is stored."""
 
     fact: Fact
@@ -169,10 +170,13 @@ class Hub:
 
     # For clients.
 
-    @asynccontextmanager
-    async def run_job(
-        self, job: Job, *, early: bool = False
-    ) -> AsyncIterator[AnswerCursor]:
+    def run_job(
+        self,
+        job: Job,
+        *,
+        early: bool = False,
+        check: Callable[[JobId], None] | None = None,
+    ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block; leaving early cancels it.
 
         However the block ends, no worker is left working for a client that has
@@ -181,20 +185,26 @@ class Hub:
         even after it has ended.
 
         The block begins when the job is accepted, or ``early``: then the reader has
-        nothing before that, and raises why it was refused.
+        nothing before that, and raises why it was refused.  ``check`` is called as it
+        begins, and before Cancelled is raised; it may raise another error.
 
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
+        return _JobRun(self, job, early, check)
+
+    async def attach(self, job: Job) -> AnswerCursor:
+        """Submit a job, or find the one that it repeats; read its answer.
+
+        Raises as ``run_job`` does; ``detach`` the reader.
+        """
         answer = await self._answers.find(job) or await self._submit_prepared(job)
-        reading = answer.open_reader()
-        try:
-            if not early:
-                await self._answers.wait_accepted(answer.job_id)
-            yield reading
-        finally:
-            answer.remove_reader(reading)
-            self._end_unattended(answer, job)
+        return answer.open_reader()
+
+    def detach(self, reader: AnswerCursor, job: Job) -> None:
+        """Read no more; a job that nobody waits for is cancelled."""
+        reader.answer.remove_reader(reader)
+        self._end_unattended(reader.answer, job)
 
     async def wait_accepted(self, job_id: JobId) -> None:
         """Wait until a job is accepted.  Raises the error it was refused with."""
@@ -447,8 +457,8 @@ class Hub:
             self._fail_waiting(error)
             return False
         self.publish([each.fact for each in decided])
-        for fact, revoked, _ in decided:
-            self._effects.apply(fact, revoked)
+        for each in decided:
+            self._effects.apply(each.fact, each.revoked)
         if self._deferred:
             # Their inputs may be among those that were deferred.
             self._waiting[:0] = waiting
@@ -655,6 +665,33 @@ class Hub:
         for _, stored in waiting:
             if not stored.done():  # cancelled otherwise
                 stored.set_exception(error)
+
+
+class _JobRun(msgspec.Struct):
+    """The block of ``Hub.run_job``: a generator would take five times the calls."""
+
+    hub: Hub
+    job: Job
+    early: bool
+    check: Callable[[JobId], None] | None
+    reader: AnswerCursor | None = None
+
+    async def __aenter__(self) -> AnswerCursor:
+        reader = self.reader = await self.hub.attach(self.job)
+        try:
+            if not self.early:
+                await self.hub.wait_accepted(reader.job_id)
+            if self.check is not None:
+                reader.on_cancelled = partial(self.check, reader.job_id)
+                self.check(reader.job_id)
+        except BaseException:
+            self.hub.detach(reader, self.job)
+            raise
+        return reader
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self.reader is not None, "the block has begun"
+        self.hub.detach(self.reader, self.job)
 
 
 def _is_stored_job(mail: HubMail) -> bool:

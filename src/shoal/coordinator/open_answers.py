@@ -1,7 +1,7 @@
 """The answers to all open jobs, from submission until the job ends."""
 
 import asyncio
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import KeysView
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
 
 
-class OpenAnswers(Mapping[JobId, Answer]):
+class OpenAnswers(dict[JobId, Answer]):
     """Answers by job id.  Only the hub and its effects open and close them.
 
     An open job holds its idempotency key and the blobs that it refers to.  Until the
@@ -25,22 +25,13 @@ class OpenAnswers(Mapping[JobId, Answer]):
     """
 
     def __init__(self, store: Store, blobs: BlobTransfer) -> None:
+        super().__init__()
         self._store = store
         self._blobs = blobs
-        self._answers: dict[JobId, Answer] = {}
         self._jobs_by_key: dict[tuple[str, str], Job] = {}  # owner, idempotency key
         self._keys: dict[JobId, tuple[str, str]] = {}
         # Jobs that are not accepted yet, with their owners and who waits for that.
         self._accepting: dict[JobId, tuple[str, list[asyncio.Future[None]]]] = {}
-
-    def __getitem__(self, job_id: JobId) -> Answer:
-        return self._answers[job_id]
-
-    def __iter__(self) -> Iterator[JobId]:
-        return iter(self._answers)
-
-    def __len__(self) -> int:
-        return len(self._answers)
 
     @property
     def unaccepted(self) -> KeysView[JobId]:
@@ -62,7 +53,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
 
     def close(self, job_id: JobId) -> None:
         """Drop the answer of a job that has ended, or that was refused."""
-        del self._answers[job_id]
+        del self[job_id]
         if (key := self._keys.pop(job_id, None)) is not None:
             del self._jobs_by_key[key]
         self._blobs.unpin(job_id)
@@ -97,7 +88,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
             accepted = asyncio.get_running_loop().create_future()
             self._accepting[job_id][1].append(accepted)
             await accepted
-        answer = self._answers.get(job_id)
+        answer = self.get(job_id)
         if answer is not None and isinstance(answer.end, StoreError):
             raise answer.end  # refused after others of its batch were decided
 
@@ -117,11 +108,11 @@ class OpenAnswers(Mapping[JobId, Answer]):
             else:
                 accepted.set_exception(error)
                 accepted.exception()  # retrieved: its caller may leave at this moment
-        if error is None and (listener := self._answers[job_id].listener) is not None:
+        if error is None and (listener := self[job_id].listener) is not None:
             listener.on_accepted(job_id)
 
     def _open(self, job: Job, listener: JobListener | None) -> Answer:
-        answer = self._answers[job.id] = Answer(job.id, listener, text_max(job.work))
+        answer = self[job.id] = Answer(job.id, listener, text_max(job.work))
         if job.idempotency_key:
             key = (job.owner, job.idempotency_key)
             self._jobs_by_key[key] = job
@@ -134,7 +125,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
         if known is None:
             return None
         check_same_request(job, known)
-        return self._answers[known.id]
+        return self[known.id]
 
     async def _stored_one(self, job: Job) -> Answer | None:
         """Return the answer to a job that is done.

@@ -83,17 +83,16 @@ class ReceiptVerifier:
         return [
             hub_input
             for hub_input in verified
-            if not await self._is_of_another_lease(hub_input)
+            if not isinstance(hub_input, ReceiptVerified)
+            or not await self._is_of_another_lease(hub_input)
         ]
 
-    async def _is_of_another_lease(self, shown: HubInput) -> bool:
+    async def _is_of_another_lease(self, shown: ReceiptVerified) -> bool:
         """Say whether a late receipt may be for what its worker wrote before.
 
         A worker that had the job under two leases, as after a restart of the
         coordinator, has signed two outputs, and the first receipt may come last.
         """
-        if not isinstance(shown, ReceiptVerified):
-            return False
         if shown.verdict is not Verdict.WRONG_OUTPUT:
             return False
         facts = [each.fact for each in await self._store.history(shown.job_id)]

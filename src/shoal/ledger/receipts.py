@@ -74,6 +74,9 @@ class Receipt:
     checkpoint_root: bytes
 
 
+_VERDICTS = {each: each.name.lower() for each in Verdict}
+
+
 def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
     """Encode a receipt in canonical JSON: version 2, or 1 without a request's hash.
 
@@ -99,7 +102,7 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
             "fee": claims.fee,
             "payment_ref": None if ref is None else canonical.without_surrogates(ref),
             "at": claims.at,
-            "verdict": claims.verdict.name.lower(),
+            "verdict": _VERDICTS[claims.verdict],
             "worker_receipt": _signed(claims.worker_receipt),
             "checkpoint": {
                 "size": checkpoint_size,

@@ -8,7 +8,7 @@ import hashlib
 
 from shoal.domain.ids import JobId
 from shoal.domain.job_kinds import WORK_TYPES
-from shoal.domain.work import JSON, Call, CallStream, Work
+from shoal.domain.work import JSON, Call, CallStream, JobKind, Work
 from shoal.ledger.canonical import encode_any
 from shoal.ledger.keys import Signer
 from shoal.ledger.worker_receipts import HASH
@@ -22,7 +22,7 @@ def request_of(work: Work) -> bytes:
 
     Fields that the request leaves open are absent.
     """
-    found: dict[str, JSON] = {"kind": work.kind.name.lower()}
+    found: dict[str, JSON] = {"kind": _KINDS[work.kind]}
     match work:
         case Call(args=args, kwargs=kwargs, blobs=blobs):
             found |= {"args": _hash(args), "kwargs": _hash(kwargs)}
@@ -38,6 +38,7 @@ def request_of(work: Work) -> bytes:
     )
 
 
+_KINDS = {each: each.name.lower() for each in JobKind}
 _NAMES = {work: work.__struct_fields__ for work in WORK_TYPES.values()}
 """The fields of each kind of work."""
 

@@ -85,9 +85,9 @@ class _CostGroup(msgspec.Struct):
     def take(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
         """Remove and return the first worker that fits."""
         return (
-            _first(self.seen, fits, promised)
+            (_first(self.seen, fits, promised) if self.seen else None)
             or self._next(fits, promised)
-            or _first(self.moved, fits, promised)
+            or (_first(self.moved, fits, promised) if self.moved else None)
         )
 
     def _next(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
@@ -162,7 +162,8 @@ class FreeWorkers:
     def assign(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job``; return why it is best."""
         alike = job.job.owner, job.need
-        if any(self._reaches(job, each) for each in self._unassignable.get(alike, ())):
+        longer = self._unassignable.get(alike)
+        if longer and any(self._reaches(job, each) for each in longer):
             return None
         if (worker := self._session_worker(job)) is not None:
             return worker, self._promise(worker, "had the conversation before")
@@ -311,8 +312,14 @@ def _preferences(
     """
     terms, asks = job.job.terms, pool.roster.asks
     if terms.policy is not Policy.CHEAP or not asks:
-        yield from _preferences_beside_price(job, pool)
-        return
+        return _preferences_beside_price(job, pool)
+    return _preferences_by_price(job, pool)
+
+
+def _preferences_by_price(
+    job: OpenJob, pool: PoolState
+) -> Iterator[tuple[Preference | None, str]]:
+    terms, asks = job.job.terms, pool.roster.asks
     ascending = [] if job.started else sorted(asks)
     above = bisect_right(ascending, terms.price)
     for ask in ascending[:above][:ASKS_MAX]:

@@ -187,4 +187,7 @@ class Worker:
     def cost_level(self, promised: int = 0) -> CostLevel:
         """Return its utilization and pace, with ``promised`` more jobs."""
         step = None if self.pace is None else round(math.log2(self.pace))
-        return self.utilization(promised + 1) / self.load.speed, step
+        # As ``utilization``, but without a call: it is asked several times a job.
+        jobs = self.busy_slots + self.load.queued + promised + 1
+        share = jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
+        return share / self.load.speed, step

@@ -83,7 +83,7 @@ _SHORT_TERMS = {
     for each in structs.fields(JobTerms)
     if each.name not in LongTexts.__annotations__
 }
-_OUTCOME_FIELDS = Outcome.__struct_fields__
+_VERDICTS = {each: each.name for each in Verdict}
 _USAGE_FIELDS = Usage.__struct_fields__
 _works = msgspec.json.Decoder(StoredWork)
 _line = msgspec.json.Decoder(tuple[float, str, dict[str, Any]])
@@ -206,7 +206,7 @@ def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     """Return the fields of an outcome; of its usage those that are known."""
-    found = {name: getattr(outcome, name) for name in _OUTCOME_FIELDS}
+    found = structs.asdict(outcome)
     if outcome.usage is not None:
         found["usage"] = {
             name: count
@@ -237,11 +237,13 @@ def encode_fact(fact: Fact) -> str:
 
 def encode_history(recorded: Sequence[RecordedFact]) -> bytes:
     """Encode facts about a job for its row, one a line; lines can be appended."""
-    return b"".join(
-        msgspec.json.encode((each.at, FACT_NAMES[type(each.fact)], _of_job(each.fact)))
-        + b"\n"
-        for each in recorded
-    )
+    lines = bytearray()
+    for each in recorded:
+        found: dict[str, Any] = msgspec.to_builtins(_fields_of(each.fact))
+        del found["job_id"]  # it is the row's
+        lines += msgspec.json.encode((each.at, FACT_NAMES[type(each.fact)], found))
+        lines += b"\n"
+    return bytes(lines)
 
 
 def decode_history(
@@ -320,20 +322,13 @@ def _fields_of(fact: Fact) -> object:
         case facts.JobSubmitted(job):
             return {"job_id": job.id}
         case facts.JobCompleted(job_id, lease, _, verdict):
-            end = {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+            end = {"job_id": job_id, "lease": lease, "verdict": _VERDICTS[verdict]}
             first = fact.first_output
             return end | {"first_output": first} if first else end
         case facts.ReceiptPresented(job_id, worker_id, verdict):
             return {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
         case _:
             return fact
-
-
-def _of_job(fact: Fact) -> dict[str, Any]:
-    """Return what is stored of a fact in the row of its job."""
-    found: dict[str, Any] = msgspec.to_builtins(_fields_of(fact))
-    del found["job_id"]
-    return found
 
 
 def _decode_fields(

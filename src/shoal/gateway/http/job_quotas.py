@@ -7,7 +7,12 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from typing import TypeAlias
 
@@ -38,8 +43,6 @@ ANSWER_GUESS = 256  # tokens of an answer without a limit
 Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
 """Collects the payment for a job, and returns the job with its reference."""
 
-NO_EXPIRY = nullcontext()  # most keys have none, and every chat passes here
-
 
 class JobQuotas:
     """Reserves what jobs may use of their keys' quotas, until they end."""
@@ -57,8 +60,7 @@ class JobQuotas:
         for restored in hub.pool.jobs.values():
             self._reserve_again(restored.job)
 
-    @asynccontextmanager
-    async def run_job(
+    def run_job(
         self,
         job: Job,
         key: Key,
@@ -66,7 +68,7 @@ class JobQuotas:
         pay: Pay | None = None,
         *,
         early: bool = False,
-    ) -> AsyncIterator[AnswerCursor]:
+    ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block, see ``Hub.run_job``.
 
         The limits a minute are added to ``headers``.  ``pay`` is called just before the
@@ -77,6 +79,21 @@ class JobQuotas:
         StoreError.
         """
         limiter = self._limiters.of(key, self._clock.now())
+        run = partial(self._hub.run_job, early=early, check=partial(self._check, key))
+        if limiter is None and pay is None and key.expires_at is None:
+            return run(job)  # as most do
+        return self._run_limited(job, key, headers, pay, limiter, run)
+
+    @asynccontextmanager
+    async def _run_limited(
+        self,
+        job: Job,
+        key: Key,
+        headers: dict[str, str],
+        pay: Pay | None,
+        limiter: quotas.KeyLimiter | None,
+        run: Callable[[Job], AbstractAsyncContextManager[AnswerCursor]],
+    ) -> AsyncIterator[AnswerCursor]:
         reservation, attaches = None, False
         if limiter is not None:
             # What a request attaches to has reserved its tokens, or used them.
@@ -87,21 +104,16 @@ class JobQuotas:
         try:
             if pay is not None:
                 job = await pay(job)
-            async with self._hub.run_job(job, early=early) as reader:
-                check = reader.on_cancelled = partial(self._check, key, reader.job_id)
-                check()
+            async with run(job) as reader:
+                check = partial(self._check, key, reader.job_id)
                 used = 0 if attaches else None
                 try:
-                    with (
-                        NO_EXPIRY
-                        if key.expires_at is None
-                        else self._until_expiry(key.expires_at, check)
-                    ):
+                    with self._until_expiry(key.expires_at, check):
                         yield reader
                 finally:
-                    if reader.was_refused:
+                    if reader.answer.refused:
                         used = 0
-                    elif reader.ended is not None and not attaches:
+                    elif limiter and reader.ended is not None and not attaches:
                         used = usage_of(job.work, reader.ended).tokens
         finally:
             if limiter is not None and reservation is not None:
@@ -165,9 +177,12 @@ class JobQuotas:
 
     @contextmanager
     def _until_expiry(
-        self, expires_at: float, check: Callable[[], None]
+        self, expires_at: float | None, check: Callable[[], None]
     ) -> Iterator[None]:
         """Check a job when its key expires, if that is within the block."""
+        if expires_at is None:
+            yield
+            return
         timer: Timer | None = None
 
         def watch() -> None:

@@ -46,13 +46,15 @@ class TrustedProxies:
         Each proxy appends the address that connected to it, so from the end, the first
         that is no trusted proxy is the client.  What stands before is its own claim.
         """
+        if not self.networks:
+            return peer
         hops = [hop.strip() for line in forwarded_for for hop in line.split(",")]
         while hops and self._trusts(peer) and _is_address(hops[-1]):
             peer = hops.pop()
         return peer
 
     def _trusts(self, address: str) -> bool:
-        if not self.networks or not _is_address(address):
+        if not _is_address(address):
             return False
         given = ipaddress.ip_address(address)
         if isinstance(given, ipaddress.IPv6Address) and given.ipv4_mapped is not None:

@@ -61,7 +61,7 @@ class RequestRecord(msgspec.Struct):
         """The headers that describe the request in its response."""
         headers = {REQUEST_ID: self.id}
         reader = self.reader
-        if self.job_id is not None and not (reader and reader.was_refused):
+        if self.job_id is not None and not (reader and reader.answer.refused):
             headers["x-shoal-job"] = self.job_id
         if self.left_out:  # which may name a model, as workers do
             headers["x-shoal-left-out"] = ascii("; ".join(self.left_out))[1:-1]
@@ -72,12 +72,12 @@ class RequestRecord(msgspec.Struct):
 
 def worker_headers(reader: AnswerCursor) -> list[tuple[str, str]]:
     """Return the headers that name the worker of an answer; none if it has none."""
-    if reader.worker_id is None:
+    if reader.answer.worker_id is None:
         return []
     return [
         # Workers choose their names; a header allows only some characters.
-        ("x-shoal-worker", ascii(reader.worker_id)[1:-1]),
-        ("x-shoal-attempts", str(reader.attempts)),
+        ("x-shoal-worker", ascii(reader.answer.worker_id)[1:-1]),
+        ("x-shoal-attempts", str(reader.answer.lease)),
     ]
 
 
@@ -145,7 +145,7 @@ def _fields(
     if record.usage is not None:
         fields["tokens_in"] = record.usage.prompt_tokens
         fields["tokens_out"] = record.usage.completion_tokens
-    worker = record.reader.worker_id if record.reader is not None else None
+    worker = record.reader.answer.worker_id if record.reader is not None else None
     more = {
         "key": record.owner,
         "job": record.job_id,

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Protocol
 
 import msgspec
@@ -124,7 +123,6 @@ def stream_headers(media: str = SSE_TYPE) -> dict[str, str]:
 
 SSE_KEEPALIVE = b": keep-alive\n\n"
 
-AT_ONCE = nullcontext()
 AT_ONCE_MAX = 16 << 10  # bytes that a connection takes without waiting for its client
 WRITE_TIMEOUT = 10.0  # seconds that a client may read nothing
 KEEPALIVE_EVERY = 15.0  # seconds of silence that proxies and clients tolerate
@@ -248,8 +246,12 @@ async def write(
     has_room = transport is not None and not transport.get_write_buffer_size()
     at_once = has_room and len(data) <= AT_ONCE_MAX
     try:
-        async with AT_ONCE if at_once else asyncio.timeout(timeout):
-            await (response.write_eof(data) if last else response.write(data))
+        sending = response.write_eof(data) if last else response.write(data)
+        if at_once:
+            await sending
+            return
+        async with asyncio.timeout(timeout):
+            await sending
     except TimeoutError:
         raise _abort(request) from None
     except ConnectionError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice, takewhile
 from operator import attrgetter
-from typing import Annotated, NamedTuple, get_args
+from typing import Annotated, get_args
 
 import msgspec
 from aiohttp import web
@@ -39,7 +39,7 @@ OF_WORKERS = frozenset({*get_args(facts.WorkerFact), *get_args(facts.AccountFact
 TEXT_MAX = 300  # characters; reasons and errors come from workers
 
 
-class FactSubject(NamedTuple):
+class FactSubject(msgspec.Struct, frozen=True):
     """What a fact is about; None where it names none.
 
     ``worker`` is the name in operators' orders, which may be that of a machine.
@@ -151,7 +151,7 @@ def to_event(
     return PoolEvent(number, at, name, subject.job, subject.worker, line_of(fact))
 
 
-class _LoggedFact(NamedTuple):
+class _LoggedFact(msgspec.Struct, frozen=True):
     """An event as it is kept.
 
     Every job has two facts that few people read: those are kept, for they are small,
@@ -191,8 +191,8 @@ class EventLog:
     def on_facts(self, batch: Sequence[facts.Fact]) -> None:
         """Add facts that are not frequent."""
         at = self._clock.wall()
-        for fact in batch:
-            if self._frequent.is_frequent(fact):
+        for fact, frequent in zip(batch, self._frequent.among(batch), strict=True):
+            if frequent:
                 continue
             logged = _LoggedFact(
                 self.next_number,

@@ -167,7 +167,7 @@ def _list_to_wire(values: Any) -> list[Any]:
 
 
 def _from_wire_as(made: type) -> Convert:
-    return lambda values: made([_from_wire(each) for each in values])
+    return lambda values: made(map(_from_wire, values))
 
 
 def _names(members: frozenset[Enum]) -> list[str]:

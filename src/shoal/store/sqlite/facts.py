@@ -17,9 +17,9 @@ from shoal.domain import facts
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call
+from shoal.domain.work import Call, JobKind
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
@@ -273,12 +273,12 @@ class _FactBatch:
         if name is not None:
             self._free(job.owner, name)
         return (
-            job.kind.value,
+            _KINDS[job.kind],
             listed_model(job),
             job.owner,
             self.apart.works.submit(self.sql, job),
             codec.encode_limits(job.limits),
-            job.priority.value,
+            _PRIORITIES[job.priority],
             name,
             codec.encode_terms(job.terms),
             job.terms.user,
@@ -305,6 +305,8 @@ INSERT = """
                       state, lease, packed_history, packed_outcome, value, error,
                       ended_at)
     VALUES (?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?, ?)"""
+_KINDS = {each: each.value for each in JobKind}
+_PRIORITIES = {each: each.value for each in Priority}
 NAME = 6  # its index in the result of ``_columns``
 PROGRESS = """
     UPDATE jobs SET state = coalesce(?, state), lease = coalesce(?, lease),
