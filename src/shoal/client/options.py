@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Literal, TypeAlias, TypedDict
+
+from msgspec import structs
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import Gang
@@ -108,7 +110,7 @@ class Options:
             "kept": None if self.durable else False,
             "progress": None if self.on_progress is None else True,
             "wait": self.wait or None,
-            "gang": None if self.gang is None else asdict(self.gang),
+            "gang": None if self.gang is None else structs.asdict(self.gang),
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -102,7 +102,8 @@ class AnswerCursor:
         """
         pieces = self._unread.drain()
         while not (pieces or self.answer.end or self._aborted):
-            await self._woken()
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
             pieces = self._unread.drain()
             if once:
                 break
@@ -119,7 +120,8 @@ class AnswerCursor:
         self._attentive = False
         self._unread = PieceBuffer()
         while (end := self._aborted or self.answer.end) is None:
-            await self._woken()
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
         if isinstance(end, Outcome):
             self.ended = end
             return end
@@ -174,11 +176,6 @@ class AnswerCursor:
         """Wake the reader."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-    def _woken(self) -> asyncio.Future[None]:
-        """Return what to wait for; it is done by the next ``push`` or ``wake``."""
-        self._wake = asyncio.get_running_loop().create_future()
-        return self._wake
 
     def _keeps_up(self, now: float) -> bool:
         if self._full_since is None:

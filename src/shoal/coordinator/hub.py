@@ -46,7 +46,7 @@ from shoal.pool.eligibility import has_suitable_worker, no_worker_reason
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.plan import plan
-from shoal.pool.react import Revocation, react, revocations
+from shoal.pool.react import REVOKING, Revocation, react, revocations
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
 from shoal.protocols.seam.session import CloseCode
@@ -532,10 +532,12 @@ class Hub:
         decided: list[Decision] = []
 
         def apply(fact: Fact) -> None:
-            if isinstance(fact, JobCancelled | JobExpired):
-                fact = self._with_written(fact)
-            kept = is_stored(fact, self.pool)
-            decided.append(Decision(fact, revocations(self.pool, fact), kept))
+            revoked: list[Revocation] = []
+            if isinstance(fact, REVOKING):
+                revoked = revocations(self.pool, fact)
+                if isinstance(fact, JobCancelled | JobExpired):
+                    fact = self._with_written(fact)
+            decided.append(Decision(fact, revoked, is_stored(fact, self.pool)))
             self._bookkeeper.record(fact, at)
             self.pool.apply(fact, now)
 

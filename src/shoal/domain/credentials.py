@@ -37,6 +37,8 @@ class Scope(Enum):
     MONITOR = "monitor"  # read what belongs to all keys
     ADMIN = "admin"  # create and revoke keys, and read and cancel all jobs
 
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
     def covers(self, needed: "Scope") -> bool:
         """Return whether this scope includes ``needed``."""
         return needed in _INCLUDED[self]

@@ -14,7 +14,6 @@ from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
-from shoal.gateway.http.access import CALLER
 from shoal.gateway.http.operation import Operation, error_forms
 from shoal.gateway.http.proxies import FORWARDED_FOR
 from shoal.gateway.http.request_record import (
@@ -189,7 +188,7 @@ def _application(
             if record.upgraded:
                 status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()
-            took, stranger = now - record.started_at, CALLER not in request
+            took, stranger = now - record.started_at, record.caller is None
             log_request(request, record, status, took, by_stranger=stranger)
             if not (is_upgrade and record.upgraded):  # a worker's, for days
                 known = gateway.hub.pool.roster.with_model
@@ -199,13 +198,14 @@ def _application(
         return response
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        record = record_of(request)
         if response.status == SWITCHING_PROTOCOLS:
-            record_of(request).upgraded = True
+            record.upgraded = True
         headers = response.headers
-        headers.update(record_of(request).headers)
+        headers.update(record.headers)
         headers.update(gateway.pages.cors_headers(request.headers))
         headers.update(OWN_HEADERS)
-        if (caller := request.get(CALLER)) is not None:
+        if (caller := record.caller) is not None:
             headers.update(caller.headers)
             if caller.session is not None:
                 headers.setdefault("Cache-Control", "no-store")

@@ -198,7 +198,8 @@ class PeerModels:
             return False
         if isinstance(message, words.RunJob):
             self._running[message.job_id, message.lease] = model
-            self._update_loads()
+            if len(self._models) > 1:  # else no other model adds load
+                self._update_loads()
         elif (
             isinstance(message, words.CancelJob)
             and words.CancelJob in self.peer.accepts
@@ -279,7 +280,8 @@ class PeerModels:
         self._ended[job_id] = model
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        self._update_loads()
+        if len(self._models) > 1:
+            self._update_loads()
         return model
 
 

@@ -139,6 +139,16 @@ def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
             return [facts.AccountLimited(account, budget, by)]
 
 
+REVOKING = (
+    facts.JobUnhedged,
+    facts.JobFailed,
+    facts.JobCancelled,
+    facts.JobExpired,
+    facts.JobRequeued,
+)
+"""The facts that may require cancellations."""
+
+
 def revocations(pool: PoolState, fact: facts.Fact) -> list[Revocation]:
     """Return the cancellations that ``fact``, not yet applied, requires."""
     match fact:

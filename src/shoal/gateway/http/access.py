@@ -30,6 +30,7 @@ from shoal.gateway.http import authentication
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
 from shoal.gateway.http.list_limits import ListLimits
+from shoal.gateway.http.request_record import record_of
 from shoal.gateway.job_service import JobService, LocalJobs
 from shoal.store.port import KeyStore
 from shoal.transports import http_server
@@ -105,9 +106,6 @@ class ApiCaller(msgspec.Struct, frozen=True):
         if self.call is not None and wanted is not None:
             wanted = min(wanted, highest, key=lambda each: each.value)
         return permitted_priority(self.key, wanted)
-
-
-CALLER = web.RequestKey("caller", ApiCaller)
 
 
 class Access:
@@ -331,7 +329,7 @@ class Access:
         await asyncio.sleep(delay)
 
     def _admit(self, request: web.Request, caller: ApiCaller) -> None:
-        request[CALLER] = caller
+        record_of(request).caller = caller
         http_server.admit(request)
 
     async def _authenticate(

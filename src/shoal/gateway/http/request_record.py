@@ -6,6 +6,7 @@ A log line has no prompts, answers or keys: only the names of keys.
 import logging
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -18,6 +19,9 @@ from shoal.domain.trace_context import TraceContext, read_traceparent
 from shoal.domain.work import JobKind
 from shoal.gateway.http.ids import new_id
 from shoal.transports.strangers import BY_STRANGER
+
+if TYPE_CHECKING:
+    from shoal.gateway.http.access import ApiCaller
 
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
@@ -45,6 +49,7 @@ class RequestRecord(msgspec.Struct):
     traceparent: str = ""  # what its job continues; empty: it is not traced
     span: TraceContext | None = None  # its own, if this coordinator makes spans
     client_span: str = ""  # the parent of that
+    caller: "ApiCaller | None" = None  # None: it has shown no key
 
     def set_job(self, job: Job) -> None:
         """Record the job of the request."""
