@@ -65,7 +65,7 @@ class Answer:
         self.end: Outcome | ShoalError | None = None  # None: it has not ended
         self.refused = False  # whether it ended because the job was not accepted
         self._rival: tuple[LeaseNumber, WorkerId] | None = None
-        self._read = False  # whether any reader has seen a piece
+        self.was_read = False  # whether any reader has seen a piece
         self._pieces = PieceBuffer()
         self._joinable = True  # whether all of them are text, or thoughts before it
         self.size = 0  # characters so far, about as many as people count
@@ -142,7 +142,7 @@ class Answer:
         text = self.text
         if continues and self._joinable and (text or self.thoughts):
             return text
-        if not self._read:
+        if not self.was_read:
             self._begin_anew()
         elif not self._joinable:
             raise UnusableOutput(
@@ -277,12 +277,6 @@ class Answer:
         readings, self._readings = self._readings, []
         for reading in readings:
             reading.abort(error)
-
-    # For cursors.
-
-    def mark_read(self) -> None:
-        """Record that a client has read a part of the answer."""
-        self._read = True
 
     def _begin_anew(self) -> None:
         self._pieces = PieceBuffer()

@@ -108,7 +108,7 @@ class AnswerCursor:
             if once:
                 break
         if pieces:
-            self.answer.mark_read()
+            self.answer.was_read = True
         self._unread_size = 0
         self._full_since = None
         return pieces
@@ -152,7 +152,7 @@ class AnswerCursor:
         if not self._attentive:
             return True
         if self._write is not None and not self._unread_size and self._write(pieces):
-            self.answer.mark_read()
+            self.answer.was_read = True
             return True
         self._unread.extend(pieces)
         self._unread_size += cost

@@ -31,7 +31,8 @@ class Deadlines:
             return
         answer = self._answers[job_id]
         # While a new lease is being stored, the answer has the previous one.
-        current = answer.lease in [lease for _, lease in job.holders]
+        hedged = job.hedge and job.hedge.lease
+        current = job.worker_id and answer.lease in (job.lease, hedged)
         last_output = answer.last_output if current else None
         due = next_limit(self._pool, job, self._clock.now(), last_output)
         if isinstance(due, TimeLimit):

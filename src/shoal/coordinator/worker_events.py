@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -281,10 +282,8 @@ class WorkerPort:
     def __init__(self, events: WorkerEvents, connection: WorkerRegistration) -> None:
         self._events = events
         self._connection = connection
-
-    def on_event(self, event: words.Event) -> None:
-        """Process an event of the worker."""
-        self._events.on_event(self._connection, event)
+        self.on_event = partial(events.on_event, connection)
+        """Processes an event of the worker."""
 
     def on_disconnect(self, reason: str) -> None:
         """Handle the end of the connection."""

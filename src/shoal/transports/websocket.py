@@ -92,8 +92,12 @@ class WebSocketLink:
         """Decrypt messages, each for itself."""
         if (opener := self._opener) is None:
             return batch
+        opened: list[Data] = []
         try:
-            return [opener.open(each) for each in batch if isinstance(each, bytes)]
+            for each in batch:  # no comprehension, which is a call for each chunk
+                if isinstance(each, bytes):
+                    opened.append(opener.open(each))
+            return opened
         except PeerError as error:
             raise LinkClosed(f"connection broken: {error}") from error
 

@@ -208,7 +208,8 @@ class ChunkEncoder:
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
         """Encode a chunk for each piece; one with the role begins a chat's choice."""
         first = pieces[0] if pieces else ""
-        chunks = [self._begin(0) if isinstance(first, str) else b""]
+        begins = isinstance(first, str) and 0 not in self._begun
+        chunks = [self._begin(0) if begins else b""]
         before, after = self._before, self._after
         for piece in pieces:
             if isinstance(piece, str):
@@ -222,10 +223,9 @@ class ChunkEncoder:
         """Encode the finish reasons, the usage if requested, and [DONE]."""
         opening = b"" if self._begun else self._begin(0)
         reason = _reason(self._kind, outcome.finish_reason)
-        endings = b"".join(
-            self._choice(index, self._kind.nothing, None, reason)
-            for index in sorted(self._begun - self._ended)
-        )
+        endings = b""
+        for index in sorted(self._begun - self._ended):
+            endings += self._choice(index, self._kind.nothing, None, reason)
         if not self._include_usage:
             return opening + endings + DONE
         usage = msgspec.json.encode(completion_usage(self._work, outcome))
@@ -275,11 +275,12 @@ class ChunkEncoder:
     def _choice(
         self, index: int, content: bytes, logprobs: JSON, reason: str | None
     ) -> bytes:
-        end = encode_json(reason)
+        end = b"null" if reason is None else encode_json(reason)
+        found = b"null" if logprobs is None else encode_json(logprobs)
         if reason is not None and index in self._stops:
             end += b',"stop_reason":' + encode_event_text(self._stops[index])
         return b'%b"index":%d,%b,"logprobs":%b,"finish_reason":%b%b' % (
-            *(self._head, index, content, encode_json(logprobs), end, self._tail),
+            *(self._head, index, content, found, end, self._tail),
         )
 
 
