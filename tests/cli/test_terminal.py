@@ -1,7 +1,9 @@
 import json
 
 import pytest
+from rich.console import Console
 
+from shoal.cli import terminal
 from shoal.cli.terminal import Columns, format_day, printable, show_table, table
 
 
@@ -10,6 +12,16 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     rows = [{"a": "aaa", "b": 1, "c": ""}, {"a": "a", "b": 2, "c": "c"}]
 
     assert table(columns, rows) == ["A    LONG  C", "aaa  2", "a    4     c"]
+
+
+def test_narrow_terminal_folds_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=40))
+    row = {"id": 24 * "0", "error": "it is longer than the line"}
+
+    lines = table({"ID": "id", "ERROR": "error"}, [row])
+
+    assert 24 * "0" in lines[1]
+    assert len(lines) > 2
 
 
 def test_table_without_rows_is_its_head_or_a_remark(

@@ -263,7 +263,7 @@ def test_draining_worker_finishes_and_gets_no_new_jobs() -> None:
 @pytest.mark.parametrize(
     ("models", "asked", "said"),
     [
-        ([], "m", "no worker has the model m: no worker has joined yet"),
+        ([], "m", "no worker has the model m: the pool has no model yet"),
         (["llama-3"], "lama-3", "no worker has the model lama-3: did you mean llama-3"),
         (["x"], "m", "no worker has the model m: there is x"),
     ],

@@ -220,7 +220,7 @@ async def test_servers_and_files_can_be_combined(
         ("vllm", "", "expected 'auto', 'embedded' or an http:// URL"),
         ("embedded", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
         ("auto", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
-        ("auto", "qwen*", "no server was found that has it"),
+        ("auto", "qwen*", "no engine on this machine has it"),
         ("http://127.0.0.1:9", f"tiny={TINY}", "opens its models itself"),
         ("http://127.0.0.1:9", "", "cannot be reached"),
         ("http://:9", "", "expected http://HOST:PORT/v1"),

@@ -70,7 +70,7 @@ def message_of(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
 @pytest.mark.parametrize(
     ("workers", "asked", "said"),
     [
-        ([], "m", "no worker has the model m: no worker has joined yet"),
+        ([], "m", "no worker has the model m: the pool has no model yet"),
         (["llama-3"], "lama-3", "did you mean llama-3?"),
         (["llama-3", "llama-4"], "llama-5", "did you mean llama-4 or llama-3?"),
         (["x"], "m", "no worker has the model m: there is x"),

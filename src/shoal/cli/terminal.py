@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Columns: TypeAlias = Mapping[str, "str | Callable[[Any], object]"]
 """A table's columns: of each its head, and the field of a row, or what returns it."""
 
+IDS = ("ID", "JOB")  # the heads of columns of ids
+
 UNLIMITED = 1 << 16  # columns where no terminal has an edge
 
 _CONTROLS = {
@@ -83,8 +85,8 @@ def show_page(
 def table(columns: Columns, rows: Iterable[Any], *, wrap: bool = True) -> list[str]:
     """Return the lines of a table, with control characters escaped.
 
-    On a terminal, long cells are folded into its width; without ``wrap``, they are cut,
-    so that each row is one line.
+    On a terminal, long cells are folded into its width, but ids, which people copy;
+    without ``wrap``, cells are cut, so that each row is one line.
     """
     from rich.table import Table
     from rich.text import Text
@@ -92,7 +94,7 @@ def table(columns: Columns, rows: Iterable[Any], *, wrap: bool = True) -> list[s
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for head in columns:
         overflow: Literal["fold", "ellipsis"] = "fold" if wrap else "ellipsis"
-        shown.add_column(head, no_wrap=not wrap, overflow=overflow)
+        shown.add_column(head, no_wrap=not wrap or head in IDS, overflow=overflow)
     for row in rows:
         cells = (
             str(row[cell] if isinstance(cell, str) else cell(row))

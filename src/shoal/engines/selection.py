@@ -271,12 +271,12 @@ def _model_file(
         return path
     if name == gguf_files.DEMO_MODEL:
         return gguf_files.demo_model_path()
-    reason = "no server was found that has it"
+    reason = "no engine on this machine has it"
     if sources:
         reason = _missing_model_message(sources, name)
     file = "NAME" if _is_pattern(name) else name
     raise ConfigError(
-        f"model {name!r}: {reason}, nor is there a GGUF file of that name; give its "
+        f"model {name!r}: {reason}, and there is no GGUF file of that name; give its "
         f"file, as {file}=FILE.gguf"
     )
 

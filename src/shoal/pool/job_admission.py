@@ -277,9 +277,8 @@ def _memory_rejection(pool: PoolState, job: Job) -> str | None:
 def unknown_model(models: Collection[str], model: str) -> str:
     """Return an error text for an unknown model, with suggestions."""
     suggestion = suggest_names(model, models, "GET /v1/models lists all")
-    return (
-        f"no worker has the model {model}: {suggestion or 'no worker has joined yet'}"
-    )
+    none = "the pool has no model yet; `shoal join` offers those of a machine"
+    return f"no worker has the model {model}: {suggestion or none}"
 
 
 def _models_that_do(pool: PoolState, job: Job, features: Set[Feature]) -> str:
