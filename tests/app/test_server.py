@@ -22,6 +22,7 @@ from gateway.facilitator import SOLANA, run_facilitator
 from gateway.providers import COMMIT, provider
 from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually
+from shoal.app.endpoints import plain_peers
 from shoal.app.server import run_coordinator
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
@@ -29,6 +30,7 @@ from shoal.config.secret_files import SIGNING_LOG_FILE, signing_key_created_at
 from shoal.domain.errors import ConfigError, Fenced, StoreBroken, StoreError
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.dispatch import Config
+from shoal.protocols.tealenet import Config as TealeConfig
 from shoal.store.ledger import LogHead
 from shoal.store.signing_keys import SigningKeys
 from shoal.store.sqlite.commits import take_over
@@ -394,7 +396,7 @@ async def test_peers_without_encryption_are_named_beyond_loopback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def listed() -> list[str]:
-        mark = "connections without encryption: "
+        mark = "not encrypted, if any connect: "
         messages = [record.getMessage() for record in caplog.records]
         return [each.removeprefix(mark) for each in messages if mark in each]
 
@@ -407,7 +409,22 @@ async def test_peers_without_encryption_are_named_beyond_loopback(
         assert bool(listed()) is (host == "0.0.0.0")
 
     (line,) = listed()
-    assert "nodes (grandsage)" in line
-    assert "workers (dispatch)" in line
-    assert "peers (tealenet)" in line
-    assert "macfleet" not in line
+    assert line == "workers (dispatch), nodes (grandsage)"
+
+
+@pytest.mark.parametrize(
+    ("config", "anyone", "expected"),
+    [
+        (TealeConfig(), False, {}),
+        (TealeConfig(), True, {"tealenet": "peers"}),
+        (TealeConfig(passcode="p"), False, {"tealenet": "peers"}),
+        (TealeConfig(open=True), False, {"tealenet": "peers"}),
+        (TealeConfig(peers=("mac:1",)), False, {"tealenet": "peers"}),
+    ],
+)
+def test_tealenets_peers_are_named_where_one_can_be_admitted(
+    config: TealeConfig, anyone: bool, expected: dict[str, str]
+) -> None:
+    wires = {"tealenet": config}
+
+    assert plain_peers(wires, tls=True, anyone=anyone) == expected

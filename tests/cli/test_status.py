@@ -236,7 +236,7 @@ def test_a_removed_worker_that_is_gone_is_shown() -> None:
 
     lines = shown(orders=orders, unencrypted={"wire": "nodes", "other": "workers"})
 
-    assert lines[0] == "connections without encryption: nodes (wire), workers (other)"
+    assert lines[0] == "not encrypted, if any connect: nodes (wire), workers (other)"
     assert any(each.startswith("no workers: `shoal join-line`") for each in lines)
     assert lines[-1] == (
         "  removed with the key al, 1970-01-01 00:00Z; to resume: shoal nodes resume "

@@ -57,13 +57,16 @@ def make_endpoints(
     return found
 
 
-def plain_peers(wires: Mapping[str, object], *, tls: bool) -> Mapping[str, str]:
+def plain_peers(
+    wires: Mapping[str, object], *, tls: bool, anyone: bool
+) -> Mapping[str, str]:
     """Return the peers whose connections are not encrypted, by their wire's name.
 
-    ``wires`` holds protocols' configurations by name; ``tls``: the HTTP port has it.
+    ``wires`` holds protocols' configurations by name; ``tls``: the HTTP port has it;
+    ``anyone``: peers without a credential of their protocol may be admitted.
     """
     described = {
-        wire: protocol.plain_peers(wires.get(wire) or protocol.config(), tls)
+        wire: protocol.plain_peers(wires.get(wire) or protocol.config(), tls, anyone)
         for wire, protocol in discover().items()
     }
     return {wire: peers for wire, peers in described.items() if peers}

@@ -182,7 +182,8 @@ async def run_coordinator(
         payments = await finally_.enter_async_context(
             open_payments(x402, settings.prices)
         )
-        unencrypted = _unencrypted(config, wires, https)
+        anyone = not stored.token or bool(settings.contacts)
+        unencrypted = _unencrypted(config, wires, https, anyone)
         gateway = await _gateway(
             config,
             settings,
@@ -390,18 +391,21 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
 
 
 def _unencrypted(
-    config: ServeConfig, wires: Mapping[str, object], https: Https | None
+    config: ServeConfig,
+    wires: Mapping[str, object],
+    https: Https | None,
+    anyone: bool,
 ) -> Mapping[str, str]:
     """Return the peers of other machines whose connections are not encrypted.
 
-    They are by wire, and logged.
+    They are by wire, and logged.  ``anyone``: some need no credential.
     """
     if is_own_host(config.host):
         return {}
-    unencrypted = plain_peers(wires, tls=https is not None)
+    unencrypted = plain_peers(wires, tls=https is not None, anyone=anyone)
     listed = ", ".join(f"{peers} ({wire})" for wire, peers in unencrypted.items())
     if listed:
-        log.warning("connections without encryption: %s", listed)
+        log.warning("not encrypted, if any connect: %s", listed)
     return unencrypted
 
 

@@ -116,7 +116,7 @@ def status_lines(
     yield _counts(status, found)
     if status["unencrypted"]:
         plain = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
-        yield terminal.printable(f"connections without encryption: {', '.join(plain)}")
+        yield terminal.printable(f"not encrypted, if any connect: {', '.join(plain)}")
     if not status["ready"]:
         yield terminal.printable(f"no jobs are accepted: {status['why_not']}")
     if degraded := status.get("degraded"):  # not of earlier coordinators

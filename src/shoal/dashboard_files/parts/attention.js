@@ -47,7 +47,7 @@ export function attention(status, machines, admin) {
   const open = status.relays.filter((each) => each.open);
   if (open.length) add("warn", "The relay is open: any node may use it", "Show", "#/nodes");
   for (const [wire, peers] of Object.entries(status.unencrypted)) {
-    add("warn", `Connections without encryption (${wire}): ${peers}`, "", "");
+    add("warn", `Not encrypted, if any connect: ${peers} (${wire})`, "", "");
   }
   const urgency = ["bad", "warn", "info"];
   return found.sort((a, b) => urgency.indexOf(a.tone) - urgency.indexOf(b.tone));

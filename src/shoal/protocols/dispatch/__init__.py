@@ -130,5 +130,5 @@ PROTOCOL = WireProtocol(
     coordinator_probe=PROBE,
     pairing=PAIRING,
     anonymous_http=lambda config: config.open,
-    plain_peers=lambda config, tls: "" if tls else "workers",
+    plain_peers=lambda config, tls, anyone: "" if tls else "workers",
 )

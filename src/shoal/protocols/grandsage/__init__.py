@@ -66,5 +66,5 @@ PROTOCOL = WireProtocol(
     dial=GrandSageNodeDialer,
     peers="GrandSage's nodes",
     kinds=CHAT_ONLY,
-    plain_peers=lambda config, tls: "" if tls else "nodes",
+    plain_peers=lambda config, tls, anyone: "" if tls else "nodes",
 )

@@ -31,7 +31,7 @@ PROTOCOL = WireProtocol(
     fleets=FLEETS,
     mixed_ranks=FleetRanks,
     worker_endpoints=worker_endpoints,
-    plain_peers=lambda config, tls: (
+    plain_peers=lambda config, tls, anyone: (
         "" if config.tls or not config.open else "nodes of the open fleet"
     ),
 )

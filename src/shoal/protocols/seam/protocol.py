@@ -84,7 +84,7 @@ class FleetAccess(Generic[C]):
     """The default port of a fleet's nodes."""
 
 
-def _no_peers(config: object, tls: bool) -> str:
+def _no_peers(config: object, tls: bool, anyone: bool) -> str:
     return ""
 
 
@@ -147,10 +147,11 @@ class WireProtocol(Generic[C]):
     """
     encrypts: bool = False
     """Whether Shoal's workers can encrypt their connections: ``encrypted_stream``."""
-    plain_peers: Callable[[C, bool], str] = _no_peers
+    plain_peers: Callable[[C, bool, bool], str] = _no_peers
     """The peers whose connections are not encrypted, for operators; empty: none.
 
-    Takes the configuration, and whether the HTTP port has TLS.
+    Takes the configuration, whether the HTTP port has TLS, and whether peers without a
+    credential of this protocol may be admitted.
     """
     anonymous_http: Callable[[C], bool] | None = None
     """Whether this wire's own HTTP API accepts clients without an API key.

@@ -150,6 +150,8 @@ PROTOCOL = WireProtocol(
     kinds=CHAT_ONLY,
     has_keys=True,
     joint=True,
-    plain_peers=lambda config, tls: "peers",
+    plain_peers=lambda config, tls, anyone: (
+        "peers" if anyone or config.admits_peers else ""
+    ),
     peering=dial_peer,
 )

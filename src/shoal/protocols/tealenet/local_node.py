@@ -53,6 +53,13 @@ class Config:
     def __post_init__(self) -> None:
         check_owner(self.owner, "--tealenet-owner")
 
+    @property
+    def admits_peers(self) -> bool:
+        """Whether any peer can be admitted, at a coordinator with a join token."""
+        return bool(
+            self.passcode or self.open or self.browse or self.peers or self.relays
+        )
+
 
 def check_owner(owner: str, flag: str) -> None:
     """Raise ConfigError unless an owner is empty or a UUID: Macs refuse any other."""
