@@ -30,7 +30,7 @@ def test_adults_may_enter():
     assert not may_enter(3, banned=False)
 """
 GROUPS = """
-[groups.door]
+[groups.admission]
 modules = ["src/pond/gate.py"]
 tests = ["tests"]
 
@@ -74,7 +74,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a trial is a fork")
 def test_mutants_that_no_test_notices_are_reported(project: Path) -> None:
-    run = mutate("door", "--root", str(project))
+    run = mutate("admission", "--root", str(project))
 
     _, ignored, unreached, *_, figures = run.stdout.splitlines()
     assert ignored == "SURVIVED src/pond/gate.py:8 may_enter(): banned -> False"
@@ -82,7 +82,7 @@ def test_mutants_that_no_test_notices_are_reported(project: Path) -> None:
         "UNREACHED src/pond/gate.py:9 may_enter(): False -> True in return False"
     )
     # The tests notice if all are banned, and both constant answers.
-    assert figures.split()[:-1] == ["door", "6", "6", "3", "0", "1", "2"]
+    assert figures.split()[:-1] == ["admission", "6", "6", "3", "0", "1", "2"]
     assert run.returncode == 1
     assert (project / "src/pond/gate.py").read_text() == GATE.lstrip()
 
