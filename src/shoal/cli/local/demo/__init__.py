@@ -114,8 +114,8 @@ def command(question: str, model: str) -> None:
         for line in api.request(f"/admin/jobs/{answer.job}/explain")["lines"]:
             say(f"  {line}", "dim")
         say(
-            f"\nThe answer is complete: {answer.tokens} tokens, begun by "
-            f"{answer.killed}, finished by the other worker.\n",
+            f"\nThe answer is complete: {answer.tokens} tokens of {ANSWER_MAX} at "
+            f"most, begun by {answer.killed}, finished by the other worker.\n",
             "green",
         )
         signing = ["--wire", _signing_wire()]
