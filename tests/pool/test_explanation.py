@@ -70,7 +70,7 @@ def test_job_with_two_workers_is_explained() -> None:
         "first text of attempt 1",
         "back in the queue after attempt 1: worker lost: closed by peer",
         "given to w:two, attempt 2: least busy: 50% of its slots in use",
-        "done by attempt 2: length, 3 tokens read, 4 written",
+        "done by attempt 2: 3 prompt tokens, 4 output tokens, finish reason length",
     ]
 
 
@@ -91,7 +91,7 @@ def test_every_transition_and_end_has_a_reason() -> None:
         "failed: out of memory",
         "cancelled: the client left",
         "given up: no worker for m1: draining (1 worker)",
-        "done by attempt 1: stop",
+        "done by attempt 1: finish reason stop",
         "too late: w:one said 'completed' of attempt 1; recorded, not delivered",
     ]
 

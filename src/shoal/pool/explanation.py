@@ -140,7 +140,8 @@ def _describe_outcome(outcome: Outcome) -> str:
         return f"it returned a value of {len(outcome.value)} B"
     if outcome.blobs:
         return "it returned a value that is kept in a file of its own"
+    reason = f"finish reason {outcome.finish_reason}"
     if outcome.usage is None:
-        return outcome.finish_reason
+        return reason
     read, written = outcome.usage.prompt_tokens, outcome.usage.completion_tokens
-    return f"{outcome.finish_reason}, {read} tokens read, {written} written"
+    return f"{read} prompt tokens, {written} output tokens, {reason}"

@@ -206,7 +206,7 @@ async def test_explanation_has_no_prompt_and_no_answer(pool: Pool) -> None:
     assert any(line.startswith("back in the queue") for line in story)
     given = f"given to grandsage:{second}/m1, attempt 2: "
     assert any(line.startswith(given) for line in story)
-    assert story[-1] == "done by attempt 2: stop"
+    assert story[-1] == "done by attempt 2: finish reason stop"
     assert not any("the secret" in line or "the answer" in line for line in story)
 
 
