@@ -35,7 +35,7 @@ LIMIT = 60.0  # seconds for a phase of a test, on the reference machine
 IDLE_MAX = 25.0  # seconds in which a phase uses next to no processor time
 LONG_LIMIT = 600.0  # seconds for a phase of a test that is marked as long
 LONG_IDLE_MAX = 150.0  # seconds: real peers have timers of a minute and more
-IDLE = 0.1  # of a core: what polls for something that never comes uses less
+IDLE = 0.1  # of a free core: what polls for something that never comes uses less
 LOOKS = 5  # at the processor time in this while
 AGAIN = 1.0  # seconds between exceptions
 GRACE = 30.0  # seconds from the first exception to the end of the process
@@ -61,7 +61,8 @@ class Phase:
             return self.hung
         now, used = time.monotonic(), processor_seconds()
         # Less than before, if a program has ended that nobody waited for.
-        if abs(used - self._used) > IDLE * (now - self._looked):
+        # Of a busy machine, or one with slow disks, a test may get less than of a core.
+        if abs(used - self._used) > IDLE / slowness() * (now - self._looked):
             self._active = now
         self._looked, self._used = now, used
         if now - self._active >= self.idle_max:
