@@ -3,8 +3,8 @@
 Each phase of a test (set-up, call, tear-down) has two limits: seconds in all, by the
 speed of the machine, and seconds in which the test and the programs that it has started
 use next to no processor time.  The second notices what waits for something that never
-comes, on a machine of any speed.  Before the first is enforced, the speed is measured
-once more, for other work may have begun since.
+comes, on a machine of any speed.  Before either is enforced, the speed is measured once
+more, for other work may have begun since.
 
 SIGALRM then raises an exception in the main thread, and again every second until the
 phase ends: one alone can be lost, for an event loop gives it to whichever task runs at
@@ -37,6 +37,7 @@ LONG_LIMIT = 600.0  # seconds for a phase of a test that is marked as long
 LONG_IDLE_MAX = 150.0  # seconds: real peers have timers of a minute and more
 IDLE = 0.1  # of a free core: what polls for something that never comes uses less
 LOOKS = 5  # at the processor time in this while
+LOOK = 0.05  # seconds of processor time that a look itself may take
 AGAIN = 1.0  # seconds between exceptions
 GRACE = 30.0  # seconds from the first exception to the end of the process
 EXIT = 60.0  # seconds for the process to end once all tests have
@@ -53,6 +54,7 @@ class Phase:
         self.end = 2 * self.limit + min(self.limit, GRACE)  # seconds for the process
         self.hung = ""
         self._began = self._active = self._looked = time.monotonic()
+        self._most = 0.0  # of a core, in one look since then
         self._used = 0.0  # until the first look: looking takes longer than most tests
 
     def why_hung(self) -> str:
@@ -61,11 +63,17 @@ class Phase:
             return self.hung
         now, used = time.monotonic(), processor_seconds()
         # Less than before, if a program has ended that nobody waited for.
-        # Of a busy machine, or one with slow disks, a test may get less than of a core.
-        if abs(used - self._used) > IDLE / slowness() * (now - self._looked):
-            self._active = now
+        spent = max(abs(used - self._used) - LOOK, 0.0)
+        share = spent / (now - self._looked)
+        self._most = max(self._most, share)
+        # Of a busy machine, or one with slow disks, a test gets less than of a free core.
+        if share > IDLE / slowness():
+            self._active, self._most = now, 0.0
         self._looked, self._used = now, used
-        if now - self._active >= self.idle_max:
+        idle = now - self._active >= self.idle_max
+        if idle and self._most > IDLE / measured():
+            self._active, self._most = now, 0.0  # it has become busy since
+        elif idle:
             self.hung = f"hung: idle for {now - self._active:.0f} seconds"
         elif now - self._began >= self.limit:
             # At most twice: soon after that the process ends, see ``_guarded``.
