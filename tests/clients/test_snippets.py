@@ -9,7 +9,6 @@ import pytest
 from clients import page
 from clients.conftest import INSTALLED
 from clients.page import Snippet
-from harness.speed import PATIENCE
 from live.programs import KEY, Pool
 
 COMMANDS = {
@@ -34,7 +33,6 @@ def test_snippet_prints_what_the_page_says(
         input=code,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
         cwd=INSTALLED,  # where Node looks for modules
         # No settings of the user who runs the tests.
         env={

@@ -10,7 +10,6 @@ import pytest
 
 from clients.conftest import INSTALLED
 from gateway.chat.varied_answers import shown_answers
-from harness.speed import PATIENCE
 
 SCRIPT = Path(__file__).with_name("node") / "strict_answers.mjs"
 MOST = 2  # parts of an answer, beside the answer with all
@@ -34,7 +33,6 @@ def test_clients_for_javascript_find_nothing_wrong(tmp_path: Path) -> None:
         input=SCRIPT.read_text("utf-8"),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
         cwd=INSTALLED,
         env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
     )

@@ -16,7 +16,6 @@ import pytest
 
 import shoal
 from clients.conftest import INSTALLED
-from harness.speed import PATIENCE
 from ledger.builders import (
     AT,
     COORDINATOR,
@@ -57,7 +56,6 @@ def test_modules_on_node(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "SHOAL_CASES": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
     )
 
     assert ran.returncode == 0, ran.stdout
