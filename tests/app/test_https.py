@@ -76,7 +76,7 @@ def test_authority_and_fingerprint_outlive_a_restart(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"tls": "on"}, "--tls on: expected auto or off"),
-        ({"tls": "auto", "tls_cert": Path("c")}, "--tls-cert and --tls-key name one"),
+        ({"tls": "auto", "tls_cert": Path("c")}, "--tls-cert and --tls-key name an"),
         ({"tls_cert": Path("c")}, "--tls-cert takes --tls-key beside it"),
         ({"tls_key": Path("k")}, "--tls-key takes --tls-cert beside it"),
     ],

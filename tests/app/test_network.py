@@ -320,7 +320,7 @@ async def test_fallback_port_is_used_if_the_default_is_taken(
             assert ports["wire"]["tcp"] == told[0] != port
 
     assert caplog.messages == [
-        f"ports are in use, so others are taken: {told[0]} for {port}"
+        f"ports are in use, listening on others: {told[0]} for {port}"
     ]
 
 

@@ -216,7 +216,7 @@ async def test_unreachable_facilitator_at_start_is_logged(
         async with run_coordinator(settings(tmp_path, **PRICED), OPEN, PAID):
             pass
 
-    assert "no job can be paid for yet, so none is taken" in caplog.text
+    assert "payments do not work yet, so no jobs are accepted" in caplog.text
 
 
 async def test_facilitator_without_the_network_prevents_the_start(

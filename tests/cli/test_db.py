@@ -230,7 +230,9 @@ async def test_backup_names_the_files_that_are_not_in_it(
 
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert [first, second] == [f"wrote {tmp_path / name}.db" for name in ("one", "two")]
-    assert rest == [f"clients' files are not in it: copy {folder / 'files'} as well"]
+    assert rest == [
+        f"clients' files are not in the backup: copy {folder / 'files'} as well"
+    ]
 
 
 async def test_backup_overwrites_nothing(

@@ -49,7 +49,7 @@ def test_a_taken_port_is_found(examined: Examined) -> None:
         severity, text = found(check_port, replace(examined, serve=serve))
 
     assert severity is Severity.FAILED
-    assert f"127.0.0.1:{port} cannot be listened on" in text
+    assert f"cannot listen on 127.0.0.1:{port}" in text
     assert "shoal serve --port" in text
     assert found(check_port, replace(examined, serve=serve))[0] is Severity.OK
 
@@ -81,7 +81,7 @@ def test_disk_is_that_of_the_first_folder_that_exists(examined: Examined) -> Non
 @pytest.mark.parametrize(
     ("host", "active", "severity", "part"),
     [
-        ("127.0.0.1", "ufw", Severity.OK, "on this machine alone"),
+        ("127.0.0.1", "ufw", Severity.OK, "from this machine only"),
         ("0.0.0.0", "ufw", Severity.WARNING, "sudo ufw allow 4010/tcp"),
         ("0.0.0.0", "firewalld", Severity.WARNING, "--add-port=4010/tcp"),
         ("0.0.0.0", "", Severity.OK, "no firewall found"),
@@ -145,4 +145,4 @@ async def test_another_program_is_no_coordinator(
 
     shown = capsys.readouterr().out
     assert f"warning coordinator {url} is not a Shoal coordinator" in shown
-    assert "→ to begin a pool here: shoal serve" in shown
+    assert "→ to start a pool here: shoal serve" in shown

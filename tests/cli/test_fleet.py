@@ -152,7 +152,7 @@ def test_token_of_other_programs_can_be_used(
         (["http://pair?token=abcdefgh"], "not a pairing URL"),
         (["macfleet://pair?fleet=x"], "has no token"),
         (["macfleet://pair?token=short"], "at least 8 characters"),
-        ([URL, "--theirs"], "exclude each other"),
+        ([URL, "--theirs"], "only one of URL"),
         (["--theirs"], "neither MACFLEET_TOKEN"),
     ],
 )

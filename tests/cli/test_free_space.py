@@ -30,5 +30,5 @@ async def test_waiting_start_says_where_space_is_missing_and_can_be_stopped(
     await waiting
 
     (record,) = caplog.records
-    assert f"{tmp_path}: " in record.getMessage()
+    assert f"--data-dir {tmp_path} has " in record.getMessage()
     assert f"a start needs {PLENTY / 1e6:.1f} MB: free some" in record.getMessage()

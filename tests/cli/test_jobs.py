@@ -80,7 +80,7 @@ async def test_input_is_read_from_a_pipe(
     [
         (
             ("hi", "--privacy", "private", "--user", "al b"),
-            "with the user; `shoal pair create 'al b'` makes a code that pairs one",
+            "with the user; `shoal pair create 'al b'` creates a code that pairs one",
         ),
         (("hi", "--type", "TASK"), "give the name of the task with --task"),
         (("hi", "--task", "classify"), "--task: only for --type TASK"),
@@ -148,4 +148,4 @@ async def test_worker_is_paired_listed_and_revoked(
     assert empty.endswith("shoal pair create ada")
 
     assert await shoal(pool, "pair", "claim", code, A) == 1
-    assert "there is no such code" in capsys.readouterr().err
+    assert "no such code" in capsys.readouterr().err

@@ -289,7 +289,7 @@ async def test_a_model_that_no_peer_has_fails(
 
     assert code == 1
     assert capsys.readouterr().out == (
-        "no peer shares org/m (3 peers asked); to share it: shoal serve --share "
+        "no peer shares org/m (3 peers queried); to share it: shoal serve --share "
         "NAME=PATH, or shoal join --model NAME=PATH, where it is\n"
     )
 

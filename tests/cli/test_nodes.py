@@ -58,8 +58,9 @@ async def run(url: str, *words: str) -> int:
         (
             ["approve"],
             {"state": "pending", "approved": ["8a"]},
-            "approved wire:w/m: the key 8a; workers of this name that prove no key "
-            "are still pending: approve each by its name in `shoal status --json`",
+            "approved wire:w/m: the key 8a; workers of this name that have not proved "
+            "a key are still pending: approve each by its name in `shoal status "
+            "--json`",
         ),
         (
             ["approve"],
@@ -70,7 +71,7 @@ async def run(url: str, *words: str) -> int:
             ["approve"],
             {"state": "active", "workers": []},
             "approved wire:w/m: no worker of this name is connected now; the approval "
-            "holds for the first that connects",
+            "is for the first one that connects",
         ),
         (
             ["approve"],
@@ -146,7 +147,7 @@ async def test_a_drain_that_another_operator_ends_is_an_error(
 
     assert await run(url, "drain", "wire:w/m", "--wait") == 1
 
-    reason = f"wire:w/m is {state} now: its drain was ended before its jobs"
+    reason = f"wire:w/m is {state} now: the drain was ended before its jobs were"
     assert reason in capsys.readouterr().err
 
 

@@ -105,7 +105,7 @@ def test_help_shows_settings_of_every_day_and_all_on_request() -> None:
 
     assert "--volume DB" in short
     assert "--greeting" not in short
-    assert "with --help-all: serve 3." in short
+    assert "shown by --help-all: serve 3." in short
     assert "serve:" in long
     for flag in ("--volume DB", "--greeting / --no-greeting", "--no-looking"):
         assert flag in long

@@ -112,4 +112,4 @@ def test_proof_of_growth_is_about_no_request(
 
     assert main([*words, str(file)]) == 1
 
-    assert "--request: only for a file of export" in capsys.readouterr().err
+    assert "--request: only for a file written by export" in capsys.readouterr().err

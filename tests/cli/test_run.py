@@ -11,8 +11,8 @@ from shoal.cli.main import main
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("qwen38b", "did you mean qwen3-8b? `shoal join` on a machine that has it "),
-        ("gemma", "its models: qwen3-8b, tiny; `shoal join` on a machine that has it "),
+        ("qwen38b", "did you mean qwen3-8b? to add it, run `shoal join` "),
+        ("gemma", "its models: qwen3-8b, tiny; to add it, run `shoal join` "),
     ],
 )
 async def test_what_the_other_machines_pool_has_is_said(

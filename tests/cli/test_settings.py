@@ -200,7 +200,9 @@ def test_list_setting_is_a_list_or_has_commas(
 def test_error_names_a_list_setting_with_other_values(file: Path, text: str) -> None:
     file.write_text(f"[join]\n{text}\n")
 
-    with pytest.raises(ConfigError, match=r"\[join\] engine: expected a list of texts"):
+    with pytest.raises(
+        ConfigError, match=(r"\[join\] engine: expected a list of strings")
+    ):
         load(JoinConfig, "join", {}, file, {})
 
 

@@ -110,7 +110,7 @@ def test_a_machine_has_a_row_and_beneath_it_its_wires_and_models() -> None:
         "",
         "MACHINE  STATE   BUSY  TOKENS/S  CPU  MEM  TEMP   UP",
         "studio   active  1/4   35.2      12%  40%  54 °C  1 min",
-        "  Apple M2 Pro, 32 GB; wire (Noise); Shoal 1.2.3",
+        "  Apple M2 Pro, 32 GB; wire (encrypted); Shoal 1.2.3",
         "  m, n",
     ]
 
@@ -216,7 +216,7 @@ def test_a_peer_that_is_not_admitted_is_shown_with_the_reason() -> None:
 
     assert lines[-3:] == [
         "ab\\n     not admitted",
-        "  wire (Noise)",
+        "  wire (encrypted)",
         "  start it with --open",
     ]
 
@@ -225,7 +225,7 @@ def test_peers_without_models_are_machines_too() -> None:
     server = {**PEER, "name": "Linux Server", "hardware": SERVER, "remark": "is new"}
 
     assert [each for each in shown(peers=[server]) if each.startswith("  ")] == [
-        "  NVIDIA RTX 4090, 64 GB, 24 GB VRAM; wire (Noise)",
+        "  NVIDIA RTX 4090, 64 GB, 24 GB VRAM; wire (encrypted)",
         "  is new",
     ]
 

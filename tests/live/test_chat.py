@@ -48,7 +48,7 @@ def test_conversation_at_a_terminal(pool: Pool, tmp_path: Path, chat: Chat) -> N
     terminal.send("/system be brief\r")
     terminal.expect_exact("system prompt: be brief")
     terminal.send("/model huge\r")
-    terminal.expect_exact("no model 'huge' that chats; those of the pool: tiny")
+    terminal.expect_exact("no chat model 'huge'; the pool has: tiny")
     terminal.send("/swim\r")
     terminal.expect_exact("no command /swim; /help lists them")
     saved = tmp_path / "chat.md"

@@ -166,7 +166,7 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
     assert json.loads(done.stdout)["workers"] == []
     assert "no workers:" in shoal("status", "--url", url, "--data-dir", folder).stdout
     assert (
-        "the pool has no model that chats"
+        "the pool has no chat model"
         in shoal("chat", "--url", url, "--data-dir", folder, "x").stderr
     )
 
@@ -180,7 +180,7 @@ def test_status_shows_the_workers(pool: Pool) -> None:
     assert status["ready"] is True
     shown = shoal("status", *connection(pool)).stdout
     assert re.search(r"^one +active +0/4 ", shown, re.MULTILINE)
-    assert "; shoal (Noise); Shoal " in shown
+    assert "; shoal (encrypted); Shoal " in shown
 
 
 def test_other_server_is_not_a_coordinator(slow_model: GatedModel) -> None:

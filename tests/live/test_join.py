@@ -66,7 +66,7 @@ def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nonsense"], "unknown wire"),
+        (["nonsense"], "unknown protocol"),
         (["http://"], "no host"),
         (["http://127.0.0.1:1", "--wire", "pigeon"], "--wire pigeon"),
         (["http://127.0.0.1:1", "--slots", "-1"], "--slots: expected"),

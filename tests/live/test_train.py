@@ -164,7 +164,9 @@ def test_interrupted_run_ends_its_processes_and_says_so(
 
     assert watching.returncode == 130
     assert output.splitlines()[-1] == "[run] cancelled"
-    assert errors.strip() == "shoal train: cancelling; Ctrl-C again leaves the run"
+    assert errors.strip() == (
+        "shoal train: cancelling; Ctrl-C again exits without waiting"
+    )
     eventually(lambda: not any(map(is_running, pids)), "their end")
 
 

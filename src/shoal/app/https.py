@@ -64,16 +64,16 @@ def open_https(config: ServeConfig, names: frozenset[str], at: float) -> Https |
     certificate, key = config.tls_cert, config.tls_key
     if config.tls == AUTO and (certificate or key):
         raise ConfigError(
-            "--tls auto makes a certificate, and --tls-cert and --tls-key name one: "
-            "give either"
+            "--tls auto creates a certificate, and --tls-cert and --tls-key name an "
+            "existing one: give one or the other"
         )
     if config.tls == AUTO:
         return _local_https(config, names, at)
     if certificate is None and key is None:
         if not is_own_host(config.host):
             log.warning(
-                "HTTP is not encrypted: others on the networks of %s can read API "
-                "keys, prompts and answers; give --tls auto, or --tls-cert and "
+                "HTTP is not encrypted: other machines on the networks of %s can read "
+                "API keys, prompts and answers; give --tls auto, or --tls-cert and "
                 "--tls-key",
                 config.host,
             )
@@ -121,8 +121,9 @@ def _local_https(config: ServeConfig, names: frozenset[str], at: float) -> Https
         made = local_certificate(folder, named, socket.gethostname(), now)
         if made.replaced:
             log.warning(
-                "the local authority is a new one: other programs have to trust %s "
-                "instead of the old one; tokens and keys with a fingerprint stay good",
+                "the local certificate authority is new: other programs have to trust "
+                "%s instead of the old file; tokens and keys with a fingerprint stay "
+                "valid",
                 made.authority,
             )
         return made

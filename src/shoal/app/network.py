@@ -138,7 +138,7 @@ class LocalDiscovery:
         wires |= {each.wire for each in self._discovered}
         flags = " or ".join(f"--{wire}-peers HOST:PORT" for wire in sorted(wires))
         log.warning(
-            "peers on the local network are not found: %s; use %s", error, flags
+            "cannot discover peers on the local network: %s; use %s", error, flags
         )
 
 
@@ -211,7 +211,7 @@ async def open_network(
             if endpoint.service is not None and not context.hidden:
                 announced.append(AnnouncedService(wire, endpoint.service, bound))
         if fallbacks:
-            log.info("ports are in use, so others are taken: %s", ", ".join(fallbacks))
+            log.info("ports are in use, listening on others: %s", ", ".join(fallbacks))
         async with _outbound(endpoints, announced, context):
             yield ports
 

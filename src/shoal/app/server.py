@@ -306,8 +306,8 @@ async def run_coordinator(
                         await calls.stored()
                 if hub.store_health.failing_for:
                     log.warning(
-                        "stopped while the store fails: jobs without stored results "
-                        "run again after the next start"
+                        "stopped while the store was failing: jobs without stored "
+                        "results run again after the next start"
                     )
                 hub.disconnect_all(STOPPING)
                 peers.disconnect_all(STOPPING)
@@ -345,7 +345,7 @@ async def _opened(
                     signing_keys.begin_new_log, folder, head, at
                 )
                 log.warning(
-                    "new log of receipts, signed with %s",
+                    "new receipt log, signed with %s",
                     signing.signer.public_key.hex(),
                 )
             elif problem is not None:

@@ -127,7 +127,7 @@ async def open_payments(
         try:
             await payments.prepare()
         except PaymentsDown as error:
-            log.warning("no job can be paid for yet, so none is taken: %s", error)
+            log.warning("payments do not work yet, so no jobs are accepted: %s", error)
         yield payments
     finally:
         await payments.close()

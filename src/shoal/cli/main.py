@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "use": {
         "run": "chat with a model; start whatever is needed",
         "chat": "chat with a model of the pool",
-        "models": "pull models from the hub, copy those of peers, and list them",
+        "models": "download models, copy them from other machines, and list them",
         "jobs": "submit, list, explain and cancel jobs",
         "tasks": "list and call the functions of workers",
         "train": "run a script on several machines, as torchrun does on one",

@@ -51,7 +51,7 @@ config_file_option = click.option(
 yes_option = click.option(
     "--yes",
     is_flag=True,
-    help="Do not ask for confirmation, as without a terminal.",
+    help="Do not ask for confirmation; without a terminal, nothing is asked.",
 )
 
 
@@ -251,7 +251,7 @@ class SettingsCommand(click.Command):
         if left_out:
             formatter.write_paragraph()
             counts = ", ".join(f"{name} {count}" for name, count in left_out.items())
-            formatter.write_text(f"Further settings, with --help-all: {counts}.")
+            formatter.write_text(f"More settings, shown by --help-all: {counts}.")
 
     def _show_all(self, ctx: click.Context, param: object, value: bool) -> None:
         if value and not ctx.resilient_parsing:

@@ -94,8 +94,8 @@ class ServeConfig:
         False,
     )
     allowed_host: tuple[str, ...] = setting(
-        "name of this coordinator, beside the machine's own, for clients without a key "
-        "and web pages; repeatable",
+        "additional name of this coordinator, for clients without a key and for web "
+        "pages; repeatable",
         (),
         "NAME",
     )
@@ -123,7 +123,7 @@ class ServeConfig:
         everyday=True,
     )
     no_discovery: bool = setting(
-        "neither announcements nor searches on the local network", False
+        "neither announcements nor discovery on the local network", False
     )
     queue_max: int = setting(
         "limit of queued jobs; further ones are rejected", 1000, "JOBS"
@@ -163,8 +163,8 @@ class ServeConfig:
     )
     files_max: float = setting("limit of all files of a key", 10.0, "GB")
     new_log: bool = setting(
-        "a new log of receipts, signed with a new key, where the database is missing, "
-        "or older than the receipts that its key has shown",
+        "a new receipt log, signed with a new key, if the database is missing, or "
+        "older than the receipts that its key has signed",
         False,
     )
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
@@ -311,8 +311,8 @@ class JoinConfig:
         "UUID",
     )
     listen: bool = setting(
-        "ports at which the coordinators of a fleet find and dial this worker; it also "
-        "joins those that it finds, and a URL is the HOST:PORT of one of them",
+        "listening ports, where the coordinators of a fleet find and dial this worker; "
+        "it also joins those that it finds, and a URL is the HOST:PORT of one of them",
         False,
     )
     listen_host: str = setting("address to listen on with --listen", "0.0.0.0")
@@ -339,8 +339,8 @@ class JoinConfig:
         "API key of the servers named by --engine", "", secret=True
     )
     fields: str = setting(
-        "fields of requests that Shoal does not know: any for all servers, known for "
-        "none, or auto for those of kinds that have many such fields",
+        "request fields that Shoal does not know; any: for all servers, known: for "
+        "none, auto: for the kinds of servers that have many such fields",
         "auto",
     )
     context: int = setting(

@@ -253,7 +253,7 @@ def _convert(value: object, type_: Any, where: str) -> object:
         int: "a whole number of 0 or more",
         float: "a number of 0 or more",
         bool: "true or false",
-        tuple[str, ...]: "a list of texts",
+        tuple[str, ...]: "a list of strings",
     }
     raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
 

@@ -63,8 +63,8 @@ def make_private_folder(folder: Path) -> None:
     restrict(folder)
     if readable_by_others(folder):
         raise ConfigError(
-            f"other users can read {folder}, and its file system does not let that "
-            "change: use a folder on another one"
+            f"other users can read {folder}, and its file system does not allow "
+            "changing that: use a folder on another file system"
         )
 
 

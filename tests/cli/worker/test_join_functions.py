@@ -173,7 +173,7 @@ async def test_unknown_coordinator_gets_tasks_on_the_wire_that_is_named(
     down = await resolve_call_target("http://127.0.0.1:1", "dispatch", "", tmp_path)
 
     assert target.protocol.name == down.protocol.name == "dispatch"
-    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
+    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
@@ -196,7 +196,7 @@ async def test_code_cannot_be_offered_where_only_tasks_are_given_out(
     with pytest.raises(ConfigError, match="sends no code; offer tasks with --tasks"):
         check_task_options(JoinConfig(trust_code=True), target, models=False)
     ray = JoinConfig(tasks=("mine",), engine=("ray",))
-    with pytest.raises(ConfigError, match="one connection for tasks and models"):
+    with pytest.raises(ConfigError, match="one connection for both tasks and models"):
         check_task_options(ray, target, models=True)
     check_task_options(ray, target, models=False)
 

@@ -218,7 +218,7 @@ async def test_unreachable_coordinator_and_one_without_a_direct_port_differ(
     assert away.code == memberships_module.AWAY
     assert "connection refused" in str(away)
     assert without.code != memberships_module.AWAY
-    assert "no port other than that of HTTP" in str(without)
+    assert "has only its HTTP port" in str(without)
 
 
 async def test_silent_direct_port_times_out_early(

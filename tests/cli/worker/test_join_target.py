@@ -262,8 +262,8 @@ def certificate() -> str:
 @pytest.mark.parametrize(
     ("url", "wire", "said"),
     [
-        ("nonsense", "auto", "unknown wire"),
-        ("http://127.0.0.1", "pigeon", "--wire pigeon: unknown wire"),
+        ("nonsense", "auto", "unknown protocol"),
+        ("http://127.0.0.1", "pigeon", "--wire pigeon: unknown protocol"),
     ],
 )
 async def test_invalid_url_is_rejected(
@@ -427,7 +427,7 @@ async def test_other_servers_are_not_coordinators(
 ) -> None:
     url = await sites(answers)
 
-    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
+    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
         await resolve_target(url, "auto", "", tmp_path)
 
 
@@ -443,7 +443,7 @@ async def test_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
     elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
     url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
 
-    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
+    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
         await resolve_target(url, "auto", "", tmp_path)
 
 
@@ -451,7 +451,7 @@ async def test_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
     ("url", "advice"),
     [
         ("http://127.0.0.1:1", "give --wire for a coordinator of another program"),
-        ("http://no.invalid", "the URL names no port, so it is 80"),
+        ("http://no.invalid", "the URL has no port, so it is 80"),
     ],
 )
 async def test_unreachable_coordinator_is_assumed_to_be_shoal(
@@ -572,7 +572,7 @@ def test_listening_worker_has_the_token_of_its_fleet(
         (LISTENING, {"url": "http://192.0.2.7:4010"}, "expected HOST:PORT of a node"),
         (LISTENING, {"url": "192.0.2.7"}, "expected HOST:PORT of a node"),
         (replace(LISTENING, wire="tealenet"), {}, "use --wire macfleet"),
-        (JoinConfig(), {"open": True}, "--macfleet-open has an effect with"),
+        (JoinConfig(), {"open": True}, "--macfleet-open only has an effect with"),
     ],
 )
 def test_contradictory_flags_of_a_listening_worker_are_rejected(

@@ -41,7 +41,7 @@ def test_options_are_rules() -> None:
     ("rules", "said"),
     [
         (OwnerRules(active_within=60.0), "--pause-when-active: this system"),
-        (OwnerRules(above=80.0), "--pause-above: no temperature"),
+        (OwnerRules(above=80.0), "--pause-above: cannot read"),
     ],
 )
 def test_rule_that_nothing_is_read_for_is_an_error(

@@ -103,11 +103,11 @@ def create_key(
     lines = [
         f"{key['key']}\n",
         f"This is the key of {key['name']} (scope {key['scope']}{until}).",
-        "It is shown only now: the coordinator stores nothing but its digest.",
+        "It is shown only once: the coordinator stores only its digest.",
     ]
     if "pinned_key" in key:
         lines += [
-            "Shoal's programs on other machines also take it with the coordinator's "
+            "On other machines, Shoal's programs also accept it with the coordinator's "
             "fingerprint,",
             "and then trust this coordinator only:\n",
             key["pinned_key"],
@@ -156,13 +156,13 @@ def create_token(
     token = api.request(TOKENS_PATH, body)
     lines = [
         f"{token['join']}\n",
-        f"This command joins with the token {token['name']}.  It is shown only now.",
+        f"This command joins with the token {token['name']}.  It is shown only once.",
     ]
     if token["uses"] is not None:
         advice = "Keep" if "--name" in token["join"] else "Add a"
         lines.append(
-            f"{advice} --name: a worker that reconnects under another name counts as "
-            "another one."
+            f"{advice} --name: a worker that reconnects under another name counts as a "
+            "new one."
         )
     show(token, as_json, *lines)
 
@@ -187,7 +187,7 @@ def _listing(
 
 
 def _revocation(path: str, help_: str, consequence: str) -> click.Command:
-    """Return the command ``revoke``; the ``consequence`` is told before it."""
+    """Return the command ``revoke``, which first asks, with the ``consequence``."""
 
     @click.command("revoke", help=f"{help_}\n\n`ls` lists names and ids.")
     @click.argument("name", metavar="NAME_OR_ID")
@@ -252,9 +252,9 @@ tokens.add_command(
 PAIR_PATH = "/v1/trust"
 PAIR_COLUMNS: Columns = {"WORKER": "provider_pubkey", "PAIRED": "paired_at"}
 REFUSALS = {
-    "invalid_code": "there is no such code; a new one: shoal pair create USER",
-    "already_claimed": "the code has been used; a new one: shoal pair create USER",
-    "expired": "the code has expired; a new one: shoal pair create USER",
+    "invalid_code": "no such code; for a new one: shoal pair create USER",
+    "already_claimed": "the code has been used; for a new one: shoal pair create USER",
+    "expired": "the code has expired; for a new one: shoal pair create USER",
 }
 """Explanations of the coordinator's refusals of a code."""
 

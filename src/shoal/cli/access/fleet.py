@@ -79,7 +79,7 @@ def pair(
         {"fleet": joined[1], "files": paths},
         as_json,
         printable(f"this machine joined {fleet}: {', '.join(paths)}"),
-        "shoal serve admits the fleet's nodes from its next start on",
+        "restart `shoal serve` to admit the fleet's nodes",
         f"to run functions for one of them:\n  {_join(wire, fleets, 'HOST')}",
     )
 
@@ -130,7 +130,7 @@ def _fleet_to_join(
 ) -> tuple[str, str] | None:
     """Return the token and the name of the fleet to join; None: none was given."""
     if [url is not None, stdin, theirs].count(True) > 1:
-        raise ConfigError("URL, --stdin and --theirs exclude each other")
+        raise ConfigError("give only one of URL, --stdin and --theirs")
     if theirs:
         token = os.environ.get(fleets.variable) or fleet_files.load_shared_token(
             Path.home(), fleets
@@ -157,7 +157,7 @@ def _own_fleet(
     if not token:
         raise ConfigError(
             "this machine has no fleet: shoal serve creates one, and shoal fleet pair "
-            "URL joins that of another machine"
+            "URL joins the fleet of another machine"
         )
     return token, name
 

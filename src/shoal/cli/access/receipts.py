@@ -58,8 +58,8 @@ def list_(api: CoordinatorApi, limit: int, before: int | None, as_json: bool) ->
     "--request",
     "with_request",
     is_flag=True,
-    help="Include what proves the request: its text, if it is still stored, and the "
-    "salt of its hash.  Only with the key of the job.",
+    help="Include the proof of the request: its text, if it is still stored, and the "
+    "salt of its hash.  Requires the API key that submitted the job.",
 )
 @_output_option
 @options.pass_api_with_json
@@ -83,7 +83,7 @@ def export(
 @_output_option
 @options.pass_api_with_json
 def growth(api: CoordinatorApi, since: int, output: Path | None, as_json: bool) -> None:
-    """Write a proof that the log is append-only since a checkpoint, as JSON.
+    """Write a proof that the log has only grown since a checkpoint, as JSON.
 
     SINCE is the size of the checkpoint.
     """
@@ -115,8 +115,8 @@ def key(api: CoordinatorApi, as_json: bool) -> None:
     "--request",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Request that the receipt is to be about: the body that was sent to any of "
-    "the coordinator's APIs, or the line of a batch.  Needs a file of export "
+    help="Request to compare with the receipt: the body sent to any of the "
+    "coordinator's APIs, or a line of a batch.  Needs a file written by export "
     "--request.",
 )
 @options.json_option
@@ -128,7 +128,7 @@ def verify(
     as_json: bool,
     data_dir: Path,
 ) -> int:
-    """Verify a file of export or growth, offline.
+    """Verify a file written by export or growth, offline.
 
     FILE is the file to verify; - reads it from standard input.
     """
@@ -173,7 +173,7 @@ def _verified_steps(
 
     if b'"type":"shoal/growth"' in data:
         if request is not None:
-            raise ConfigError("--request: only for a file of export")
+            raise ConfigError("--request: only for a file written by export")
         return consistency.verify(data, public_key)
     readings = None if request is None else _readings(request)
     return bundle.verify(data, public_key, readings)

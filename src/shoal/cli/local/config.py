@@ -68,13 +68,18 @@ def command() -> None:
 
 @command.command("show")
 @click.argument("sections", type=click.Choice([*CONFIGS]), nargs=-1)
-@click.option("--set", "given", is_flag=True, help="Only settings without a default.")
+@click.option(
+    "--set",
+    "given",
+    is_flag=True,
+    help="Only settings that differ from their defaults.",
+)
 @config_file_option
 @json_option
 def show_settings(
     sections: tuple[str, ...], given: bool, config_file: Path, as_json: bool
 ) -> None:
-    """Show the settings of serve and join, of each wire, and of payments.
+    """Show the settings of serve and join, of each protocol, and of payments.
 
     Each is shown with its source: the default, a variable, or the file.  A flag of
     `shoal serve` or `shoal join` overrides all of them.  Secrets are masked.
@@ -99,8 +104,8 @@ def show_settings(
 def path(config_file: Path, data_dir: Path, as_json: bool) -> None:
     """Print the paths of the settings file, the data, the log and the models.
 
-    `clients` is the folder in which other commands than serve look for the key of a
-    coordinator, if it is not the folder of serve's settings.
+    `clients` is the folder where commands other than serve look for a coordinator's
+    key, if it is not the data folder of serve.
     """
     serve = loader.load(ServeConfig, "serve", {}, config_file)
     paths = {

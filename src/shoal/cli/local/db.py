@@ -26,9 +26,9 @@ def command() -> None:
 @data_dir_option
 @json_option
 def check(data_dir: Path, as_json: bool) -> int:
-    """Look for damage in the database, also while it is in use.
+    """Check the database for damage, even while it is in use.
 
-    And whether it has the receipts that the key beside it has signed.
+    Also checks that no receipt is missing that its key has signed.
     """
     path = _database(data_dir)
     problems = maintenance.check(path) or _log_problems(path)
@@ -44,7 +44,7 @@ def check(data_dir: Path, as_json: bool) -> int:
 @data_dir_option
 @json_option
 def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
-    """Copy the database to a file, also while it is in use.
+    """Copy the database to a file, even while it is in use.
 
     FILE is the file to write; it must not exist.
     """
@@ -56,7 +56,7 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
     left_out = str(files) if any(files.glob("*")) else None
     lines = [f"wrote {file}"]
     if left_out is not None:
-        lines.append(f"clients' files are not in it: copy {left_out} as well")
+        lines.append(f"clients' files are not in the backup: copy {left_out} as well")
     show({"backup": str(file), "left_out": left_out}, as_json, *lines)
 
 
@@ -65,11 +65,11 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def restore(file: Path, data_dir: Path, as_json: bool) -> None:
-    """Put a backup into the place of the database of a stopped coordinator.
+    """Replace the database of a stopped coordinator with a backup.
 
-    FILE is a file of `shoal db backup`; it stays. The present database is kept as
-    shoal.old-1.db. Later receipts are signed with a new key, because the present one
-    may have signed receipts that are not in FILE.
+    FILE is a file written by `shoal db backup`; it is kept.  The present database is
+    renamed to shoal.old-1.db.  Later receipts are signed with a new key, because the
+    present one may have signed receipts that are not in FILE.
     """
     from shoal.store.signing_keys import begin_new_log  # late: with cryptography
 

@@ -19,7 +19,7 @@ from shoal.domain.addresses import is_own_host
 JOIN_PATH = "/admin/join"
 NO_QR = "The command is too long for a QR code."
 LOOPBACK_ONLY = (
-    "Only its own machine can reach this coordinator.  To add other machines, start it "
+    "Only this machine can reach this coordinator.  To add other machines, start it "
     "with:\n  shoal serve --host 0.0.0.0 --tls auto"
 )
 

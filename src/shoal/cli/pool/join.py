@@ -44,7 +44,7 @@ _PORT = re.compile(r":[0-9]+$")
     default="",
     envvar="SHOAL_URL",
     help="URL of the coordinator: http://HOST:PORT, ws://…, or tcp://HOST:PORT of a "
-    "peer.  Default: the coordinator of this machine, else the one on the local "
+    "peer.  Default: the coordinator on this machine, else the one on the local "
     "network.  [env var: SHOAL_URL]",
 )
 @click.option(

@@ -32,15 +32,15 @@ COLUMNS: terminal.Columns = {
 NO_NODES = "no nodes: `shoal join-line` prints the command that adds one"
 NOT_CONNECTED = "no worker of this name is connected now"
 ABSENT = {
-    "approve": f"{NOT_CONNECTED}; the approval holds for the first that connects",
+    "approve": f"{NOT_CONNECTED}; the approval is for the first one that connects",
     "pause": f"{NOT_CONNECTED}; the pause starts when it connects",
     "resume": f"{NOT_CONNECTED}; if its `shoal join` has ended, start that again",
     "drain": f"{NOT_CONNECTED}; it gets no jobs when it connects",
     "remove": NOT_CONNECTED,
 }
 UNPROVEN = (
-    "workers of this name that prove no key are still pending: approve each by its "
-    "name in `shoal status --json`"
+    "workers of this name that have not proved a key are still pending: approve each "
+    "by its name in `shoal status --json`"
 )
 POLL_INTERVAL = 1.0  # seconds
 ENDING_STATES = ("draining", "drained", "removed")
@@ -88,7 +88,7 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
     help="Time after which other nodes get the jobs that still run, such as 10m.  "
     "Default: unlimited.",
 )
-@click.option("--wait", is_flag=True, help="Return when its jobs have ended.")
+@click.option("--wait", is_flag=True, help="Wait until its jobs have ended.")
 @_order_parameters
 def drain(
     api: CoordinatorApi, name: str, within: int | None, wait: bool, as_json: bool
@@ -114,16 +114,15 @@ _add_order(
     "approve",
     """Approve a new node, for a coordinator with --approve-nodes.
 
-    Until then, the node gets no jobs.  Approves the key that the node has proved, under
-    any name, or else its name.  `shoal nodes remove` refuses a node, and ends its
-    approval.
+    A node gets no jobs until it is approved.  The approval is for the key that the node
+    has proved, under any name, or else for its name.  `shoal nodes remove` ends it.
     """,
 )
 _add_order("pause", "Give a node no new jobs; it finishes the running ones.")
 _add_order("resume", "End a pause, drain or removal.")
 _add_order(
     "remove",
-    """Give a node's jobs to others, and disconnect it.
+    """Disconnect a node, and give its jobs to other nodes.
 
     The node cannot join again until it is resumed.
     """,
@@ -206,8 +205,8 @@ def _drained(api: CoordinatorApi, order: Order) -> Order:
         order = api.request(_path(order["name"]))
         if order["state"] not in ENDING_STATES:
             raise Unavailable(
-                f"{order['name']} is {order['state']} now: its drain was ended before "
-                "its jobs"
+                f"{order['name']} is {order['state']} now: the drain was ended before "
+                "its jobs were"
             )
     return order
 

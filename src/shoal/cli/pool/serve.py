@@ -60,9 +60,9 @@ log = logging.getLogger("shoal.cli")
     metavar="FILE",
     envvar="SHOAL_LOG_FILE",
     show_envvar=True,
-    help=f"Log file; it and its older copies have 40 MB at most; {STDERR}: standard "
-    f"error.  Default: {LOG_FILE} in the data folder, at a terminal without "
-    "--log-level; otherwise standard error.",
+    help=f"Log file, at most 40 MB with its older copies; {STDERR}: standard error.  "
+    f"Default: {LOG_FILE} in the data folder, at a terminal without --log-level; "
+    "otherwise standard error.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
@@ -133,9 +133,9 @@ async def wait_for_space(
     while (free := _free(folder)) < needed and not stop.is_set():
         if not waits:
             log.error(
-                "not started yet: --data-dir %s: %.1f MB are free, and a start needs "
-                "%.1f MB: free some space, and the start goes on by itself, or stop "
-                "and give a folder on another disk",
+                "waiting to start: --data-dir %s has %.1f MB free, and a start needs "
+                "%.1f MB: free some space, and the start continues by itself, or stop "
+                "and choose a folder on another disk",
                 *(folder, free / 1e6, needed / 1e6),
             )
             waits = True
@@ -164,9 +164,9 @@ def _what_to_do(folder: Path) -> str:
     if backup is not None:
         which, file = "the newest backup", shlex.quote(str(backup))
     return (
-        f"look for damage with `shoal db check{where}`, and put the right database "
+        f"check for damage with `shoal db check{where}`, and put the right database "
         f"back, or restore {which} with `shoal db restore {file}{where}`; `shoal serve "
-        "--new-log` goes on with what is left, and signs receipts with a new key"
+        "--new-log` continues with what is left, and signs receipts with a new key"
     )
 
 
@@ -294,14 +294,14 @@ def _join_remark(config: ServeConfig) -> str:
     """Return the line about where the join command works; empty if anywhere."""
     if not is_own_host(config.host):
         return ""
-    return "  It works on this machine; for others: --host 0.0.0.0 --tls auto\n"
+    return "  It works on this machine; for other machines: --host 0.0.0.0 --tls auto\n"
 
 
 def _token_remark(config: ServeConfig) -> str:
     """Return the limits of the printed token; empty: it is the operator's own."""
     if config.join_token is not None:
         return ""
-    return f"It adds {PRINTED_USES} machines, within a day; they stay.  "
+    return f"It adds {PRINTED_USES} machines within a day; joined machines stay.  "
 
 
 def _ollama_line(running: RunningCoordinator, config: ServeConfig) -> str:
@@ -319,8 +319,8 @@ def _trust_lines(running: RunningCoordinator) -> Iterator[str]:
         return
     if sys.stdout.isatty():
         yield (
-            "\n\nUse it from another machine; the key names this coordinator's TLS "
-            "key, and no other server gets it:\n"
+            "\n\nFrom another machine; the key contains the fingerprint of this "
+            "coordinator, so no other server ever gets it:\n"
             f"  export SHOAL_URL={running.url}\n"
             f"  export SHOAL_API_KEY={running.pinned_key}"
         )
@@ -329,7 +329,7 @@ def _trust_lines(running: RunningCoordinator) -> Iterator[str]:
     file = shlex.quote(str(running.authority))
     name = running.authority.name
     yield (
-        f"\n\nOther programs trust it by a copy of {file}:\n"
+        f"\n\nOther programs need a copy of {file}:\n"
         f"  curl       curl --cacert {name} {running.url}/v1/models "
         '-H "Authorization: Bearer KEY"\n'
         f"  OpenAI     SSL_CERT_FILE={name} python your_program.py\n"

@@ -25,7 +25,7 @@ INDENT = "  "
 NO_WORKERS = "no workers: `shoal join-line` prints the command that adds one"
 PROTECTIONS = {
     "plain": "plaintext",
-    "noise": "Noise",
+    "noise": "encrypted",
     "teale": "encrypted",
     "tls": "TLS",
 }
@@ -89,7 +89,7 @@ def _print(api: CoordinatorApi, limit: int | None, *, as_json: bool) -> None:
 
 
 def _watch(api: CoordinatorApi, limit: int | None) -> None:
-    """Show the status on the whole terminal; a coordinator that is away is told."""
+    """Show the status on the whole terminal, or that the coordinator is unreachable."""
     from rich.live import Live
     from rich.text import Text
 
@@ -218,10 +218,10 @@ def _beneath(machine: Machine) -> Iterator[str]:
         yield from _indented("; ".join(part for part in parts if part))
     workers = machine.workers
     remarks = [_remark(each, _jobs_of_others(each, workers)) for each in workers]
-    told = [each.get("reason", "") or each["remark"] for each in machine.peers]
+    reasons = [each.get("reason", "") or each["remark"] for each in machine.peers]
     if machine.remark:
         yield from _indented(machine.remark, whole=True)
-    for remark in _unique([*remarks, *told]):
+    for remark in _unique([*remarks, *reasons]):
         yield from _indented(remark)
 
 

@@ -104,7 +104,7 @@ def command() -> None:
     help="User of the job, a sub-account of the API key.  Default: the login name.",
 )
 @click.option(
-    "--wait", is_flag=True, help="Wait for the end of the job, and print its result."
+    "--wait", is_flag=True, help="Wait until the job ends, and print its result."
 )
 @pass_api_with_json
 def submit(
@@ -286,7 +286,7 @@ def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
         if not str(error).startswith(NO_TRUSTED_WORKER):
             raise
         user = shlex.quote(body["user_id"])
-        advice = f"`shoal pair create {user}` makes a code that pairs one"
+        advice = f"`shoal pair create {user}` creates a code that pairs one"
         raise InvalidRequest(f"{error}; {advice}") from error
 
 

@@ -107,8 +107,8 @@ def _start_worker(
         similar = similar_names(model, before)
         raise NotFound(
             f"the pool at {api.base_url} has no model {model!r}; "
-            f"{similar or f'its models: {known};'} `shoal join` on a machine that has "
-            "it adds it"
+            f"{similar or f'its models: {known};'} to add it, run `shoal join` on a "
+            "machine that has it"
         )
     try:
         return _join_with(api, model, logs, stack, before, yes=yes)
@@ -163,7 +163,7 @@ def _new_model(api: CoordinatorApi, name: str, before: Mapping[str, int]) -> str
         if new := [each for each in models if each not in before]:
             return new[0]
         time.sleep(LOOK_EVERY)
-    raise NotFound(f"{name} does not chat; `shoal status` shows what it can do")
+    raise NotFound(f"{name} cannot chat; `shoal status` shows what it can do")
 
 
 def _progress(event: Mapping[str, Any]) -> str:

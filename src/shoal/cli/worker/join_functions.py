@@ -264,7 +264,7 @@ async def resolve_call_target(
     """
     wires = {each.name: each for each in discover().values() if supports_calls(each)}
     if not wires:
-        raise ConfigError("--tasks: no installed wire carries functions")
+        raise ConfigError("--tasks: no installed protocol supports functions")
     if url and urlsplit(url).scheme not in join_target.HTTP:
         if wire not in wires:
             peers = [each.name for each in wires.values() if each.address is not None]
@@ -355,8 +355,8 @@ def check_task_options(
         )
     if models and RAY in config.engine:
         raise ConfigError(
-            f"--engine ray: the wire {target.protocol.name} has one connection for "
-            "tasks and models; offer one of them"
+            f"--engine ray: the protocol {target.protocol.name} has one connection for "
+            "both tasks and models; offer only one of them"
         )
 
 

@@ -328,9 +328,7 @@ async def _dial(
             code = ABRUPT if isinstance(error, CertificateNotTrusted) else AWAY
             raise LinkClosed(str(error), code) from error
         if not url:
-            raise LinkClosed(
-                f"{target.display_url} has no port other than that of HTTP"
-            )
+            raise LinkClosed(f"{target.display_url} has only its HTTP port")
         try:
             async with asyncio.timeout(DIRECT_TIMEOUT):
                 link = await stack.enter_async_context(

@@ -256,7 +256,7 @@ async def _at_url(
             raise ConfigError(str(error)) from error
         if isinstance(error, http_client.NotHttp):
             raise ConfigError(
-                f"{_web_url(url)}: what answers there does not speak HTTP; give the "
+                f"{_web_url(url)}: the server there does not speak HTTP; give the "
                 "address that `shoal serve` printed"
             ) from error
         return replace(
@@ -275,7 +275,7 @@ def _advice(url: SplitResult, *, guessed: bool) -> str:
     """
     if url.port is None:
         return (
-            f"the URL names no port, so it is {_port(url)}; that of `shoal serve` is "
+            f"the URL has no port, so it is {_port(url)}; `shoal serve` uses "
             f"{DEFAULT_PORT}"
         )
     other = ", and give --wire for a coordinator of another program"
@@ -329,8 +329,8 @@ async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
         if protocol.coordinator_probe.is_theirs(answer):
             return protocol
     raise ConfigError(
-        f"{web}: what answers there is no coordinator that Shoal recognises; give the "
-        "address that `shoal serve` printed, or --wire for another program's"
+        f"{web}: it is not a coordinator that Shoal recognises; give the address that "
+        "`shoal serve` printed, or --wire for another program's"
     )
 
 
@@ -345,10 +345,10 @@ def check_encryption(target: JoinTarget) -> None:
     host = parts.hostname
     if host and parts.scheme not in SECURE and not is_own_host(host):
         raise ConfigError(
-            f"{target.display_url}: the wire {protocol.name} is not encrypted, so the "
-            "token, prompts and answers could be read on the network; give an https:// "
-            "or wss:// address, leave out --wire for a coordinator of `shoal serve`, "
-            "or give --plain"
+            f"{target.display_url}: the protocol {protocol.name} is not encrypted, so "
+            "the token, prompts and answers could be read on the network; give an "
+            "https:// or wss:// address, leave out --wire for a coordinator of `shoal "
+            "serve`, or give --plain"
         )
 
 
@@ -369,8 +369,9 @@ async def resolve_direct(target: JoinTarget) -> str:
         and not is_own_host(parts.hostname or "")
     ):
         raise Unavailable(
-            f"the port of {target.display_url} for the wire {target.protocol.name} is "
-            "not encrypted, as in a fleet without a token; to join anyway, give --plain"
+            f"the port of {target.display_url} for the protocol {target.protocol.name} "
+            "is not encrypted, as in a fleet without a token; to join anyway, give "
+            "--plain"
         )
     return direct
 
@@ -417,7 +418,7 @@ def _wire_named(name: str) -> AnyWireProtocol:
     protocols = discover()
     if name not in protocols:
         known = ", ".join(["auto", *protocols])
-        raise ConfigError(f"--wire {name}: unknown wire; known: {known}")
+        raise ConfigError(f"--wire {name}: unknown protocol; known: {known}")
     return protocols[name]
 
 
@@ -436,7 +437,7 @@ def _by_scheme(url: str) -> AnyWireProtocol:
         if scheme in protocol.schemes and protocol.coordinator_probe is None:
             return protocol
     raise ConfigError(
-        f"{url}: unknown wire; give a URL such as http://HOST:PORT, or --wire"
+        f"{url}: unknown protocol; give a URL such as http://HOST:PORT, or --wire"
     )
 
 
@@ -485,8 +486,8 @@ def listening_target(
         return None
     if config.wire != "auto" and config.wire not in wires:
         raise ConfigError(
-            f"--listen: workers only dial on the wire {config.wire}; use --wire "
-            f"{' or '.join(wires)}"
+            f"--listen: the protocol {config.wire} has no listening workers; use "
+            f"--wire {' or '.join(wires)}"
         )
     if url and not ADDRESS.fullmatch(url):
         raise ConfigError(
@@ -515,5 +516,5 @@ def _reject_fleet_flags(
         for each in fields(protocol.config):
             if flags[name][each.name] is not None:
                 raise ConfigError(
-                    f"{flag(name, each)} has an effect with --listen only"
+                    f"{flag(name, each)} only has an effect with --listen"
                 )

@@ -70,8 +70,8 @@ def only_coordinator(
         return coordinator
     if coordinators and not fitting:
         raise ConfigError(
-            "the token is for a coordinator with a certificate, and none on the local "
-            f"network has one; there is: {_listed(coordinators)}"
+            "the token is for a coordinator with a certificate, but none on the local "
+            f"network has one; found: {_listed(coordinators)}"
         )
     if fitting:
         raise ConfigError(

@@ -92,13 +92,13 @@ def check_readings(rules: OwnerRules, readings: OwnerReadings) -> None:
     """
     if rules.active_within and readings.idle is None:
         raise ConfigError(
-            "--pause-when-active: this system does not tell when its user was active "
-            "last; leave the option out"
+            "--pause-when-active: this system does not report when its user was last "
+            "active; remove the option"
         )
     if rules.above and readings.celsius is None:
         raise ConfigError(
-            "--pause-above: no temperature can be read here, of a processor or a GPU; "
-            "leave the option out"
+            "--pause-above: cannot read the temperature of a processor or a GPU here; "
+            "remove the option"
         )
 
 

@@ -25,8 +25,8 @@ def pairing_at(target: JoinTarget) -> Pairing:
     if pairing is None:
         names = " or ".join(each.name for each in having)
         raise ConfigError(
-            f"--pairing-code: the wire {wire.name} has no pairing codes; use --wire "
-            f"{names}, or leave --wire out for a coordinator of `shoal serve`"
+            f"--pairing-code: the protocol {wire.name} has no pairing codes; use "
+            f"--wire {names}, or leave --wire out for a coordinator of `shoal serve`"
         )
     return pairing
 

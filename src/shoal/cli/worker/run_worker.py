@@ -223,8 +223,8 @@ def _gave_up(target: JoinTarget, why: str) -> str:
     advice = f"; {target.advice}" if target.advice else ""
     return (
         f"nothing answers at {url} after {GIVE_UP_AFTER:g} s: "
-        f"{worker_report.without_url(why, url)}{advice}; "
-        "`shoal service install join` waits for as long as it takes"
+        f"{worker_report.without_url(why, url)}{advice}; `shoal service install join` "
+        "keeps trying"
     )
 
 
@@ -246,8 +246,8 @@ async def _targets(arguments: JoinArguments, *, with_models: bool) -> JoinTarget
             models = await resolve_target(*place)
     if models is not None and models.protocol.kinds.isdisjoint(INFERENCE_KINDS):
         raise ConfigError(
-            f"the wire {models.protocol.name} carries no models; offer functions with "
-            "--tasks MODULE"
+            f"the protocol {models.protocol.name} carries no models; offer functions "
+            "with --tasks MODULE"
         )
     return JoinTargets(_checked(functions, config), _checked(models, config))
 

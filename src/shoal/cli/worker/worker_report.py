@@ -28,7 +28,7 @@ def worker_reporter(
     The line for people names the first entry of ``about``: a model, an engine or a key.
     What is the same for all models of a connection is printed once.
     """
-    last = ""  # what was told last
+    last_key = ""  # of the line printed last
 
     def report(name: str, about: Mapping[str, object], event: WorkerEvent) -> None:
         if as_json:
@@ -41,13 +41,13 @@ def worker_reporter(
                 fields["reason"] = event.reason
             print(json.dumps({**fields, **about}), flush=True)
             return
-        nonlocal last
+        nonlocal last_key
         line = printable(_line(target, name, about, event))
         # Only the first reason to wait: others follow from it.
-        told = event.kind if event.kind == "waiting" else line
-        if event.kind not in OF_CONNECTION or told != last:
+        key = event.kind if event.kind == "waiting" else line
+        if event.kind not in OF_CONNECTION or key != last_key:
             print(line, file=sys.stderr, flush=True)
-        last = told
+        last_key = key
 
     return report
 
@@ -69,7 +69,7 @@ def _line(
         return f"{event.kind} {name}{f': {reason}' if reason else ''}"
     if event.kind in OF_CONNECTION:
         aborting = event.kind == "leaving" and sys.stderr.isatty()
-        hint = "; Ctrl-C again aborts that" if aborting else ""
+        hint = "; Ctrl-C again stops at once" if aborting else ""
         return f"{event.kind} {name}: {event.reason}{hint}"
     kind, subject = next(iter(about.items()))
     # The first line listed them; later ones are read for the reason.
@@ -94,8 +94,8 @@ def report_omitted_models(offered: Sequence[str], others: Sequence[str]) -> None
     """Print which models the wire cannot carry, and how to offer them."""
     listed = _some(others)
     line = (
-        f"only {', '.join(offered)} is offered, since the wire carries no more; to "
-        f"offer another ({listed}), join with --model under another --name"
+        f"only {', '.join(offered)} is offered, because the protocol carries no more; "
+        f"to offer another ({listed}), join with --model under another --name"
     )
     print(printable(line), file=sys.stderr, flush=True)
 

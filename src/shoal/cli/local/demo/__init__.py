@@ -93,7 +93,7 @@ def command(question: str, model: str) -> None:
         import openai
     except ImportError as error:
         raise ConfigError(
-            f"the demo needs OpenAI's client: {install_extra('demo')}"
+            f"the demo needs the OpenAI client: {install_extra('demo')}"
         ) from error
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))

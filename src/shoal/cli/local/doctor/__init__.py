@@ -20,7 +20,9 @@ STYLES = {
     checks.Severity.WARNING: "yellow",
     checks.Severity.FAILED: "bold red",
 }
-START = "to begin a pool here: shoal serve; for one elsewhere, give --url and --api-key"
+START = (
+    "to start a pool here: shoal serve; for a pool elsewhere, give --url and --api-key"
+)
 
 
 @click.command("doctor")

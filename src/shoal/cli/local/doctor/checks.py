@@ -92,7 +92,7 @@ SPACE_NEEDED = 100_000_000
 SECRETS = (KEY_FILE, TOKEN_FILE, SEED_FILE, SIGNING_LOG_FILE)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIREWALLS = ("ufw", "firewalld")
-"""Services of Linux that refuse connections from other machines, unless told."""
+"""Firewall services of Linux: by default, they refuse connections from others."""
 
 
 def check_versions(examined: Examined) -> Iterator[Finding]:
@@ -132,14 +132,14 @@ def check_keys(examined: Examined) -> Iterator[Finding]:
             yield failed(
                 "keys",
                 f"{path}: {error.strerror}",
-                f"give it back to this user: sudo chown -R $USER {folder}",
+                f"make this user its owner: sudo chown -R $USER {folder}",
             )
             return
     if open_:
         named = " ".join(map(str, open_))
         yield warning("keys", f"other users can read {named}", f"chmod go= {named}")
     else:
-        yield ok("keys", f"in {folder}, for this user alone")
+        yield ok("keys", f"in {folder}, readable only by this user")
 
 
 def check_port(examined: Examined) -> Iterator[Finding]:
@@ -156,8 +156,8 @@ def check_port(examined: Examined) -> Iterator[Finding]:
     except OSError as error:
         yield failed(
             "port",
-            f"{host}:{port} cannot be listened on: {error.strerror}",
-            "end the program that has it, or choose another: shoal serve --port 4011",
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            "stop the program that uses it, or choose another: shoal serve --port 4011",
         )
     else:
         yield ok("port", f"{port} is free for `shoal serve`")
@@ -169,8 +169,8 @@ def check_firewall(examined: Examined) -> Iterator[Finding]:
     if host in LOOPBACK:
         yield ok(
             "network",
-            "`shoal serve` listens on this machine alone; for others: shoal serve "
-            "--host 0.0.0.0 --tls auto",
+            "`shoal serve` accepts connections from this machine only; for other "
+            "machines: shoal serve --host 0.0.0.0 --tls auto",
         )
         return
     active = [each for each in FIREWALLS if _is_active(examined, each)]
@@ -201,14 +201,14 @@ def check_firewall(examined: Examined) -> Iterator[Finding]:
 
 def check_clock(examined: Examined) -> Iterator[Finding]:
     """Check whether the system keeps its clock right."""
-    told = examined.run(["timedatectl", "show", "--property=NTPSynchronized"])
-    if "NTPSynchronized=no" in told:
+    output = examined.run(["timedatectl", "show", "--property=NTPSynchronized"])
+    if "NTPSynchronized=no" in output:
         yield warning(
             "clock",
             "it is not synchronised",
-            "receipts and keys have dates: sudo timedatectl set-ntp true",
+            "receipts and keys depend on the time: sudo timedatectl set-ntp true",
         )
-    elif "NTPSynchronized=yes" in told:
+    elif "NTPSynchronized=yes" in output:
         yield ok("clock", "synchronised")
 
 
@@ -216,17 +216,17 @@ def check_engines(examined: Examined) -> Iterator[Finding]:
     """Report the engines whose models `shoal join` would offer."""
     servers = asyncio.run(local_servers.find_servers(local_servers.server_locations()))
     for url in servers:
-        yield ok("engine", f"a server with models at {url}")
+        yield ok("engine", f"a model server at {url}")
     embedded = find_spec("xllamacpp") is not None
     if embedded:
         version = importlib.metadata.version("xllamacpp")
         yield ok("engine", f"embedded llama.cpp ({version})")
     elif servers:
-        yield ok("engine", "the embedded one is not installed, and not needed")
+        yield ok("engine", "the embedded engine is not installed, and not needed")
     else:
         yield warning(
             "engine",
-            "no server with models runs here, and the embedded one is not installed",
+            "no model server is running here, and the embedded engine is not installed",
             "start Ollama, LM Studio, llama-server or vLLM; or: "
             + install_extra("llm"),
         )
@@ -243,7 +243,7 @@ def check_models(examined: Examined) -> Iterator[Finding]:
     found = [*gguf_files.find_models(folders)]
     largest = gguf_files.largest_fitting_model(folders)
     if largest is not None:
-        yield ok("models", f"{len(found)} files, of which {largest.name} would run")
+        yield ok("models", f"{len(found)} files; the largest that fits: {largest.name}")
     elif found:
         yield warning(
             "models",
@@ -251,7 +251,7 @@ def check_models(examined: Examined) -> Iterator[Finding]:
             "shoal models pull chooses a quantization that fits",
         )
     elif gguf_files.has_demo_model():
-        yield ok("models", f"{gguf_files.DEMO_MODEL} (a small one to begin with)")
+        yield ok("models", f"{gguf_files.DEMO_MODEL} (a small one to start with)")
     else:
         yield warning(
             "models",
@@ -304,7 +304,8 @@ def check_version(examined: Examined) -> Iterator[Finding]:
         yield warning(
             "coordinator",
             f"{text}, and this program is {__version__}",
-            "install the same version on both: newer options are unknown to the older",
+            "install the same version on both: the older one does not know newer "
+            "options",
         )
 
 
@@ -320,10 +321,10 @@ def check_clocks(examined: Examined) -> Iterator[Finding]:
         yield warning(
             "clocks",
             f"the coordinator's clock differs by {difference:.0f} s",
-            "synchronise both: receipts, keys and join tokens have dates",
+            "synchronise both: receipts, keys and join tokens depend on the time",
         )
     else:
-        yield ok("clocks", "the coordinator's and this machine's agree")
+        yield ok("clocks", "the coordinator and this machine agree")
 
 
 def check_pool(examined: Examined) -> Iterator[Finding]:

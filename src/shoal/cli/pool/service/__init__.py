@@ -30,8 +30,8 @@ service_argument = click.argument("service", type=click.Choice(COMMANDS))
 def command() -> None:
     """Run serve or join in the background, as a service of this user.
 
-    The service starts again if it fails, and with each login: by systemd on Linux, and
-    by launchd on macOS.
+    The service restarts if it fails, and starts with each login.  systemd runs it on
+    Linux, and launchd on macOS.
     """
 
 
@@ -48,7 +48,7 @@ def install(
     no_start: bool,
     as_json: bool,
 ) -> None:
-    """Install a service, and start it; one that is installed is replaced.
+    """Install and start a service; replace it if it is installed.
 
     ARGUMENTS are those of `shoal serve` or `shoal join`, after `--`.  Secrets among
     them, and SHOAL_ variables of this shell, are stored in a file that only you can
@@ -119,8 +119,8 @@ def _manager(
     if sys.platform == "win32":
         task = "" if definition is None else f": {schtasks_command(definition)}"
         raise ConfigError(
-            "there are no services of users on Windows; Task Scheduler starts a "
-            f"program at each logon{task}"
+            "Windows has no user services; Task Scheduler can start a program at each "
+            f"logon{task}"
         )
     return managers.Launchd() if sys.platform == "darwin" else managers.Systemd()
 

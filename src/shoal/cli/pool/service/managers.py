@@ -61,8 +61,8 @@ def write(file: Path, text: str) -> None:
 EXIT_USAGE = 2
 LINGERING = Path("/var/lib/systemd/linger")  # a file for each user
 NO_SYSTEMD = (
-    "this system has no systemd, which runs services: have your own supervisor start "
-    "`shoal serve` or `shoal join`; both log to standard error, and stop on SIGTERM"
+    "services need systemd, which this system lacks: start `shoal serve` or `shoal "
+    "join` with your own supervisor; both log to standard error, and stop on SIGTERM"
 )
 DESCRIPTIONS = {"serve": "Shoal coordinator", "join": "Shoal worker"}
 

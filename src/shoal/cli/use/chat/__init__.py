@@ -99,7 +99,7 @@ def _model(conversation: Conversation, argument: str, api: CoordinatorApi) -> Re
         )
     if argument not in models:
         known = ", ".join(models) or "none"
-        raise NotFound(f"no model {argument!r} that chats; those of the pool: {known}")
+        raise NotFound(f"no chat model {argument!r}; the pool has: {known}")
     conversation.model = argument
     return f"talking to {argument}"
 
@@ -121,7 +121,7 @@ def _save(conversation: Conversation, argument: str, api: CoordinatorApi) -> Rep
 COMMANDS: Mapping[str, SlashCommand] = {
     "/help": SlashCommand("", "list the commands", _help),
     "/clear": SlashCommand("", "forget the conversation", _clear),
-    "/model": SlashCommand("[NAME]", "list the models, or change it", _model),
+    "/model": SlashCommand("[NAME]", "list the models, or switch to one", _model),
     "/system": SlashCommand("[TEXT]", "show or set the system prompt; none", _system),
     "/save": SlashCommand("FILE", "write the conversation: .md or .json", _save),
 }
@@ -182,7 +182,7 @@ def _print_json(
     for _ in stream.parts():
         pass
     answer = stream.answer
-    told = {
+    shown = {
         "model": conversation.model,
         "text": answer.text,
         "reasoning": answer.reasoning,
@@ -191,7 +191,7 @@ def _print_json(
         "tokens_per_second": answer.tokens_per_second,
         "worker": answer.worker,
     }
-    click.echo(json.dumps(told))
+    click.echo(json.dumps(shown))
 
 
 def chat(

@@ -201,8 +201,8 @@ def first_chat_model(api: CoordinatorApi) -> str:
     models = chat_models(api)
     if not models:
         raise NotFound(
-            "the pool has no model that chats: on any machine, run the `shoal join` "
-            "command that `shoal serve` printed"
+            "the pool has no chat model: on any machine, run the `shoal join` command "
+            "that `shoal serve` printed"
         )
     return next((each for each in models if models[each]), next(iter(models)))
 
@@ -268,7 +268,7 @@ class AnswerDisplay:
             self.note(f"{part.text}\nwaiting for the coordinator …")
             return
         if part.kind is ShownKind.RESTARTED:
-            self.note("the answer begins anew:")
+            self.note("the answer starts over:")
             return
         if part.kind is ShownKind.REASONING and not self._terminal:
             return
@@ -299,7 +299,7 @@ def describe(answer: StreamedAnswer) -> str:
     if (speed := answer.tokens_per_second) is not None:
         parts.append(f"{speed:.1f} tokens/s")
     if answer.first_part_at is not None:
-        parts.append(f"first after {answer.first_part_at - answer.began:.1f} s")
+        parts.append(f"first token after {answer.first_part_at - answer.began:.1f} s")
     if answer.worker:
         parts.append(f"on {machine(answer.worker)}")
     return ", ".join(parts)

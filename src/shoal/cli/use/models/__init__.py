@@ -34,7 +34,7 @@ EXIT_STOPPED = 130
 
 @click.group("models")
 def command() -> None:
-    """Pull models, copy those of peers, add trained ones, list and delete them.
+    """Download models, copy them from peers, add trained ones, list and delete them.
 
     NAME is the name of a model, such as qwen3-8b or org/name.
     """
@@ -56,7 +56,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     own = api.http_url
     rows = [_found_row(each, own) for each in found["data"]]
     asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
-    nothing = f"no peer shares {name} ({asked} asked); to share it: {SHARE}"
+    nothing = f"no peer shares {name} ({asked} queried); to share it: {SHARE}"
     terminal.show_table(found, as_json, FOUND, rows, nothing)
     if rows and not as_json:
         first = next((each["address"] for each in rows if each["address"]), None)
@@ -103,7 +103,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     default=UNANNOUNCED_MAX / 1e9,
     show_default=True,
     metavar="GB",
-    help="Limit of a model whose size the peer does not announce.",
+    help="Size limit of a model whose size the peer does not announce.",
 )
 @stored.folder_option("--to")
 @json_option

@@ -126,7 +126,7 @@ def show_(api: CoordinatorApi, name: str, folder: Path | None, as_json: bool) ->
 @yes_option
 @json_option
 def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
-    """Delete a model in the folder; the pool's and the hub's cache stay."""
+    """Delete a model from the folder; copies elsewhere stay."""
     folder = models_folder(folder)
     here = stored_models(folder)
     stored = _named(here, name)
@@ -145,7 +145,7 @@ def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
 def _pool_models(api: CoordinatorApi) -> list[PoolModel] | None:
     """Return the models of the pool; None if it does not answer.
 
-    That is told if its URL was given: else no pool may be meant.
+    The error is printed if its URL was given: otherwise no pool may be meant.
     """
     try:
         found: list[PoolModel] = api.at_once.request("/v1/models")["data"]

@@ -54,7 +54,7 @@ def fetch(api: CoordinatorApi, run: str, output: Path) -> int:
     "--min-nodes",
     type=click.IntRange(1),
     metavar="M",
-    help="Number of machines below which the run ends.  Default: all.",
+    help="Minimum number of machines; with fewer, the run ends.  Default: all.",
 )
 @click.option(
     "--nproc-per-node",
@@ -146,7 +146,7 @@ def command(
         return status
     if detach and output is not None:
         raise ConfigError(
-            "--output: the files of a detached run are not fetched by themselves: "
+            "--output: the files of a detached run are not fetched automatically: "
             f"`shoal train {FETCH} RUN` does it"
         )
     if min_nodes is not None and min_nodes > nodes:
@@ -218,14 +218,16 @@ def _save(run: training_run.TrainingRun, output: Path) -> None:
 def _cancel(run: training_run.TrainingRun, shown: run_display.RunDisplay) -> None:
     """Cancel a run, and say so; a second Ctrl-C leaves at once."""
     try:
-        click.echo("shoal train: cancelling; Ctrl-C again leaves the run", err=True)
+        click.echo(
+            "shoal train: cancelling; Ctrl-C again exits without waiting", err=True
+        )
         run.cancel()
     except (KeyboardInterrupt, ShoalError) as error:
         run.leave()
         why = str(error) or "its cancellation is not confirmed"
         click.echo(
-            f"shoal train: run {run.id} may go on: {why}; "
-            f"`shoal jobs cancel {run.id}` ends it",
+            f"shoal train: run {run.id} may still be running: {why}; `shoal jobs "
+            f"cancel {run.id}` ends it",
             err=True,
         )
     else:

@@ -276,7 +276,7 @@ async def stream_response(
     if after >= 0 and after // NUMBERS_PER_START != starts:
         raise InvalidRequest(
             "starting_after: no event of this answer has the number; after a restart "
-            "of the coordinator the answer begins anew: stream it from its beginning",
+            "of the coordinator the answer starts over: stream it from its beginning",
             "starting_after",
         )
     encoder = ResponseEventEncoder(found.draft, starts=starts, after=after)
