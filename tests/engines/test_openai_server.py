@@ -707,8 +707,8 @@ async def test_key_is_in_no_message(fake: Fakes) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"220 mail\r\n", "what answers there speaks no HTTP"),
-        (b"HTTP/1.1 200 OK\r\n\0\r\n\r\n", "what answers there speaks no HTTP"),
+        (b"220 mail\r\n", "the server there does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\0\r\n\r\n", "the server there does not speak HTTP"),
         (b"", "Server disconnected"),
     ],
 )

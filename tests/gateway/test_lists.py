@@ -93,7 +93,7 @@ async def test_page_before_another_keys_job_is_rejected(pool: Pool) -> None:
             url = f"{path}?before={before}"
             status, told = await request(pool, "GET", url, key=reader)
             assert status == 400
-            assert "never was" in str(told)
+            assert "never existed" in str(told)
 
 
 async def test_pages_of_accounts_and_transfers_are_complete(pool: Pool) -> None:

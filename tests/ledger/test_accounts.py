@@ -155,8 +155,8 @@ def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     books.apply(reserve(JOB, CAT, 60))
 
     assert books.shortfall(user_account("ann", "dog"), 1) == (
-        "user:ann has 1 users with something on their accounts, and this would be one "
-        "more: ask for those, or under another key"
+        "user:ann has 1 users with an account, and this would be one more: use one of "
+        "those, or another key"
     )
     assert books.shortfall(CAT, 1) is None
     assert books.shortfall(ANN, 1) is None
@@ -177,8 +177,8 @@ def test_budget_limits_the_debt() -> None:
     books.apply(reserve(JOB, ANN, 60))
     assert books.shortfall(ANN, 40) is None
     assert books.shortfall(ANN, 41) == (
-        "user:ann has $0.00004 left to spend, and this costs $0.000041: "
-        "have it credited, or its budget raised"
+        "user:ann has $0.00004 left to spend, and this costs $0.000041: ask for "
+        "credit, or for a higher budget"
     )
     books.apply(credit(ANN, 1))
     assert books.shortfall(ANN, 41) is None
@@ -223,8 +223,8 @@ def test_budget_can_be_changed_and_removed() -> None:
     books.set_budget(ANN, 20)
     assert books.budget(ANN) == 20
     assert books.shortfall(ANN, 1) == (
-        "user:ann has $0.000 left to spend, and this costs $0.000001: "
-        "have it credited, or its budget raised"
+        "user:ann has $0.000 left to spend, and this costs $0.000001: ask for credit, "
+        "or for a higher budget"
     )
     books.set_budget(ANN, None)
     assert books.budget(ANN) is None

@@ -206,7 +206,7 @@ def test_receipt_before_its_checkpoint_is_rejected() -> None:
     check = last(forged(claims(), checkpoint_size=1))
 
     assert check == StepResult(
-        VerificationStep.LOGGED, "leaf 0 precedes its checkpoint of 1 receipts"
+        VerificationStep.LOGGED, "receipt 0 claims to follow a checkpoint of 1 receipts"
     )
 
 

@@ -156,7 +156,7 @@ def test_insufficient_scope_error_names_the_required_one(pool: Pool) -> None:
 
     assert done.returncode == 1
     assert (
-        "user has the scope use; this takes one with the scope monitor" in done.stderr
+        "user has the scope use; this needs one with the scope monitor" in done.stderr
     )
 
 

@@ -85,7 +85,7 @@ def test_background_response_survives_the_coordinator(
         begun = NUMBERS_PER_START + 5  # the number of the text's first character
         rest = client.responses.retrieve(id_, stream=True, starting_after=begun + 9)
         resumed = list(rest)
-        with pytest.raises(openai.BadRequestError, match="the answer begins anew"):
+        with pytest.raises(openai.BadRequestError, match="the answer starts over"):
             client.responses.retrieve(id_, stream=True, starting_after=last)
 
     assert running.status == "in_progress"

@@ -260,7 +260,7 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
     assert events[-1]["text"] == f"done: {least} of 2 machines"
     story = explained(pool, run)
     assert f"rank {node} was lost" in story
-    assert (f"begins anew on {least} machine" in story) == (node == 0 or least == 2)
+    assert (f"restarts on {least} machine" in story) == (node == 0 or least == 2)
     assert (tmp_path / "model.safetensors").stat().st_size > 1_000_000
 
 

@@ -334,7 +334,7 @@ def test_a_new_rank_joins_where_the_loop_admits_it() -> None:
         outcomes: list[Any] = each_rank(host, 3, train, admits=True)
         state, total = joined[0].result(LIMIT)
 
-    assert host.rendezvous.story[1:] == ["rank 1 has joined"]
+    assert host.rendezvous.history[1:] == ["rank 1 has joined"]
     assert state.tolist() == [5.0] * 3
     assert total.tolist() == [3.0] * 2
     for rank in (0, 2):

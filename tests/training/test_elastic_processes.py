@@ -83,7 +83,7 @@ def test_replicas_are_the_same_whichever_ranks_are_killed_or_paused(
 
         for number in range(rounds):
             eventually(
-                complete, f"round {number}: all ranks: {server.rendezvous.story}"
+                complete, f"round {number}: all ranks: {server.rendezvous.history}"
             )
             train_on(tmp_path)
             rank = draw.randrange(RANKS)

@@ -390,4 +390,4 @@ def test_ranks_whose_script_leaves_it_to_rank_0_to_save_are_abandoned(
 
     assert [*rendezvous.abandoned] == ([] if saves else [1, 2])
     assert ("m1" in sent) is saves
-    assert rendezvous.story == ["rank 0 was lost"]
+    assert rendezvous.history == ["rank 0 was lost"]

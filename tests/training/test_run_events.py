@@ -7,10 +7,10 @@ from shoal.domain.work import JSON
 from shoal.training.run_events import (
     EVENTS_MAX,
     EVENTS_SIZE,
+    HISTORY_MAX,
     LINE_MAX,
     LINES_MAX,
     NOTES_MAX,
-    STORY_MAX,
     VALUES_MAX,
     RunEvents,
 )
@@ -112,20 +112,20 @@ def test_a_run_keeps_so_many_events() -> None:
     assert sum(len(str(each)) for _, each in large) < 2 * EVENTS_SIZE
 
 
-def test_story_outlasts_output() -> None:
+def test_history_outlasts_output() -> None:
     events = opened("m")
     events.receive("m", {"event": "started", "rank": 3, "text": "on beagle"}, AT)
     for _ in range(EVENTS_MAX):
         events.receive("m", output("x"), AT)
-    for number in range(STORY_MAX - 1):
+    for number in range(HISTORY_MAX - 1):
         events.remark(f"generation {number}", AT)
 
-    story = events.story
+    history = events.history
     events.remark("one more", AT)
 
-    assert story[0].fields == {"rank": 3, "text": "on beagle"}
-    assert len(events.story) == STORY_MAX
-    assert events.story[0].fields["text"] == "generation 0"
+    assert history[0].fields == {"rank": 3, "text": "on beagle"}
+    assert len(events.history) == HISTORY_MAX
+    assert events.history[0].fields["text"] == "generation 0"
 
 
 @pytest.mark.parametrize(

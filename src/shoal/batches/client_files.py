@@ -89,7 +89,8 @@ class ClientFiles:
         """Count an upload within the block.  Raises QueueFull."""
         if self._uploads[owner] >= UPLOADS_MAX:
             raise QueueFull(
-                f"{UPLOADS_MAX} uploads of this key have not ended yet: wait for one"
+                f"{UPLOADS_MAX} uploads of this key are in progress: wait for one to "
+                "finish"
             )
         self._uploads[owner] += 1
         try:

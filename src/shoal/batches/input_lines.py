@@ -157,7 +157,7 @@ class _LineCheck:
             digest = blake2b(found.custom_id.encode(), digest_size=DIGEST_SIZE)
             earlier = self._ids.setdefault(digest.digest(), number)
             if earlier != number:
-                text = f"custom_id: line {earlier} has the same"
+                text = f"custom_id: line {earlier} already has it"
                 self._add("duplicate_custom_id", text, number, "custom_id")
             self.model = self.model or found.model
             if found.model != self.model:

@@ -121,13 +121,13 @@ function bundleSteps(file, key) {
       "LOGGED",
       async () => {
         const { index } = file;
-        need(0 <= index && index < head.size, `the log of ${head.size} has no leaf ${index}`);
+        need(0 <= index && index < head.size, `the log of ${head.size} receipts has no receipt ${index}`);
         const path = file.path.map(fromBase64);
         const leaf = await sha256(bytes(0), body);
         const [root] = await climb(index, head.size - 1, path, leaf);
-        need(isEqual(root, head.root), `its path does not lead from leaf ${index} to the root`);
+        need(isEqual(root, head.root), `the proof does not lead from receipt ${index} to the log's root`);
         const { size } = receipt.checkpoint;
-        need(size <= index, `leaf ${index} precedes its checkpoint of ${size} receipts`);
+        need(size <= index, `receipt ${index} claims to follow a checkpoint of ${size} receipts`);
       },
     ],
   ];

@@ -75,7 +75,7 @@ def describe_client_error(error: aiohttp.ClientError) -> str:
     """
     match error:
         case aiohttp.ClientResponseError():  # raised only if the answer is not HTTP
-            return "what answers there speaks no HTTP"
+            return "the server there does not speak HTTP"
         case aiohttp.InvalidURL():
             return "invalid address"
         case aiohttp.ServerTimeoutError():

@@ -240,7 +240,7 @@ async def _without_upgrade(
         await gateway.access.authorize(request, Scope.READ)
         methods = " or ".join(sorted(error.allowed_methods))
         raise web.HTTPUpgradeRequired(
-            text=f"{request.path} is no WebSocket: use {methods}",
+            text=f"{request.path} is not a WebSocket: use {methods}",
             headers={"Upgrade": "HTTP/1.1"},
         ) from None
 

@@ -193,16 +193,18 @@ async def export_bundle(
         if owner is None:
             raise NotFound(f"there is no receipt for job {job_id}")
         raise Forbidden(
-            f"job {job_id} belongs to another key: this takes one with the scope "
+            f"job {job_id} belongs to another key: this needs one with the scope "
             "monitor"
         )
     filed = await ledger.receipts_of(job_id)
     if not filed:
         raise NotFound(
-            f"there is no receipt for job {job_id}: only jobs that were done have one"
+            f"there is no receipt for job {job_id}: only completed jobs have one"
         )
     if with_request and owner != caller.name:
-        raise Forbidden(f"job {job_id} belongs to another key: only that gets requests")
+        raise Forbidden(
+            f"job {job_id} belongs to another key: only that key can export its request"
+        )
     receipt = filed[-1]
     signer, head = await _signed_by(gateway, receipt)
     await gateway.signing.show(head)
@@ -306,8 +308,8 @@ def _of_one_key(signing: SigningKeys, first: str, second: str) -> tuple[str, str
         return successor, second
     raise NotFound(
         f"the first of these checkpoints is of {origin_of(first)}, and the second of "
-        f"{origin}, which went on with another key: `earlier` of /v1/log has the last "
-        "of each key"
+        f"{origin}, which continued with another key: `earlier` of /v1/log has the "
+        "last of each key"
     )
 
 

@@ -198,8 +198,8 @@ class Books:
         key = parent(payer)
         if key and payer not in self._balances and self._users[key] >= USERS_MAX:
             return (
-                f"{key} has {USERS_MAX} users with something on their accounts, and "
-                "this would be one more: ask for those, or under another key"
+                f"{key} has {USERS_MAX} users with an account, and this would be one "
+                "more: use one of those, or another key"
             )
         for account in (payer, key):
             if account is None or (budget := self._budgets.get(account)) is None:
@@ -208,7 +208,7 @@ class Books:
             if left < price:
                 return (
                     f"{account} has {dollars(max(left, 0))} left to spend, and this "
-                    f"costs {dollars(price)}: have it credited, or its budget raised"
+                    f"costs {dollars(price)}: ask for credit, or for a higher budget"
                 )
         return None
 

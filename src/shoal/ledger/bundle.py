@@ -126,9 +126,11 @@ def _logged(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     leaf = merkle.leaf_hash(body)
     root = merkle.root_from_inclusion(bundle.index, head.size, leaf, bundle.path)
     if root != head.root:
-        return f"its path does not lead from leaf {bundle.index} to the root"
+        return f"the proof does not lead from receipt {bundle.index} to the log's root"
     if (size := receipts.read(body).checkpoint_size) > bundle.index:
-        return f"leaf {bundle.index} precedes its checkpoint of {size} receipts"
+        return (
+            f"receipt {bundle.index} claims to follow a checkpoint of {size} receipts"
+        )
     return None
 
 

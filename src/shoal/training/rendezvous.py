@@ -32,7 +32,7 @@ PATIENCE = 1.25  # seconds; a rank that is silent for longer is paused, or unrea
 REBUILD = 15.0  # seconds after a restart, in which ranks connect again
 FRUITLESS_MAX = 2  # generations of the same ranks in which no operation was completed
 SECRET_SIZE = 32  # random bytes
-STORY_MAX = 100  # sentences
+HISTORY_MAX = 100  # sentences
 SHORTAGE_CHECK = 60.0  # seconds in which the loss of a machine is noticed
 RUN_ENDED = "the run has ended"
 NO_ANSWER = "it did not answer"
@@ -75,7 +75,7 @@ class Rendezvous:
         self.run_id = run_id
         self.over = ""
         """Why the run does not go on; empty: it does."""
-        self.story: list[str] = []
+        self.history: list[str] = []
         self.abandoned: Sequence[int] = ()
         """The ranks that are left without rank 0, which alone would save the model.
 
@@ -177,7 +177,7 @@ class Rendezvous:
     def stop(self, reason: str) -> Outgoing:
         """End the run for all."""
         self.over, self.abandoned = reason, ()
-        self.story = [*self.story, reason][-STORY_MAX:]
+        self.history = [*self.history, reason][-HISTORY_MAX:]
         self._ends_by = self._answers_by = self._waits_until = None
         return [
             (member, {"out": reason})
@@ -373,14 +373,16 @@ class Rendezvous:
         waits = self._awaits is not None and self._newest_left == NO_OPERATION
         if self._shortage and waits:
             self._waits_until = now + SHORTAGE_CHECK
-            self.story = [*self.story, f"{self._shortage}; they wait"][-STORY_MAX:]
+            self.history = [*self.history, f"{self._shortage}; they wait"][
+                -HISTORY_MAX:
+            ]
             return sent
         if reason := self._shortage or end.difference():
             return [*sent, *self.stop(reason)]
         if not end.has_writer:
             states = [self._members[each].state for each in end.reported]
             self.abandoned = [each.gang_rank for each in states]
-            self.story = [*self.story, *story][-STORY_MAX:]
+            self.history = [*self.history, *story][-HISTORY_MAX:]
             return sent
         members = end.reported
         if end.admits:
@@ -410,7 +412,7 @@ class Rendezvous:
     ) -> Outgoing:
         ordered = sorted(members, key=lambda each: self._members[each].state.gang_rank)
         self.generation += 1
-        self.story = [*self.story, *story][-STORY_MAX:]
+        self.history = [*self.history, *story][-HISTORY_MAX:]
         self._roster = dict(enumerate(ordered))
         self._rebuilt_until = 0.0
         self._members = {

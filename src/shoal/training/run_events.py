@@ -28,7 +28,7 @@ Message: TypeAlias = Mapping[str, JSON]
 MESSAGE_MAX = 64 << 10  # bytes of a message, of members and of watchers
 EVENTS_MAX = 2000  # events that a run keeps
 EVENTS_SIZE = 1 << 20  # characters of them, about
-STORY_MAX = 200  # events that tell the run's story, and are kept longer
+HISTORY_MAX = 200  # events of the run's history, which are kept longer
 NOTES_MAX = 64
 KEY_MAX = 100  # characters of a note's key
 VALUE_MAX = 1000  # characters of its value
@@ -108,16 +108,16 @@ class RunEvents:
         self._connections: dict[str, _Connection] = {}
         self._notes: dict[str, str] = {}
         self._events: deque[RunEvent] = deque()
-        self._story: deque[RunEvent] = deque(maxlen=STORY_MAX)
+        self._history: deque[RunEvent] = deque(maxlen=HISTORY_MAX)
         self._size = 0
         self._last = 0
         self.progress = RunProgress()
-        """The course of the run in numbers."""
+        """Its loss, pace and progress."""
 
     @property
-    def story(self) -> list[RunEvent]:
-        """The events that tell the course of the run, the oldest first."""
-        return [*self._story]
+    def history(self) -> list[RunEvent]:
+        """The events of the run's history, the oldest first."""
+        return [*self._history]
 
     def open(self, name: str) -> Iterator[tuple[str, Message]]:
         """Add a connection; yield the notes for it, and that these were all."""
@@ -206,7 +206,7 @@ class RunEvents:
         while len(self._events) > EVENTS_MAX or self._size > EVENTS_SIZE:
             self._size -= self._events.popleft().size
         if kind in STORY:
-            self._story.append(event)
+            self._history.append(event)
         return [
             (name, event.message)
             for name, each in self._connections.items()

@@ -123,7 +123,7 @@ async def request_json(
             raise NotTls(f"{named}: {describe_http_error(error)}") from error
         except aiohttp.ClientResponseError as error:
             # Raised only if the response is not HTTP.
-            raise NotHttp(f"{named}: what answers there speaks no HTTP") from error
+            raise NotHttp(f"{named}: the server there does not speak HTTP") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{named}: {describe_http_error(error)}") from error
         except LimitExceeded:

@@ -111,9 +111,9 @@ test("a stream that is refused says why", async () => {
   streams[0].readyState = EventSource.CLOSED;
   streams[0].onerror();
   assert.equal(asked[0].path, "/admin/live");
-  asked[0].answer(503, { error: { message: "100 clients listen already", code: "queue_full" } });
+  asked[0].answer(503, { error: { message: "100 clients are listening already", code: "queue_full" } });
   await settled();
-  assert.equal(live().refusal.message, "100 clients listen already");
+  assert.equal(live().refusal.message, "100 clients are listening already");
   mock.timers.tick(1000);
   assert.equal(last(asked).path, "/dashboard/session");
   last(asked).answer(200, { name: "ops", scope: "admin" });

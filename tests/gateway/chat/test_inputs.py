@@ -76,7 +76,7 @@ async def test_load_that_hangs_is_begun_once_and_holds_nobody(
     texts = TokenTexts(load)
     try:
         for _ in range(3):
-            with pytest.raises(NotReady, match="still downloads"):
+            with pytest.raises(NotReady, match="still downloading"):
                 await texts.decode([[72]], "input")
     finally:
         go_on.set()  # the loop waits for its threads before it closes

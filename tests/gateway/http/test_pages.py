@@ -94,7 +94,7 @@ def test_programs_without_an_origin_may_use_any_name_to_connect() -> None:
 def test_without_a_key_the_name_counts() -> None:
     POLICY.check_keyless(headers(("Host", "pool.example")))
     with pytest.raises(
-        Forbidden, match=r"evil\.example is no name of .*--allowed-host"
+        Forbidden, match=r"evil\.example is not a name of .*--allowed-host"
     ):
         POLICY.check_keyless(headers(("Host", "evil.example")))
     with pytest.raises(Forbidden, match=r"pages of null .*--allowed-origin"):
@@ -102,9 +102,9 @@ def test_without_a_key_the_name_counts() -> None:
 
 
 def test_reason_shows_a_name_of_any_length() -> None:
-    with pytest.raises(Forbidden, match=r"^an unnamed site is no name"):
+    with pytest.raises(Forbidden, match=r"^an unnamed site is not a name"):
         POLICY.check_keyless(headers())
-    with pytest.raises(Forbidden, match=r"^a{200} is no name"):
+    with pytest.raises(Forbidden, match=r"^a{200} is not a name"):
         POLICY.check_keyless(headers(("Host", "a" * 300)))
 
 

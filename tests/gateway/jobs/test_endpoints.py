@@ -498,7 +498,7 @@ async def test_webhook_to_a_private_address_is_rejected(
         status, answer = await commit(pool, webhook=HOOK | {"url": f"http://{host}/"})
 
     assert status == 400
-    assert "no public address" in answer["error"]
+    assert "not a public address" in answer["error"]
 
 
 async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:

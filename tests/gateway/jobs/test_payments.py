@@ -560,7 +560,7 @@ async def test_clients_are_not_told_the_address_of_the_facilitator(
     answer = await pay(pool)
 
     assert answer.status == 503
-    assert "it takes no such payments" in json.loads(answer.body)["error"]
+    assert "it does not accept such payments" in json.loads(answer.body)["error"]
     assert facilitator.url not in answer.body
     assert facilitator.url in caplog.text  # whoever runs the coordinator is
 
@@ -582,7 +582,9 @@ async def test_facilitator_without_the_network_is_a_configuration_error(
 ) -> None:
     payments = X402Payments(Seller(facilitator.url, PAY_TO, "eip155:8453", ASSET))
     try:
-        with pytest.raises(ConfigError, match="takes no exact payments on eip155:8453"):
+        with pytest.raises(
+            ConfigError, match="does not accept exact payments on eip155:8453"
+        ):
             await payments.prepare()
     finally:
         await payments.close()

@@ -418,9 +418,9 @@ async def test_secret_and_url_are_not_logged(
 
 
 ODD_ANSWERS = {
-    "no HTTP": (b"220 mail\r\n", "what answers there speaks no HTTP"),
-    "a wrong header": (b"HTTP/1.1 200 OK\r\n\0\r\n\r\n", "speaks no HTTP"),
-    "nothing": (b"", "it hung up without an answer"),
+    "no HTTP": (b"220 mail\r\n", "the server there does not speak HTTP"),
+    "a wrong header": (b"HTTP/1.1 200 OK\r\n\0\r\n\r\n", "does not speak HTTP"),
+    "nothing": (b"", "it closed the connection without an answer"),
 }
 
 

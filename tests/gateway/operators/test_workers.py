@@ -159,7 +159,7 @@ async def test_drain_with_a_limit_hands_jobs_over(pool: Pool) -> None:
     ("method", "path", "status", "said"),
     [
         ("GET", N1, 404, "no worker grandsage:n1/m1 is connected"),
-        ("POST", f"{N1}/resume", 404, "neither paused, nor drained or removed"),
+        ("POST", f"{N1}/resume", 404, "not paused, drained or removed"),
         ("POST", "/admin/workers/beagle/pause", 400, "WIRE:NAME"),
         ("POST", f"{N1}/drain?within=-1", 400, "within"),
         ("POST", f"{N1}/drain?soon=1", 400, "soon"),

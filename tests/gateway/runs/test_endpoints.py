@@ -16,7 +16,7 @@ from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Gang, Job, JobTerms
 from shoal.domain.work import Call
 from shoal.gateway.runs import hosted_runs
-from shoal.gateway.runs.hosted_runs import new_sentences
+from shoal.gateway.runs.hosted_runs import new_entries
 from shoal.training.generations.messages import RankState
 from shoal.training.run_events import MESSAGE_MAX, Message, member_key, run_id_of
 from shoal.training.run_link import CONNECTED, EVENTS, REPLACED, RunLink, RunOver
@@ -318,7 +318,7 @@ async def test_run_is_its_owners(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "story", "new"),
+    ("sent", "history", "new"),
     [
         ([], [], []),
         ([], ["a"], ["a"]),
@@ -329,7 +329,7 @@ async def test_run_is_its_owners(pool: Pool) -> None:
         (["a", "a"], ["a", "a", "a"], ["a"]),
     ],
 )
-def test_new_sentences_of_a_story(
-    told: list[str], story: list[str], new: list[str]
+def test_new_entries_of_a_history(
+    sent: list[str], history: list[str], new: list[str]
 ) -> None:
-    assert new_sentences(told, story) == new
+    assert new_entries(sent, history) == new

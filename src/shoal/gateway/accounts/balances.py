@@ -134,12 +134,12 @@ async def show_account(
 ) -> AccountDetail:
     name = _account_name(request)
     if not _may_see(caller, name):
-        raise Forbidden(f"{name} is not yours: this takes a key with the scope monitor")
+        raise Forbidden(f"{name} is not your account: use a key with the scope monitor")
     account = await _account_detail(gateway, name, read_query(request, TransferQuery))
     known = account.transfers or account.standing or account.budget is not None
     if not known and caller.has_scope(Scope.MONITOR):
         raise NotFound(
-            f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
+            f"the account {name} does not exist: `shoal accounts ls`, or GET "
             "/admin/accounts, lists all"
         )
     return account

@@ -168,8 +168,8 @@ async def revoke_key(gateway: Gateway, name: str) -> KeyInfo:
 def _key_named(gateway: Gateway, name: str) -> credentials.Key:
     if name in RESERVED_NAMES:
         raise InvalidRequest(
-            f"{name} is no key that was made here: for another first key, give "
-            "`shoal serve` another --api-key, or delete the file api-key in its "
+            f"{name} is not a key that can be revoked here: to change the first key, "
+            "give `shoal serve` another --api-key, or delete the file api-key in its "
             "data folder"
         )
     return gateway.access.keyring.cache.find(name)

@@ -84,7 +84,7 @@ class TokenTexts:
             raise CannotDo(f"{field}: {error}: {REMEDY}", field) from error
         except TimeoutError:
             raise NotReady(
-                f"{field}: the coordinator still downloads the vocabulary of "
+                f"{field}: the coordinator is still downloading the vocabulary of "
                 f"{ENCODING}: try again, or {REMEDY}"
             ) from None
 

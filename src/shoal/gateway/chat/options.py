@@ -113,8 +113,7 @@ def extra_options(
     for name in extra.keys() & BEGUN.keys():
         if decoding.is_requested(extra.pop(name), (BEGUN[name] is begun,)):
             raise InvalidRequest(
-                f"{name}: an answer continues a last message of the assistant, and no "
-                "other",
+                f"{name}: only a last message of the assistant can be continued",
                 name,
             )
     for name in extra.keys() & DECIDED.keys():

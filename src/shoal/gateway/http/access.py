@@ -157,13 +157,13 @@ class Access:
         self._admit(request, caller)
         if caller.call is not None and not by_calls:
             raise errors.Forbidden(
-                "the credential of a running call submits jobs, and reads and cancels "
-                "those; this takes an API key"
+                "the credential of a running call can only submit jobs, and read and "
+                "cancel those; use an API key"
             )
         if not caller.has_scope(needed):
             raise errors.Forbidden(
                 f"the API key {caller.name} has the scope {caller.key.scope.value}; "
-                f"this takes one with the scope {needed.value}"
+                f"this needs one with the scope {needed.value}"
             )
         return caller
 

@@ -98,14 +98,14 @@ class Keyring:
             raise Unauthorized(
                 "no API key: send the header `Authorization: Bearer KEY`, or "
                 "`x-api-key: KEY`; `shoal serve` prints the first key, `shoal keys "
-                "create` makes others"
+                "create` creates more"
             )
         secret, _ = without_fingerprint(secret)
         key = self._first.get(digest_of(secret)) or self.cache.by_secret(secret)
         if key is None:
             raise Unauthorized(
-                "incorrect API key: `shoal serve` prints the first one when it "
-                "starts, `shoal keys create` makes others"
+                "incorrect API key: `shoal serve` prints the first one when it starts, "
+                "`shoal keys create` creates more"
             )
         self.ensure_active(key, at)
         return key

@@ -203,14 +203,13 @@ class BodyReader:
         """Count bytes of a request until it is answered.  Raises QueueFull."""
         if self.held_bytes + size > BODIES_MAX:
             raise QueueFull(
-                f"the requests that are open have more than {BODIES_MAX} bytes: try "
-                "again shortly"
+                f"the open requests already have {BODIES_MAX} bytes: try again shortly"
             )
         held = self._held_by.get(owner, 0)
         if held + size > BODIES_OF_KEY_MAX:
             raise QueueFull(
-                f"the open requests of this key have more than {BODIES_OF_KEY_MAX} "
-                "bytes: wait for some of them"
+                f"the open requests of this key already have {BODIES_OF_KEY_MAX} "
+                "bytes: wait until some have finished"
             )
         record = record_of(request)
         record.held_for = owner
@@ -242,5 +241,6 @@ def _too_large(size_max: int) -> TooLarge:
 
 def _too_slow(size: int) -> TooSlow:
     return TooSlow(
-        f"the body did not arrive within {BODY_TIMEOUT:g} s: {size} bytes of it came"
+        f"the body did not arrive within {BODY_TIMEOUT:g} s: only {size} bytes of it "
+        "did"
     )

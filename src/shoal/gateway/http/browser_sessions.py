@@ -110,7 +110,8 @@ class BrowserSessions:
         self._pages.check_own_page(request.headers)
         if request.method not in SAFE_METHODS and PAGE_HEADER not in request.headers:
             raise Forbidden(
-                f"a page that changes something sends the header {PAGE_HEADER}: 1"
+                "requests of a page that change something need the header "
+                f"{PAGE_HEADER}: 1"
             )
 
     async def begin(self, value: str, key: Key, at: float) -> BrowserSession:

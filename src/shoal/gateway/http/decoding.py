@@ -216,7 +216,7 @@ def _decode_leniently(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         if not _ESCAPED_SURROGATE.search(data):
             raise
         if len(data) > SURROGATES_MAX:
-            raise ValueError("half a character (\\ud800 to \\udfff) in it") from None
+            raise ValueError("contains half a character (\\ud800 to \\udfff)") from None
         text = json.dumps(json.loads(data), ensure_ascii=False)
         return decoder.decode(well_formed(text))
 

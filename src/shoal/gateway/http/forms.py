@@ -97,7 +97,7 @@ async def _reading(pace: SendingPace) -> AsyncIterator[None]:
         raise InvalidRequest(f"the body is damaged: {error}") from error
     except TimeoutError:
         raise TooSlow(
-            f"the body came too slowly, {pace.received} bytes of it: send at least "
+            f"the body arrived too slowly, {pace.received} bytes of it: send at least "
             f"{RATE_MIN} bytes a second, and some every {PIECE_TIMEOUT:g} s"
         ) from None
     finally:
@@ -110,7 +110,7 @@ async def _next_part(
     async with _reading(pace):
         part = await reader.next()
     if isinstance(part, MultipartReader):
-        raise InvalidRequest("the form has a form in it")
+        raise InvalidRequest("the form contains another form")
     return part
 
 

@@ -91,7 +91,8 @@ class ListLimits:
 def _check(lists: _KeyLists, now: float) -> None:
     if lists.requests > LISTS_WAITING_MAX:
         raise RateLimited(
-            f"this key reads {lists.requests} lists at once: read one after the other",
+            f"this key reads {lists.requests} lists at once already: read one after "
+            "the other",
             RETRY_AFTER,
         )
     lists.bucket.refill(now)

@@ -71,9 +71,9 @@ class PagePolicy:
         """Raise Forbidden if a request that needs no key may come from a page."""
         if not self.names_us(headers):
             raise Forbidden(
-                f"{_shown(headers, 'Host')} is no name of this coordinator: without a "
-                "key it answers to its addresses and its own names only; its operator "
-                "adds a name with `shoal serve --allowed-host NAME`"
+                f"{_shown(headers, 'Host')} is not a name of this coordinator: without "
+                "a key, it accepts only its addresses and its own names; its operator "
+                "can add a name with `shoal serve --allowed-host NAME`"
             )
         if not self.allows_page(headers):
             raise _page_refused(headers)
@@ -85,9 +85,9 @@ class PagePolicy:
         """
         if not self.names_us(headers):
             raise Forbidden(
-                f"{_shown(headers, 'Host')} is no name of this coordinator: browsers "
-                "sign in at its addresses and its own names only; its operator adds a "
-                "name with `shoal serve --allowed-host NAME`"
+                f"{_shown(headers, 'Host')} is not a name of this coordinator: "
+                "browsers can sign in only at its addresses and its own names; its "
+                "operator can add a name with `shoal serve --allowed-host NAME`"
             )
         host = headers.get("Host", "").lower()
         own = (f"http://{host}", f"https://{host}")
@@ -216,7 +216,7 @@ def _split(origin: str) -> SplitResult | None:
 def _page_refused(headers: CIMultiDictProxy[str]) -> Forbidden:
     return Forbidden(
         f"web pages of {_shown(headers, 'Origin')} may not use this coordinator: its "
-        "operator allows them with `shoal serve --allowed-origin ORIGIN`"
+        "operator can allow them with `shoal serve --allowed-origin ORIGIN`"
     )
 
 

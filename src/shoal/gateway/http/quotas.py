@@ -93,9 +93,9 @@ class KeyLimiter:
             bucket.refill(now)
             if amount > bucket.limit:
                 raise InvalidRequest(
-                    f"the request takes about {amount} tokens, and this key may use "
-                    f"{bucket.limit} a minute: ask for fewer with max_tokens, or "
-                    "shorten the messages",
+                    f"the request needs about {amount} tokens, and this key may use "
+                    f"{bucket.limit} a minute: lower max_tokens, or shorten the "
+                    "messages",
                     "max_tokens",
                 )
             if (wait := bucket.seconds_until(amount)) > ROUNDING:
@@ -131,14 +131,14 @@ class KeyLimiter:
         if (budget := self.quota.budget) is not None and in_all + wanted > budget:
             raise BudgetSpent(
                 f"this key has {_left(budget, in_all + reservation.before)} of its "
-                f"{budget} tokens left, and the request takes about "
+                f"{budget} tokens left, and the request needs about "
                 f"{reservation.tokens}"
             )
         day_max = self.quota.tokens_per_day
         if day_max is not None and today + wanted > day_max:
             raise DaySpent(
                 f"this key has {_left(day_max, today + reservation.before)} of its "
-                f"{day_max} tokens a day left, and the request takes about "
+                f"{day_max} tokens a day left, and the request needs about "
                 f"{reservation.tokens}; the day ends at midnight UTC",
                 math.ceil(DAY - at % DAY),
             )

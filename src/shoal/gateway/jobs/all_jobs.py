@@ -140,7 +140,7 @@ async def list_jobs(
     if not caller.has_scope(Scope.MONITOR):
         if owner not in (None, caller.name):
             raise Forbidden(
-                "jobs of other keys: this takes a key with the scope monitor"
+                "jobs of other keys: this needs a key with the scope monitor"
             )
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
@@ -220,7 +220,7 @@ async def _visible_job(
     job_id = job_id_in(request)
     stored = await gateway.store.job(job_id)
     if stored is None:
-        raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
+        raise NotFound(f"there is no job {job_id}: it never existed, or was pruned")
     if stored.job.owner != caller.name and not caller.has_scope(Scope.MONITOR):
         raise Forbidden(
             f"job {job_id} belongs to another key: a key with the scope monitor sees "

@@ -201,7 +201,7 @@ async def find_cursor(
     try:
         await owned_summary(gateway, job_id, caller)
     except errors.NotFound:
-        text = f"before: there is no job {before}: it never was, or was pruned"
+        text = f"before: there is no job {before}: it never existed, or was pruned"
         raise errors.InvalidRequest(text, "before") from None
     return job_id
 

@@ -67,7 +67,7 @@ class EventSubscriptions:
         """Return an event that is set when a job has new facts.  Raises QueueFull."""
         if self._count >= SUBSCRIBERS_MAX:
             raise QueueFull(
-                f"{SUBSCRIBERS_MAX} clients listen already: ask with ?wait="
+                f"{SUBSCRIBERS_MAX} clients are listening already: use ?wait= instead"
             )
         signal = asyncio.Event()
         self._signals.setdefault(job_id, set()).add(signal)

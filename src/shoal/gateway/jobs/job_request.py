@@ -213,7 +213,8 @@ def _webhook(wanted: NewWebhook | None) -> Webhook | None:
         )
     if "@" in url.netloc:
         raise InvalidRequest(
-            "webhook.url: leave out the user: the messages are signed", "webhook.url"
+            "webhook.url: leave out the user name: the messages are signed",
+            "webhook.url",
         )
     signing_key(wanted.secret)  # raises InvalidRequest if it is invalid
     return Webhook(wanted.url, wanted.secret)

@@ -214,7 +214,7 @@ def _check_webhook(gateway: Gateway, caller: ApiCaller, webhook: Webhook) -> Non
     host = urlsplit(webhook.url).hostname or ""
     if is_denied(host, gateway.egress_policy):
         raise InvalidRequest(
-            f"webhook.url: {host} is no public address, and the coordinator calls no "
-            "other (--webhooks public)",
+            f"webhook.url: {host} is not a public address, and the coordinator calls "
+            "only public ones (--webhooks public)",
             "webhook.url",
         )

@@ -365,7 +365,7 @@ def _reason(error: Exception) -> str:
         case aiohttp.InvalidURL():
             reason = "invalid address"
         case aiohttp.ClientResponseError():  # raised only if the answer is not HTTP
-            reason = "what answers there speaks no HTTP"
+            reason = "the server there does not speak HTTP"
         case aiohttp.ClientConnectorCertificateError():
             reason = f"invalid certificate: {error.certificate_error}"
         case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
@@ -373,7 +373,7 @@ def _reason(error: Exception) -> str:
         case aiohttp.ClientConnectorError():
             reason = str(error.os_error.strerror or error.os_error)
         case aiohttp.ServerDisconnectedError():
-            reason = "it hung up without an answer"
+            reason = "it closed the connection without an answer"
         case OSError():
             reason = error.strerror or type(error).__name__
         case _:

@@ -140,8 +140,8 @@ class X402Payments:
             self._requirements(0)
         except SchemeNotFoundError as error:
             raise ConfigError(
-                f"the facilitator {shown} takes no {EXACT} payments "
-                f"on {self._seller.network}: choose another --x402-network or "
+                f"the facilitator {shown} does not accept {EXACT} payments on "
+                f"{self._seller.network}: choose another --x402-network or "
                 "--x402-facilitator"
             ) from error
         except httpx.InvalidURL as error:
@@ -156,7 +156,9 @@ class X402Payments:
         except ConfigError as error:
             # It names the facilitator, whose address is no matter of clients.
             log.error("payments cannot be checked: %s", error)
-            raise _payments_down(ValueError("it takes no such payments")) from error
+            raise _payments_down(
+                ValueError("it does not accept such payments")
+            ) from error
         requirements = self._requirements(charge.price)
         due = partial(self._due, charge, requirements)
         if (header := charge.headers.get(SIGNATURE)) is None:
@@ -194,7 +196,7 @@ class X402Payments:
                 "whether a payment was settled is not known: %s", _error_text(error)
             )
             raise _payments_down(
-                error, "; the payment may have gone through: look before paying again"
+                error, "; the payment may have gone through: check before paying again"
             ) from error
         headers = {RESPONSE: encode_payment_response_header(outcome)}
         reference = outcome.transaction[:REFERENCE_MAX]

@@ -63,7 +63,7 @@ class JobMetrics(Collector):
         self._by_worker: Counter[str] = Counter()
         self._waits = HistogramFamily(
             "shoal_job_queue_seconds",
-            "Time that jobs waited for a worker, each time they did",
+            "Time that jobs waited in the queue for a worker",
             ("gen_ai_operation_name",),
             SECONDS,
         )
@@ -122,24 +122,24 @@ class JobMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield counters(
             "shoal_facts",
-            "What happened to jobs and workers",
+            "Events of jobs and workers",
             ("fact",),
             {(facts.FACT_NAMES[type_],): count for type_, count in self._facts.items()},
         )
         yield counters(
             "shoal_calls",
-            "Calls of functions that have ended",
+            "Function calls that have ended",
             ("kept",),
             {(str(kept).lower(),): count for kept, count in self._calls.items()},
         )
         asked = ("gen_ai_operation_name", "gen_ai_request_model")
         yield counters(
-            "shoal_jobs_ended", "Jobs by how they ended", (*asked, "end"), self._ends
+            "shoal_jobs_ended", "Ended jobs, by outcome", (*asked, "end"), self._ends
         )
         yield from self._waits.collect()
         yield counters(
             "shoal_job_requeues",
-            "Jobs that went back to the queue, by why",
+            "Requeued jobs, by reason",
             ("cause",),
             {(cause,): count for cause, count in self._requeues.items()},
         )

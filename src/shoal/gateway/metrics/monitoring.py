@@ -56,7 +56,7 @@ async def show_metrics(request: web.Request) -> web.Response:
 UNNAMED = frozenset(each.value for each in ListenerTls)
 
 
-@api.get("/healthz", "Whether the coordinator runs")
+@api.get("/healthz", "Check that the coordinator is running")
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
     # Workers recognise a Shoal coordinator by ``shoal``, and find in ``direct`` the
     # ports of wires that name them: only there do Shoal's workers join by a port.
@@ -82,7 +82,7 @@ def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
     )
 
 
-@api.get("/health", "Whether a model can answer")
+@api.get("/health", "Check whether a model can answer")
 async def health(gateway: Gateway) -> web.Response:
     """Say whether a model can answer, in the form of llama-server.
 
@@ -98,7 +98,7 @@ async def health(gateway: Gateway) -> web.Response:
     return web.json_response({"status": "ok"})
 
 
-@api.get("/readyz", "Whether it accepts jobs")
+@api.get("/readyz", "Check whether it accepts jobs")
 async def readyz(gateway: Gateway) -> web.Response:
     reason = gateway.hub.unavailable_reason
     if reason is None:
@@ -149,7 +149,7 @@ class LoopLag(Collector):
     def collect(self) -> Iterator[Metric]:
         yield histograms(
             "shoal_loop_lag_seconds",
-            "By how much a timer of the event loop fires late, once a second",
+            "Delay of a timer of the event loop, measured once a second",
             (),
             {(): self._late},
         )

@@ -61,27 +61,29 @@ class PoolMetrics(Collector):
                 ("running",): len(pool.jobs) - pool.queued,
             },
         )
-        yield gauge("shoal_models", "Models that workers have", len(pool.roster.models))
+        yield gauge(
+            "shoal_models", "Models that workers offer", len(pool.roster.models)
+        )
         yield gauge(
             "shoal_durable_calls",
-            "Durable calls of functions that have not ended",
+            "Durable function calls that have not ended",
             gateway.calls.open_count,
         )
         yield from self._collect_workers()
         yield gauge(
             "shoal_store_failing_seconds",
-            "For how long the store has been failing; 0: it is not",
+            "Time for which the store has been failing; 0: it works",
             hub.store_health.failing_for,
         )
         yield histograms(
             "shoal_store_commit_seconds",
-            "Time of the commits of facts, repetitions included",
+            "Duration of commits to the database, retries included",
             (),
             {(): hub.commit_seconds},
         )
         yield counters(
             "shoal_webhook_attempts",
-            "Attempts to deliver webhooks, by their result",
+            "Webhook delivery attempts, by result",
             ("result",),
             {
                 ("delivered",): gateway.webhook_results.delivered,
@@ -129,31 +131,31 @@ class PoolMetrics(Collector):
                     measured[name][label] = value / unit
         yield gauges(
             "shoal_workers",
-            "Workers that are connected",
+            "Connected workers",
             ("state",),
             {(state,): count for state, count in by_state.items()},
         )
         yield gauges(
             "shoal_wire_workers",
-            "Workers that are connected, by their protocol",
+            "Connected workers, by protocol",
             ("wire", "state"),
             by_wire,
         )
         yield gauges(
             "shoal_slots",
-            "Jobs that workers can take at a time",
+            "Concurrent jobs that all workers can run",
             ("state",),
             {("busy",): busy, ("free",): max(0, offered - busy)},
         )
         yield gauges(
             "shoal_worker_slots",
-            "Jobs that a worker can take at a time",
+            "Concurrent jobs that a worker can run",
             ("worker", "state"),
             slots,
         )
         yield gauges(
             "shoal_worker_tokens_per_second",
-            "The speed of one answer of a worker, recently",
+            "Recent speed of a single answer of a worker",
             ("worker",),
             measured["pace"],
         )

@@ -75,7 +75,7 @@ class LiveFeed:
 
     @property
     def is_looking(self) -> bool:
-        """Whether it looks at the pool, for a client."""
+        """Whether any client is subscribed."""
         return self._timer is not None
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ class LiveFeed:
         """Add a client for the length of the block.  Raises QueueFull, StoreError."""
         orders = await stored_orders(self._gateway) if self._view is None else ()
         if len(self._clients) >= CLIENTS_MAX:
-            raise errors.QueueFull(f"{CLIENTS_MAX} clients listen already")
+            raise errors.QueueFull(f"{CLIENTS_MAX} clients are listening already")
         if self._view is None:
             self._view = PoolView(self._gateway, orders)
             self._next_event = self._log.next_number

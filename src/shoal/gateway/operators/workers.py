@@ -89,7 +89,9 @@ async def show_worker(gateway: Gateway, request: web.Request) -> SuspensionInfo:
     return order
 
 
-@api.post("/admin/workers/{name}/pause", "Give a worker no new jobs", Scope.ADMIN)
+@api.post(
+    "/admin/workers/{name}/pause", "Pause a worker: it gets no new jobs", Scope.ADMIN
+)
 async def pause_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
@@ -107,7 +109,7 @@ async def approve_worker(
     return await _order_of(gateway, name)
 
 
-@api.post("/admin/workers/{name}/resume", "Give a worker jobs again", Scope.ADMIN)
+@api.post("/admin/workers/{name}/resume", "Resume a worker", Scope.ADMIN)
 async def resume_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
@@ -119,7 +121,7 @@ async def resume_worker(
             raise InvalidRequest(
                 f"the order is about the whole machine: resume {machine}"
             )
-        reason = f"{name} is neither paused, nor drained or removed"
+        reason = f"{name} is not paused, drained or removed"
         if _is_pending(gateway, name):
             reason += "; it waits for an approval: shoal nodes approve"
         raise NotFound(reason)
@@ -128,7 +130,9 @@ async def resume_worker(
 
 
 @api.post(
-    "/admin/workers/{name}/drain", "Let a worker end its jobs, and no more", Scope.ADMIN
+    "/admin/workers/{name}/drain",
+    "Drain a worker: it finishes its jobs and gets no new ones",
+    Scope.ADMIN,
 )
 async def drain_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller, query: DrainQuery
@@ -137,7 +141,11 @@ async def drain_worker(
     return await _suspend(gateway, request, caller, Suspension.DRAINING, within)
 
 
-@api.post("/admin/workers/{name}/remove", "Disconnect and refuse a worker", Scope.ADMIN)
+@api.post(
+    "/admin/workers/{name}/remove",
+    "Remove a worker: disconnect and refuse it",
+    Scope.ADMIN,
+)
 async def remove_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:

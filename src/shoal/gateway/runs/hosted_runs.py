@@ -1,4 +1,4 @@
-"""The runs that a coordinator hosts: who is connected, and what they are told."""
+"""The runs that a coordinator hosts: their connections, and the messages to them."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from shoal.transports.clock import Clock, DeadlineTimer
 CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
 PIECES_MAX = SIZE_MAX // 2  # bytes of files of one run, beyond those in results
-ENDED_MAX = 64  # ended runs whose story is kept
+ENDED_MAX = 64  # ended runs whose history is kept
 POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
 SERVICE_RESTART = 1012  # WebSocket close code (IANA's registry of them)
 NOT_OPEN = (
@@ -88,7 +88,7 @@ class HostedRun:
         self._gang = gang
         self._clock = clock
         self._rendezvous: Rendezvous | None = None  # until its first rank
-        self._story: list[str] = []  # of the rendezvous, as far as it is told
+        self._history: list[str] = []  # of the rendezvous, as far as it was sent
         self._rounds = RunRounds(
             gang.size,
             gang.least,
@@ -136,7 +136,7 @@ class HostedRun:
         self._stored += size
         if self._stored > PIECES_MAX:
             raise errors.TooLarge(
-                f"a run may leave {PIECES_MAX >> 30} GiB: store the rest"
+                f"a run may return {PIECES_MAX >> 30} GiB: store the rest"
             )
 
     # Of the members' ranks.
@@ -201,15 +201,15 @@ class HostedRun:
         self._decided(self._rendezvous.expire(self._clock.now()))
 
     def _decided(self, deliveries: Deliveries) -> None:
-        """Send what the rendezvous has decided, and tell its story."""
+        """Send what the rendezvous has decided, and the new entries of its history."""
         assert self._rendezvous is not None, "it has decided"
         self._deliver(self._at_ranks, deliveries)
         self._timer.update()
-        story = self._rendezvous.story
-        for each in new_sentences(self._story, story):
+        history = self._rendezvous.history
+        for each in new_entries(self._history, history):
             remarks = self.events.remark(each, self._clock.wall())
             self._deliver(self._at_events, remarks)
-        self._story = story
+        self._history = history
         if left := self._rendezvous.abandoned:
             nodes = self._rounds.round.nodes
             places = {each // self.ranks_per_member for each in left}
@@ -299,11 +299,11 @@ class HostedRun:
             for each in self._at_ranks.values():
                 each.hang_up(SERVICE_RESTART)
             self._at_ranks.clear()
-            self._rendezvous, self._story = None, []
+            self._rendezvous, self._history = None, []
             self._timer.cancel()
             current = self._rounds.round
             count = machines(len(current.nodes))
-            text = f"{current.reason}: the script begins anew on {count}"
+            text = f"{current.reason}: the script restarts on {count}"
             self._deliver(self._at_events, self.events.remark(text, self._clock.wall()))
         for node, message in answers:
             found = [name for name, its in self._nodes.items() if node in (None, its)]
@@ -319,7 +319,7 @@ class HostedRun:
 
 
 class HostedRuns:
-    """The runs that have open members, and the stories of those that ended last."""
+    """The runs that have open members, and the histories of those that ended last."""
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
         self._clock = clock
@@ -393,19 +393,19 @@ class HostedRuns:
             self._ended.popitem(last=False)
 
 
-def new_sentences(told: list[str], story: list[str]) -> list[str]:
-    """Return what a story has beyond what was told; its beginning may be gone."""
-    for gone in range(len(told) + 1):
-        if story[: len(told) - gone] == told[gone:]:
-            return story[len(told) - gone :]
-    raise AssertionError("nothing of it is a beginning of all stories")
+def new_entries(sent: list[str], history: list[str]) -> list[str]:
+    """Return the entries that were not sent yet; the oldest may have been dropped."""
+    for dropped in range(len(sent) + 1):
+        if history[: len(sent) - dropped] == sent[dropped:]:
+            return history[len(sent) - dropped :]
+    raise AssertionError("an empty list is a prefix of every history")
 
 
 RUNS = web.AppKey("runs", HostedRuns)
 
 
-def story_lines(events: Sequence[RunEvent]) -> list[tuple[float, str]]:
-    """Return the course of a run in plain lines, each with its time."""
+def history_lines(events: Sequence[RunEvent]) -> list[tuple[float, str]]:
+    """Return the history of a run in plain lines, each with its time."""
     lines = []
     for each in events:
         rank, text = each.fields.get("rank"), each.fields["text"]

@@ -12,7 +12,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
-from shoal.gateway.runs.hosted_runs import RUNNING, RUNS, HostedRun, story_lines
+from shoal.gateway.runs.hosted_runs import RUNNING, RUNS, HostedRun, history_lines
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
@@ -98,7 +98,7 @@ async def show_run(request: web.Request, caller: ApiCaller) -> RunDetail:
     sees_all = caller.has_scope(Scope.MONITOR)
     if run.owner != caller.name and not sees_all:
         raise Forbidden(
-            f"run {run.id} belongs to another key: this takes one with the scope "
+            f"run {run.id} belongs to another key: this needs one with the scope "
             "monitor"
         )
     return RunDetail(
@@ -183,7 +183,7 @@ async def find_members(
 async def explain_run(
     gateway: Gateway, request: web.Request, run_id: str, members: Sequence[StoredJob]
 ) -> list[str]:
-    """Return the course of a run in plain lines, from its members' facts and reports.
+    """Return the history of a run in plain lines, from its members' facts and reports.
 
     What members reported is known until a while after the run, or a restart.
     """
@@ -193,8 +193,8 @@ async def explain_run(
             at, _, text = line.partition("  ")
             lines.append(f"{at}  machine {node}: {text}")
     if (hosted := request.app[RUNS].find(run_id)) is not None:
-        story = story_lines(hosted.events.story)
-        lines += [explain_remark(at, text) for at, text in story]
+        history = history_lines(hosted.events.history)
+        lines += [explain_remark(at, text) for at, text in history]
     lines.sort(key=lambda line: line.partition("  ")[0])  # stable
     pool = gateway.hub.pool
     if (gang := pool.gangs.get(run_id)) is not None:

@@ -22,14 +22,14 @@ GOING_AWAY: Final = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
 class BytePace:
-    """Bounds how many bytes pass in a second: whoever exceeds it waits."""
+    """Bounds the bytes per second: traffic beyond the rate is delayed."""
 
     def __init__(self, rate: float = BYTES_PER_SECOND) -> None:
         self._rate = rate
         self._free_at = 0.0
 
     def delay(self, size: int, now: float) -> float:
-        """Return how long so many bytes wait for those before them, in seconds."""
+        """Return the queueing delay of ``size`` bytes, in seconds."""
         begin = max(now, self._free_at)
         self._free_at = begin + size / self._rate
         return begin - now

@@ -164,7 +164,7 @@ class _Start:
             except ScriptFailed as error:
                 event(run_events.ENDED, first, headline(str(error)))
                 raise
-        text = "with status 0" if done else "the script begins anew"
+        text = "with status 0" if done else "the script restarts"
         event(run_events.ENDED, first, text)
         return done
 

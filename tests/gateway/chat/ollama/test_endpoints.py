@@ -182,7 +182,7 @@ async def test_models_are_not_managed_here(pool: Pool) -> None:
         status, shown = await request(pool, method, path, {"model": "m"})
 
         assert status == 400
-        assert shown["error"].startswith(f"{method} {path}: models are not managed")
+        assert shown["error"].startswith(f"{method} {path}: models cannot be managed")
 
 
 ERRORS: tuple[tuple[str, Any, int, str], ...] = (

@@ -260,7 +260,7 @@ def test_messages_are_normalized(given: Any, kept: Any) -> None:
         (
             {"messages": [{"role": "system", "content": [PICTURE]}]},
             "messages[0].content",
-            "only a user sends more than text",
+            "only a user's message may have more than text",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -275,7 +275,7 @@ def test_messages_are_normalized(given: Any, kept: Any) -> None:
         (
             {"messages": [HI | {"tool_calls": [CALL]}]},
             "messages[0].tool_calls",
-            "only an assistant calls tools",
+            "only an assistant's message may call tools",
         ),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
         ({"tools": [TOOL | {"type": "x"}]}, "tools[0].type", "'x'"),

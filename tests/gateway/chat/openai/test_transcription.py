@@ -125,7 +125,7 @@ def test_times_are_written_in_each_form() -> None:
     "outcome", [Outcome("Hi."), timed({"start": 0}), timed("a"), timed({"start": "x"})]
 )
 def test_missing_times_are_an_error(outcome: Outcome) -> None:
-    with pytest.raises(JobError, match="gave"):
+    with pytest.raises(JobError, match="returned"):
         answer("srt", outcome)
 
 

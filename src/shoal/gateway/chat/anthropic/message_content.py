@@ -320,7 +320,9 @@ def _plain_block_text(block: PlainBlock | ResultBlock, at: str) -> str:
 
 def _text_of(parts: Sequence[MessagePart], path: str) -> str:
     if any(part["type"] != "text" for part in parts):
-        raise InvalidRequest(f"{path}: only a user sends more than text", path)
+        raise InvalidRequest(
+            f"{path}: only a user's message may have more than text", path
+        )
     return _joined_texts(parts)
 
 

@@ -52,7 +52,7 @@ PULLED = b'{"status":"success"}\n'
 PULLING = b'{"status":"pulling manifest"}\n'
 
 
-@api.get("/", "Whether Ollama's API is here", media=TEXT_TYPE, documented=False)
+@api.get("/", "Check that Ollama's API is here", media=TEXT_TYPE, documented=False)
 async def show_running() -> web.Response:
     return web.Response(text=RUNNING, content_type=TEXT_TYPE)
 
@@ -177,9 +177,9 @@ async def pull_model(
         model_summary(gateway.hub.pool, name, seen_by(caller))
     except UnknownModel as error:
         raise UnknownModel(
-            f"{error}. Models are not pulled through this API: on a machine that is to "
-            f"run it, `shoal models get {asked.model}` copies it from a peer, and "
-            "`shoal join` offers it"
+            f"{error}. Models cannot be pulled through this API: on the machine that "
+            f"should run it, `shoal models get {asked.model}` copies it from a peer, "
+            "and `shoal join` offers it"
         ) from error
     if asked.stream is False:
         return json_bytes_response(PULLED)
@@ -194,8 +194,9 @@ async def pull_model(
 @api.post("/api/blobs/{digest}", REFUSAL, Scope.USE, documented=False)
 async def refuse_management(request: web.Request) -> web.Response:
     raise CannotDo(
-        f"{request.method} {request.path}: models are not managed through this API, "
-        "but on the machines that run them: `shoal models --help`, `shoal join --help`",
+        f"{request.method} {request.path}: models cannot be managed through this API, "
+        "only on the machines that run them: `shoal models --help`, `shoal join "
+        "--help`",
         "model",
     )
 

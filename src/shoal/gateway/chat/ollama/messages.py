@@ -97,12 +97,13 @@ class _Translator:
             )
         if message.tool_calls and message.role != "assistant":
             raise InvalidRequest(
-                f"{path}.tool_calls: only an assistant calls tools",
+                f"{path}.tool_calls: only an assistant's message may call tools",
                 f"{path}.tool_calls",
             )
         if message.images and message.role != "user":
             raise InvalidRequest(
-                f"{path}.images: only a user sends images", f"{path}.images"
+                f"{path}.images: only a user's message may have images",
+                f"{path}.images",
             )
         match message.role:
             case "assistant":

@@ -290,7 +290,9 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
     if message.tool_calls:
         if message.role != "assistant":
             field = f"{path}.tool_calls"
-            raise InvalidRequest(f"{field}: only an assistant calls tools", field)
+            raise InvalidRequest(
+                f"{field}: only an assistant's message may call tools", field
+            )
         decoded["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     if message.refusal is not None:
         decoded["refusal"] = message.refusal
@@ -319,7 +321,9 @@ def _content(message: ChatRequestMessage, path: str) -> JSON:
     parts = [_part(part, path, index) for index, part in enumerate(content)]
     if any(part["type"] != "text" for part in parts):
         if message.role != "user":
-            raise InvalidRequest(f"{path}: only a user sends more than text", path)
+            raise InvalidRequest(
+                f"{path}: only a user's message may have more than text", path
+            )
         return parts
     texts = [part.get("text") for part in parts]
     return "".join(text for text in texts if isinstance(text, str))

@@ -164,7 +164,7 @@ async def create_transcription(
     return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
 
 
-MISSING = "there is no job {}: it never was, or was pruned"
+MISSING = "there is no job {}: it never existed, or was pruned"
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
 
 
@@ -177,7 +177,7 @@ async def _show_result(
     stored = await awaited_job(gateway, request, caller, RESULT_WAIT, MISSING)
     job_id, work = stored.job.id, stored.job.work
     if stored.ended_at is None:
-        raise StillRunning(f"job {job_id} has not ended yet: ask again")
+        raise StillRunning(f"job {job_id} has not ended yet: try again later")
     if not isinstance(work, type_):
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
     end = stored_end(gateway, stored)

@@ -124,7 +124,7 @@ def encode_ranking(
 def _score(choice: Choice) -> float:
     score = choice.fields.get("relevance_score")
     if isinstance(score, bool) or not isinstance(score, int | float):
-        raise JobError("the worker returned a score that is no number")
+        raise JobError("the worker returned a score that is not a number")
     if not math.isfinite(score):
         raise JobError("the worker returned a score that is not finite")
     return score

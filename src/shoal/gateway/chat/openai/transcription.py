@@ -86,8 +86,8 @@ def decode_transcription_request(
     _, dot, file_type = form.file_name.lower().rpartition(".")
     if not dot or not _FILE_TYPE.fullmatch(file_type):
         raise InvalidRequest(
-            f"file: its name ({form.file_name[:80]!r}) has no ending that says what it "
-            "is, such as .wav or .mp3",
+            f"file: its name ({form.file_name[:80]!r}) has no extension of an audio "
+            "format, such as .wav or .mp3",
             "file",
         )
     options: dict[str, JSON] = {
@@ -160,14 +160,16 @@ def _cues(outcome: Outcome, write: Callable[[float], str]) -> Iterable[str]:
         return  # withheld, with its times
     segments: Any = _fields(outcome).get("segments")
     if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise JobError("the worker's server gave no times: ask for json or text")
+        raise JobError(
+            "the worker's server returned no timestamps: request json or text"
+        )
     for segment in segments:
         try:
             start, end = float(segment["start"]), float(segment["end"])
             text = str(segment["text"]).strip()
             yield f"{write(start)} --> {write(end)}\n{text}"
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise JobError("the worker's server gave an invalid segment") from error
+            raise JobError("the worker's server returned an invalid segment") from error
 
 
 def _srt_time(seconds: float) -> str:

@@ -222,7 +222,9 @@ def _decode_message(item: body.ResponseInputItem, path: str) -> Sequence[InputIt
     decoded = messages.content_of(parts)
     if role != "user" and not isinstance(decoded, str):
         field = f"{path}.content"
-        raise InvalidRequest(f"{field}: only a user sends more than text", field)
+        raise InvalidRequest(
+            f"{field}: only a user's message may have more than text", field
+        )
     return [{"role": ROLES[role], "content": decoded}]
 
 

@@ -79,8 +79,8 @@ async def find_response(
     mine = found is not None and caller.owns(found.owner, found.draft.job_id)
     if found is None or not (mine or (not own and caller.has_scope(Scope.MONITOR))):
         raise NotFound(
-            f"there is no response {response_id[:80]!r}: it never was, was not stored, "
-            "or was deleted"
+            f"there is no response {response_id[:80]!r}: it never existed, was not "
+            "stored, or was deleted"
         )
     return found
 
