@@ -113,11 +113,11 @@ def test_failed_order_is_told_to_who_left_its_dialog(admin: Visitor) -> None:
 def test_token_ends_in_the_future(admin: Visitor) -> None:
     admin.go("#/nodes?join")
     page = admin.page
-    page.get_by_text("A token of its own").click()
+    page.get_by_text("A separate token").click()
     page.get_by_label("Name").fill("office")
     page.get_by_label("Expires").select_option("in 1 day")
     page.get_by_role("button", name="Create the token").click()
-    expect(page.get_by_text("is shown only now")).to_be_visible()
+    expect(page.get_by_text("is shown only once")).to_be_visible()
     page.keyboard.press("Escape")
 
     admin.go("#/keys")
@@ -152,7 +152,7 @@ def test_drained_machine_is_resumed_and_a_removed_one_leaves(
         expect(page.get_by_role("button", name="Remove beagle")).to_have_count(0)
         assert worker.wait() == 1  # not 0: a service starts it again
         page.get_by_role("button", name="Resume beagle").click()
-        expect(page.get_by_text("has to be started again")).to_be_visible()
+        expect(page.get_by_text("start it again there")).to_be_visible()
 
         pool.joined("beagle")
         expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()
@@ -166,7 +166,7 @@ def test_new_machine_waits_for_approval(engine: Browser, programs: Programs) -> 
         admin.follow(pool.ready["dashboard"])
         page = admin.page
         expect(
-            page.get_by_text("beagle waits for approval", exact=True)
+            page.get_by_text("beagle is waiting for approval", exact=True)
         ).to_be_visible()
         page.get_by_role("link", name="Review").click()
         page.get_by_role("button", name="Approve beagle").first.click()

@@ -98,7 +98,7 @@ def test_key_of_the_first_visit_is_remembered(
     admin.go("#/receipts")
     page = admin.page
     log = page.get_by_role("region", name="The log")
-    expect(log).to_contain_text("trusted since its first use")
+    expect(log).to_contain_text("trusted since first seen here")
     page.get_by_role("link", name="Pool", exact=True).first.click()
     page.get_by_role("link", name="Receipts").first.click()
     expect(log).to_contain_text("unchanged since this browser last saw it")
@@ -109,7 +109,7 @@ def test_key_of_the_first_visit_is_remembered(
     page.get_by_label("Trust this key instead").fill(other)
     page.get_by_role("button", name="Pin this key").click()
 
-    expect(log.get_by_role("alert")).to_contain_text("another key")
+    expect(log.get_by_role("alert")).to_contain_text("is not the trusted one")
     page.get_by_role("button", name=f"Receipt of job {job}").click()
     page.get_by_role("button", name="Verify", exact=True).click()
     expect(page.locator(".steps .bad")).to_have_attribute("data-step", "KEY")

@@ -79,7 +79,7 @@ def test_usage_is_told_apart_by_machine_and_days(admin: Visitor) -> None:
     page.get_by_role("textbox", name="To").fill("2020-01-31")
     page.get_by_role("textbox", name="From").fill("2020-01-01")
 
-    expect(page.get_by_text("Nothing was used in these days")).to_be_visible()
+    expect(page.get_by_text("No usage in this period")).to_be_visible()
 
 
 def test_batch_is_followed_and_its_results_are_downloaded(

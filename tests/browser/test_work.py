@@ -26,7 +26,7 @@ def test_job_has_a_timeline_and_an_explanation(admin: Visitor, job: str) -> None
 
     course = page.locator(".course li")
     expect(course.filter(has_text="submitted").first).to_be_visible()
-    for step in ("leased", "first token", "done"):
+    for step in ("assigned", "first token", "done"):
         expect(course.get_by_text(step, exact=True)).to_be_visible()
     explained = page.locator(
         "section", has=page.get_by_role("heading", name="Explanation")
@@ -153,7 +153,7 @@ def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
     form.get_by_label("Tokens per day").fill("1000")
     form.get_by_role("button", name="Create the key").click()
 
-    shown = page.get_by_text("The key laptop is shown only now")
+    shown = page.get_by_text("The key laptop is shown only once")
     expect(shown).to_be_visible()
     page.get_by_role("button", name="Done").click()
     expect(shown).to_have_count(0)

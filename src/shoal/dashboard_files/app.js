@@ -100,7 +100,7 @@ function AwayNote({ live }) {
   const what = live.refusal ? "The coordinator refuses this page" : "The coordinator does not answer";
   const why = live.refusal ? `: ${live.refusal.message.replace(/\.$/, "")}` : "";
   return html`<div class="away" role="status"><${Icon} name="warn" />
-    <p><strong>${what}</strong> (since <${Time} at=${live.lost_at} />)${why}${". What you see is as of then. The page tries again by itself."}</p>
+    <p><strong>${what}</strong> (since <${Time} at=${live.lost_at} />)${why}${". The page shows the state of that time and reconnects by itself."}</p>
     <button type="button" onClick=${liveData.retryNow}>Try now</button></div>`;
 }
 

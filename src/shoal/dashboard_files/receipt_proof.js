@@ -1,4 +1,4 @@
-// Verifies receipts and proofs of growth in the browser: it asks no server.
+// Verifies receipts and consistency proofs in the browser, without a server.
 //
 // The steps and their names are those of docs/receipts.md. It shares no code with the
 // coordinator. Sources: RFC 8032 (Ed25519), RFC 8785 (canonical JSON), RFC 6962 and

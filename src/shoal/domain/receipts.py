@@ -12,8 +12,8 @@ class Verdict(Enum):
     """The verdict on a worker's receipt; the value is for display."""
 
     VALID = "the worker signed this output of this job"
-    UNSIGNED = "the worker's wire carries no receipts"
-    MISSING = "the worker gave no receipt"
+    UNSIGNED = "the worker's protocol carries no receipts"
+    MISSING = "the worker sent no receipt"
     MALFORMED = "the worker's receipt cannot be read"
     WRONG_JOB = "the worker's receipt is for another job"
     WRONG_WORKER = "the worker's receipt names the key of another worker"

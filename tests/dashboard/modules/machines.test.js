@@ -32,5 +32,5 @@ test("an engine has its slots once, and a queue is named with its reason", () =>
   const texts = (...found) => attention(status, found, true).map((each) => each.text);
   assert.deepEqual(texts(machine), ["24 jobs queued: all slots are busy"]);
   const idle = machines(...models, worker("wire:f"))[1];
-  assert.deepEqual(texts(machine, idle), ["24 jobs queued: no worker with a free slot suits them yet"]);
+  assert.deepEqual(texts(machine, idle), ["24 jobs queued: no suitable worker has a free slot"]);
 });

@@ -35,8 +35,8 @@ export function endSession() {
 }
 
 /**
- * Ends the session, and its requests before it: the coordinator would refuse them.  Whoever waits for
- * one of those waits until the page is loaded again.
+ * Ends the session, and its requests before it: the coordinator would refuse them.  Callers that wait for
+ * one of those wait until the page is loaded again.
  */
 export async function signOut() {
   requests.abort();

@@ -1,4 +1,4 @@
-// What needs a human: the most urgent first.  A pure function of the status.
+// What needs attention: the most urgent first.  A pure function of the status.
 
 import { plural } from "./format.js";
 import { NOT_ADMITTED, PENDING } from "./machines.js";
@@ -14,8 +14,8 @@ export function attention(status, machines, admin) {
   const inState = (state) => machines.filter((each) => each.states.includes(state));
   const pending = inState(PENDING);
   if (pending.length) {
-    add("warn", pending.length === 1 ? `${pending[0].name} waits for approval`
-      : `${plural(pending.length, "machine")} wait for approval`, "Review", "#/nodes?state=pending");
+    add("warn", pending.length === 1 ? `${pending[0].name} is waiting for approval`
+      : `${plural(pending.length, "machine")} are waiting for approval`, "Review", "#/nodes?state=pending");
   }
   const refused = inState(NOT_ADMITTED);
   if (refused.length) {
@@ -32,16 +32,16 @@ export function attention(status, machines, admin) {
   } else if (status.jobs.queued) {
     const full = machines.every((each) => each.running >= each.slots);
     add("info", `${plural(status.jobs.queued, "job")} queued: ${full ? "all slots are busy"
-      : "no worker with a free slot suits them yet"}`, "Show jobs", "#/jobs?state=queued");
+      : "no suitable worker has a free slot"}`, "Show jobs", "#/jobs?state=queued");
   }
   const hot = machines.filter((each) => each.workers.some((worker) => HOT.has(worker.thermal)));
   if (hot.length) {
-    add("warn", hot.length === 1 ? `${hot[0].name} is too hot and slows down`
-      : `${plural(hot.length, "machine")} are too hot and slow down`, "Show", "#/nodes?state=hot");
+    add("warn", hot.length === 1 ? `${hot[0].name} is too hot and has slowed down`
+      : `${plural(hot.length, "machine")} are too hot and have slowed down`, "Show", "#/nodes?state=hot");
   }
   const excluded = machines.filter((each) => each.workers.some((worker) => worker.points >= 3));
   if (excluded.length) {
-    add("warn", `${plural(excluded.length, "machine")} excluded for a day by penalty points`,
+    add("warn", `${plural(excluded.length, "machine")} excluded for a day because of penalty points`,
       "Show", "#/nodes");
   }
   const open = status.relays.filter((each) => each.open);

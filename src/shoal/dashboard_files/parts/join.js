@@ -27,8 +27,8 @@ export function JoinDialog({ onClose }) {
   const [made, setMade] = useState(null);
   return html`<${Dialog} title="Add a machine" wide onClose=${onClose}>
     <${JoinPanel} />
-    <details><summary>A token of its own, for some machines or for some time</summary>
-      ${made ? html`<p>The token <b>${made.name}</b> is shown only now:</p><${CopyField} text=${made.join || made.token} />`
+    <details><summary>A separate token, limited to some machines or a period of time</summary>
+      ${made ? html`<p>The token <b>${made.name}</b> is shown only once:</p><${CopyField} text=${made.join || made.token} />`
         : html`<${NewToken} onMade=${setMade} />`}
     </details>
   <//>`;

@@ -22,7 +22,7 @@ export function Login({ reason, onSignedIn }) {
     } catch (failure) {
       setBusy(false);
       setError(failure.status === 401
-        ? { message: `${failure.message} The first key is in the file \`api-key\` of the data folder; \`shoal keys create NAME\` makes another.` }
+        ? { message: `${failure.message} The first key is in the file \`api-key\` of the data folder; \`shoal keys create NAME\` creates another.` }
         : failure);
       field.current.select();
     }

@@ -37,7 +37,7 @@ export async function give(machine, order, within) {
   const query = within ? `?within=${within}` : "";
   for (const name of names) await api.post(`/admin/workers/${encodeURIComponent(name)}/${order}${query}`);
   // Shoal's workers end when they are removed; a service starts them again.
-  const again = order === "resume" && machine.away ? ". A worker in a terminal has to be started again" : "";
+  const again = order === "resume" && machine.away ? ". If the worker ran in a terminal, start it again there" : "";
   toast(`${machine.name}: ${ORDERS[order].done}${again}`);
 }
 
@@ -57,7 +57,7 @@ export function Orders({ machine, small }) {
     ${asked === "drain" && html`<${DrainDialog} machine=${machine} onClose=${() => setAsked(null)} />`}
     ${asked === "remove" && html`<${Confirm} title=${`Remove ${machine.name}?`} action="Remove" danger
       onYes=${() => give(machine, "remove")} onClose=${() => setAsked(null)}>
-      <p>It is disconnected at once, and refused until somebody resumes it.
+      <p>It is disconnected at once, and cannot join again until someone resumes it.
         ${machine.running ? ` Its ${plural(machine.running, "running job")} start again on other machines.` : ""}</p>
     <//>`}
   </span>${error && html`<${ErrorNote} error=${error} />`}`;
@@ -66,11 +66,11 @@ export function Orders({ machine, small }) {
 function DrainDialog({ machine, onClose }) {
   const [within, setWithin] = useState("");
   return html`<${Confirm} title=${`Drain ${machine.name}?`} action="Drain" onYes=${() => give(machine, "drain", within)} onClose=${onClose}>
-    <p>It gets no new jobs, finishes ${machine.running ? `the ${plural(machine.running, "job")} that it runs` : "what it runs"},
+    <p>It gets no new jobs, finishes ${machine.running ? `its ${plural(machine.running, "running job")}` : "its running jobs"},
       and stays connected.  When it is drained, it can be switched off; <b>Resume</b> gives it jobs again.</p>
     <div class="field"><label for="drain-within">Give jobs that still run to other machines</label>
       <select id="drain-within" value=${within} onChange=${(event) => setWithin(event.target.value)}>
-        <option value="">never: wait for their end</option>
+        <option value="">never: wait until they finish</option>
         <option value="60">after 1 minute</option>
         <option value="600">after 10 minutes</option>
         <option value="3600">after 1 hour</option>

@@ -138,7 +138,7 @@ function remarkOf(worker, beside) {
   return parts.join(", ") || worker.remark;
 }
 
-const PROTECTIONS = { plain: "plaintext", noise: "Noise", teale: "encrypted", tls: "TLS" };
+const PROTECTIONS = { plain: "plaintext", noise: "encrypted", teale: "encrypted", tls: "TLS" };
 
 /** How a machine's connection of a wire is encrypted, such as "TLS". */
 export function protectionOf(machine, wire) {

@@ -3,7 +3,7 @@
 const LISTED_MAX = 2000; // rows that stay in a list while new ones come
 
 /**
- * A list and what comes after it, once its first page came anew.  Without a row in common, some
+ * A list and what comes after it, once its first page was fetched again.  Without a row in common, some
  * between may be missing: the list starts again.  `kept`: the rows that the page does not have.
  */
 export function withFirstPage({ rows, next }, page) {

@@ -57,6 +57,6 @@ export function Palette({ views, status, onClose }) {
         onClick=${() => go(hit)} onMouseMove=${() => n !== at && setPlace(n)}>
         <${Icon} name=${hit.icon} size=${16} /><span>${hit.text}</span><small>${hit.kind}</small></li>`)}
     </ul>
-    ${!hits.length && html`<p class="hint">Nothing is called that. A job needs its whole id.</p>`}
+    ${!hits.length && html`<p class="hint">Nothing found. To open a job, enter its whole id.</p>`}
   <//>`;
 }

@@ -5,7 +5,7 @@ import { clock, duration, exact } from "./format.js";
 import { coordinatorNow } from "./live.js";
 
 const TITLES = {
-  JobSubmitted: "submitted", JobLeased: "leased", JobHedged: "leased as well", JobUnhedged: "one attempt ended",
+  JobSubmitted: "submitted", JobLeased: "assigned", JobHedged: "also assigned", JobUnhedged: "one attempt ended",
   JobStarted: "first token", JobRequeued: "requeued", JobCompleted: "done", JobFailed: "failed", JobCancelled: "cancelled",
   JobExpired: "expired", LateResult: "late result", ReceiptPresented: "receipt",
 };
@@ -63,7 +63,7 @@ export function Timeline({ events, running }) {
     const timer = setInterval(() => setNow(coordinatorNow()), 500);
     return () => clearInterval(timer);
   }, [running]);
-  if (!events.length) return html`<p class="hint">Nothing of its history is stored.</p>`;
+  if (!events.length) return html`<p class="hint">No history of this job is stored.</p>`;
   const start = events[0].at;
   const last = events[events.length - 1].at;
   const end = Math.max(running ? now : last, last, start + 0.001);
@@ -78,7 +78,7 @@ export function Timeline({ events, running }) {
           style=${{ left: percent(each.from - start), width: percent(each.to - each.from) }} title=${`${each.kind} ${duration(each.to - each.from)}`}></span>`)}</div>`)}
       <p class="bar-name"></p><p class="bar-scale"><span>0 s</span><span>${duration(total / 2)}</span><span>${duration(total)}</span></p>
     </div>
-    <p class="bar-legend hint"><i class="queued"></i>queued <i class="leased"></i>leased, no output yet <i class="streaming"></i>writes <i class="lost"></i>lost or given up</p>
+    <p class="bar-legend hint"><i class="queued"></i>queued <i class="leased"></i>assigned, no output yet <i class="streaming"></i>writing <i class="lost"></i>lost or given up</p>
     <ol class="course">${events.map((each) => html`<li class=${TONES[each.fact] || ""}>
       <time title=${exact(each.at)}>${clock(each.at, true)}</time><span class="after">+${duration(each.at - start)}</span>
       <b>${TITLES[each.fact] || each.fact}</b><span>${each.text}</span></li>`)}</ol>

@@ -45,7 +45,7 @@ export async function copyText(text) {
 }
 
 const Takeover = ({ from, worker, attempts }) => html`<span class="takeover"
-  title=${`${from} stopped here; ${worker} went on with the answer (attempt ${attempts})`}>
+  title=${`${from} stopped here; ${worker} continued the answer (attempt ${attempts})`}>
   <${Icon} name="swap" size=${13} />${machineOf(worker)} went on</span>`;
 
 const AnswerText = memo(({ text, takeovers }) => {
@@ -76,7 +76,7 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
   return html`<article class="said answer" aria-label=${`Answer of ${answer.body.model}`} aria-busy=${open}>
     ${answer.takeovers.map((each) => html`<p class="takeover-line"><${Icon} name="swap" size=${15} />
       <span>${each.from === each.worker
-        ? html`<b>${machineOf(each.from)}</b> was away in the middle of this answer, and went on with it.`
+        ? html`<b>${machineOf(each.from)}</b> was disconnected in the middle of this answer, and continued it.`
         : html`<b>${machineOf(each.from)}</b> stopped in the middle of this answer: <b>${machineOf(each.worker)}</b> took over.`}
         ${answer.state === "done" ? " Nothing is repeated or left out." : ""}</span></p>`)}
     ${answer.reasoning && html`<details class="reasoning">
@@ -92,7 +92,7 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
     ${answer.state === "failed" && html`<${ErrorNote} error=${answer.error} />`}
     ${(answer.state === "stopped" || answer.finish === "length" || answer.finish === "content_filter") && html`<p class="cut">
       ${answer.state === "stopped" ? "Stopped: the job was cancelled."
-        : answer.finish === "length" ? "Cut off: it reached the maximum of tokens." : "Withheld: it matches the moderation list."}</p>`}
+        : answer.finish === "length" ? "Cut off at the token limit." : "Blocked: it matches the moderation list."}</p>`}
     <footer>
       <${Stats} answer=${answer} numbers=${numbers} />
       ${!open && html`<div class="said-actions">
@@ -110,12 +110,12 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
 function Stats({ answer, numbers }) {
   const { tokens, exact, perSecond, firstAfter, prompt } = numbers;
   return html`<dl class="said-stats">
-    ${tokens !== null && html`<div title=${exact ? `${integer(prompt)} tokens in the prompt` : "counted by the parts that came: about the number of tokens"}>
+    ${tokens !== null && html`<div title=${exact ? `${integer(prompt)} tokens in the prompt` : "estimated from the parts received"}>
       <dt>${tokens === 1 ? "token" : "tokens"}</dt><dd data-stat="tokens">${exact ? "" : "≈ "}${integer(tokens)}</dd></div>`}
     ${perSecond !== null && html`<div title="after the first token"><dt>tokens/s</dt><dd data-stat="rate">${exact ? "" : "≈ "}${rate(perSecond)}</dd></div>`}
-    ${firstAfter !== null && html`<div title="time to the first token"><dt>to the first</dt><dd data-stat="first">${duration(firstAfter)}</dd></div>`}
+    ${firstAfter !== null && html`<div title="time to the first token"><dt>time to first token</dt><dd data-stat="first">${duration(firstAfter)}</dd></div>`}
     ${answer.worker && html`<div title=${`worker ${answer.worker}`}><dt>on</dt><dd data-stat="worker">${machineOf(answer.worker)}</dd></div>`}
-    ${answer.attempts > 1 && html`<div title="workers that were given the job"><dt class="unseen">attempts</dt><dd><${Badge} tone="warn">attempt ${answer.attempts}<//></dd></div>`}
+    ${answer.attempts > 1 && html`<div title="attempts so far, each on a worker"><dt class="unseen">attempts</dt><dd><${Badge} tone="warn">attempt ${answer.attempts}<//></dd></div>`}
   </dl>`;
 }
 
@@ -144,7 +144,7 @@ function Snippets({ body, onClose }) {
   return html`<${Dialog} title="This request as code" wide onClose=${onClose}>
     <div class="segments">${["curl", "Python"].map((each) => html`<button type="button"
       aria-pressed=${each === language} onClick=${() => setLanguage(each)}>${each}</button>`)}</div>
-    <p class="hint">Put a key of yours into the variable <code>SHOAL_API_KEY</code> first.</p>
+    <p class="hint">Put one of your keys into the variable <code>SHOAL_API_KEY</code> first.</p>
     <div class="snippet"><${CopyField} text=${snippet} key=${language} /></div>
   <//>`;
 }

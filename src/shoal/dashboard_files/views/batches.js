@@ -1,4 +1,4 @@
-// Batches: files of requests that the pool does when it has nothing better to do.
+// Batches: files of requests that the pool runs when it is idle.
 
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { duration, exact, integer, plural, shortId } from "../parts/format.js";
@@ -33,7 +33,7 @@ function List({ api, session }) {
   const limit = Math.min(REFRESHED_MAX, Math.max(PAGE, rows.length));
   const [first, error, reload] = usePolled(() => api.get(`/admin/batches?limit=${limit}`), [], () => true);
   useEffect(() => { if (first) setList((old) => withFirstPage(old, first)); }, [first]);
-  const head = html`<${Head} title="Batches" hint="Files of requests, done when the pool is idle" />`;
+  const head = html`<${Head} title="Batches" hint="Files of requests that run when the pool is idle" />`;
   if (error && !first) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!first) return html`${head}<${Loading} />`;
   const more = async () => {
@@ -55,7 +55,7 @@ function List({ api, session }) {
     open=${(batch) => { location.hash = `#/batches/${encodeURIComponent(batch.id)}`; }} label=${(batch) => `Batch ${batch.id}`}
     next=${next != null} more=${more}
     empty=${html`<${Empty} title="No batches">
-      <p>A batch is a file of requests, one a line, that is done at low priority. OpenAI's library sends it:
+      <p>A batch is a file of requests, one per line, that runs at low priority. OpenAI's library sends it:
         <code>client.files.create(…, purpose="batch")</code>, then <code>client.batches.create(…)</code>.</p><//>`} />`;
 }
 
@@ -114,6 +114,6 @@ function Batch({ api, id, session }) {
     </div>
     ${asking && html`<${Confirm} title="Cancel this batch?" action="Cancel the batch" danger onClose=${() => setAsking(false)}
       onYes=${async () => { await api.post(`/v1/batches/${encodeURIComponent(batch.id)}/cancel`); toast("The batch is being cancelled"); await reload(); }}>
-      <p>Requests that run are cancelled; the results so far stay in its files.</p><//>`}
+      <p>Running requests are cancelled; results so far are kept in its files.</p><//>`}
   </div>`;
 }

@@ -14,7 +14,7 @@ const SCOPES = [
 const EXPIRIES = [["", "never"], ["86400", "in 1 day"], ["604800", "in 1 week"], ["2592000", "in 30 days"], ["31536000", "in 1 year"]];
 const LIMITS = [
   ["requests_per_minute", "Requests per minute"], ["tokens_per_minute", "Tokens per minute"],
-  ["tokens_per_day", "Tokens per day"], ["budget", "Tokens in all"],
+  ["tokens_per_day", "Tokens per day"], ["budget", "Total tokens"],
 ];
 const MICROS = 1e6;
 
@@ -58,10 +58,10 @@ function Keys({ api, session, keys, reload }) {
   const [revoking, setRevoking] = useState(null);
   return html`<section aria-labelledby="keys-head" class="section">
     <header class="view-head"><h2 id="keys-head">API keys</h2><button type="button" class="primary" onClick=${() => setMaking(true)}><${Icon} name="plus" size=${16} />New key</button></header>
-    ${made && html`<div class="card made" role="status"><h2>The key ${made.name} is shown only now</h2><p>Copy it to where it is used. The coordinator stores its digest alone.</p><${CopyField} text=${made.key} />
+    ${made && html`<div class="card made" role="status"><h2>The key ${made.name} is shown only once</h2><p>Copy it to where it is used. The coordinator stores only its digest.</p><${CopyField} text=${made.key} />
       ${made.pinned_key && html`<p>For Shoal’s own programs, with the coordinator’s fingerprint:</p><${CopyField} text=${made.pinned_key} />`}
       <p><button type="button" onClick=${() => setMade(null)}>Done</button></p></div>`}
-    <div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Scope</th><th scope="col" class="hide-phone">Tokens today</th><th scope="col" class="hide-phone">Tokens in all</th>
+    <div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Scope</th><th scope="col" class="hide-phone">Tokens today</th><th scope="col" class="hide-phone">Total tokens</th>
       <th scope="col" class="end hide-narrow">Requests</th><th scope="col" class="hide-narrow">Per minute</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
     <tbody>${keys.map((each) => {
       const state = stateOf(each);
@@ -69,7 +69,7 @@ function Keys({ api, session, keys, reload }) {
       return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint hide-phone">${each.start}…</code>`}</td>
         <td>${each.scope} ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
         <td class="hide-phone"><${Limit} used=${each.tokens_today} limit=${each.tokens_per_day} what="tokens today" /></td>
-        <td class="hide-phone"><${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="tokens in all" /></td>
+        <td class="hide-phone"><${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="total tokens" /></td>
         <td class="end hide-narrow">${integer(each.requests)}</td><td class="hide-narrow">${perMinute || html`<span class="faint">unlimited</span>`}</td>
         <td class="end hide-phone">${each.expires_at == null ? html`<span class="faint">never</span>` : html`<${Time} at=${each.expires_at} />`}</td>
         <td class="end">${!state && each.id !== each.name && html`<button type="button" class="small" aria-label=${`Revoke ${each.name}`} onClick=${() => setRevoking(each)}>Revoke</button>`}</td></tr>`;
@@ -87,10 +87,10 @@ function Tokens({ api }) {
   const [made, setMade] = useState(null);
   const [revoking, setRevoking] = useState(null);
   return html`<section aria-labelledby="tokens-head" class="section">
-    <header class="view-head"><div><h2 id="tokens-head">Join tokens</h2><p class="hint">For machines that will join for some time, or with some models only</p></div>
+    <header class="view-head"><div><h2 id="tokens-head">Join tokens</h2><p class="hint">For machines that join for a limited time, or with certain models only</p></div>
       <button type="button" onClick=${() => setMaking(true)}><${Icon} name="plus" size=${16} />New token</button></header>
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
-    ${made && html`<div class="card made" role="status"><h2>The token ${made.name} is shown only now</h2><${CopyField} text=${made.join || made.token} /><p><button type="button" onClick=${() => setMade(null)}>Done</button></p></div>`}
+    ${made && html`<div class="card made" role="status"><h2>The token ${made.name} is shown only once</h2><${CopyField} text=${made.join || made.token} /><p><button type="button" onClick=${() => setMade(null)}>Done</button></p></div>`}
     ${tokens && (tokens.data.length ? html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Machines</th><th scope="col" class="hide-phone">Models</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${tokens.data.map((each) => {
         const state = stateOf(each);
@@ -123,7 +123,7 @@ function Accounts({ api, live }) {
   return html`<section aria-labelledby="accounts-head" class="section">
     <header class="view-head"><div><h2 id="accounts-head">Accounts and budgets</h2><p class="hint">What keys owe and machines have earned, where jobs have a price</p></div></header>
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
-    ${accounts && !users.length && !machines.length && html`<p class="hint">Nothing was paid yet: jobs are free unless <code>shoal serve</code> sets prices.</p>`}
+    ${accounts && !users.length && !machines.length && html`<p class="hint">No payments yet: jobs are free unless <code>shoal serve</code> sets prices.</p>`}
     <div class="grid two">
       ${users.length > 0 && html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col" class="end">Balance</th><th scope="col" class="end">May go below zero</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
         <tbody>${users.map((each) => html`<tr key=${each.name}><td><b>${each.name.slice(5)}</b></td><td class="end">${dollars(each.standing)}</td>

@@ -88,7 +88,7 @@ export default function Models({ api, live, session, route }) {
     ${listed && !shown.length && (models.length ? html`<${Empty} title="No model matches"><button type="button" onClick=${() => setText("")}>Show all</button><//>`
       : html`<${Empty} title="No machine offers a model yet"><p>A worker offers the models of each engine that it finds on its machine. This one downloads a model and offers it:</p>
         <div class="narrow"><${CopyField} text="shoal join --model unsloth/Qwen3-8B-GGUF" /></div>
-        ${session.scope === "admin" && html`<p>Other machines than the coordinator’s need the address and the token as well: <a href="#/nodes?join">Add a machine</a>.</p>`}<//>`)}
+        ${session.scope === "admin" && html`<p>Machines other than the coordinator’s also need the address and the token: <a href="#/nodes?join">Add a machine</a>.</p>`}<//>`)}
     <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${submits(session)} />`)}</div>
     ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} onClose=${() => setOpened(null)} />`}`;
 }

@@ -53,7 +53,7 @@ export default function Playground({ api, live, session, route }) {
   if (!listed) return html`<${Head} title="Playground" /><${Loading} what="Asking for the models" />`;
   const used = columns.some(({ messages }) => messages.length);
   if (!models.length && !used) {
-    return html`<${Head} title="Playground" /><${Empty} title="No model that chats yet">
+    return html`<${Head} title="Playground" /><${Empty} title="No chat model yet">
       <p>The pool has no worker with such a model. Start one on this machine with <code>shoal join</code>, or add another
         machine: <a href="#/nodes">Nodes</a> shows the command.</p>
       <p><button type="button" onClick=${reload}>Look again</button></p><//>`;
@@ -65,7 +65,7 @@ export default function Playground({ api, live, session, route }) {
       <button type="button" aria-expanded=${openSettings} aria-controls="chat-settings" onClick=${() => setOpenSettings(!openSettings)}>
         <${Icon} name="sliders" size=${16} />Settings${set > 0 && html` <span class="count">${set}</span>`}</button>
       <button type="button" disabled=${columns.length >= COLUMNS_MAX || !next} onClick=${() => store.addColumn(next.id)}
-        title="Ask another model the same"><${Icon} name="plus" size=${16} />Add a model</button>
+        title="Ask another model, too"><${Icon} name="plus" size=${16} />Add a model</button>
       <button type="button" disabled=${!used} onClick=${store.clear}><${Icon} name="remove" size=${16} />Clear</button>
     <//>
     ${openSettings && html`<${Settings} settings=${settings} models=${models} columns=${columns} />`}
@@ -152,7 +152,7 @@ function Settings({ settings, models, columns }) {
   };
   return html`<section class="card settings" id="chat-settings" aria-label="Settings">
     <label class="field wide">System prompt
-      <textarea rows="3" placeholder="How the model is to answer" value=${settings.system}
+      <textarea rows="3" placeholder="How the model should answer" value=${settings.system}
         onInput=${(event) => store.setSettings({ system: event.target.value })}></textarea></label>
     <div class="settings-numbers">
       ${number("temperature", "Temperature", { min: 0, max: 2, step: 0.1 })}
@@ -225,14 +225,14 @@ function Composer({ columns, models }) {
         <${Icon} name="image" /><input type="file" accept="image/*" multiple class="unseen" aria-label="Attach images"
           onChange=${(event) => { attach(event.target.files); event.target.value = ""; }} /></label>`}
       <textarea ref=${area} rows="1" aria-label="Message" data-search value=${text}
-        placeholder=${waits ? "First give the results of the tools" : columns.length > 1 ? `Ask ${columns.length} models the same` : "Ask something"}
+        placeholder=${waits ? "First enter the results of the tools" : columns.length > 1 ? `Ask ${columns.length} models the same` : "Ask something"}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${pressed}
         onPaste=${(event) => event.clipboardData.files.length && attach(event.clipboardData.files)}></textarea>
       ${running
         ? html`<button type="button" class="danger" onClick=${store.stopAll}><${Icon} name="stop" size=${16} />Stop</button>`
         : html`<button type="submit" class="primary" disabled=${waits || (!text.trim() && !images.length)}><${Icon} name="send" size=${16} />Send</button>`}
     </div>
-    <p class="composer-hint"><kbd>Enter</kbd> sends, <kbd>Shift</kbd> <kbd>Enter</kbd> begins a line, <kbd>Esc</kbd> stops. Conversations stay in this page until you clear or reload it.</p>
+    <p class="composer-hint"><kbd>Enter</kbd> sends, <kbd>Shift</kbd> <kbd>Enter</kbd> starts a new line, <kbd>Esc</kbd> stops. Conversations stay in this page until you clear or reload it.</p>
   </form>`;
 }
 

@@ -16,8 +16,8 @@ const SHOWN_MAX = 20_000; // characters of an output that are shown
 /** What the verdicts say of the worker's own receipt. */
 const VERDICTS = {
   valid: ["ok", "the worker signed this output of this job"],
-  unsigned: ["", "the worker's wire carries no receipts"],
-  missing: ["warn", "the worker gave no receipt"],
+  unsigned: ["", "the worker's protocol carries no receipts"],
+  missing: ["warn", "the worker sent no receipt"],
   malformed: ["bad", "the worker's receipt cannot be read"],
   wrong_job: ["bad", "the worker's receipt is for another job"],
   wrong_worker: ["bad", "the worker's receipt names the key of another worker"],
@@ -108,7 +108,7 @@ function LogCard({ api, log, trusted, onTrusted }) {
     <div class="log-size"><b>${integer(log.size)}</b><span>${log.size === 1 ? "receipt" : "receipts"} in the log</span></div>
     <dl class="facts">
       <dt>Key</dt><dd><code title=${trusted.key}>${trusted.key.slice(0, 16)}…</code>
-        ${" "}<span class="dim">${trusted.pinned ? "pinned by you" : html`trusted since its first use here, <${Time} at=${trusted.since} />`}</span>
+        ${" "}<span class="dim">${trusted.pinned ? "pinned by you" : html`trusted since first seen here, <${Time} at=${trusted.since} />`}</span>
         ${" "}<button type="button" class="quiet small" onClick=${() => setChanging(true)}>Compare or change</button></dd>
       <dt>History</dt><dd>${differs ? "not checked: the key differs"
         : failed ? html`<span class="problem">${failed.problem}</span>`
@@ -116,12 +116,12 @@ function LogCard({ api, log, trusted, onTrusted }) {
         : growth ? html`<${Icon} name="check" size=${16} /> ${growth.from.size === growth.to.size
             ? `unchanged since this browser last saw it (${exact(Date.parse(growth.from.at) / 1000)})`
             : `only grew since this browser last saw it: from ${integer(growth.from.size)} to ${integer(growth.to.size)}`}`
-        : log.checkpoint ? "remembered from now on: each visit checks that nothing before was changed" : "empty: each completed job adds a receipt"}</dd>
+        : log.checkpoint ? "remembered from now on: each visit checks that nothing earlier has changed" : "empty: each completed job adds a receipt"}</dd>
     </dl>
-    ${failed && html`<${ErrorNote} error=${{ message: "The log was rewritten, or you are shown another one. Keep this browser's data, and ask the operator." }} />`}
+    ${failed && html`<${ErrorNote} error=${{ message: "The log was rewritten, or this is another log. Keep this browser's data, and ask the operator." }} />`}
     ${differs && html`<div class="note bad" role="alert"><${Icon} name="warn" />
-      <p>The coordinator now has another key (<code>${log.public_key.slice(0, 16)}…</code>) than the trusted one. If it was not
-        set up anew, someone else may be answering.</p>
+      <p>The key of the coordinator (<code>${log.public_key.slice(0, 16)}…</code>) is not the trusted one. Unless the coordinator
+        was reinstalled, this may be an impostor.</p>
       <button type="button" onClick=${() => setChanging(true)}>Compare</button></div>`}
     ${changing && html`<${KeyDialog} log=${log} trusted=${trusted} onTrusted=${onTrusted} onClose=${() => setChanging(false)} />`}
   </section>`;
@@ -231,8 +231,8 @@ function Verification({ data, trusted, atOnce, children }) {
           <${Icon} name="shield" size=${16} />${results ? "Verify again" : "Verify"}</button>
         ${children}
       </div>
-      <p class="hint">This browser checks it alone, with the key <code title=${trusted.key}>${trusted.key.slice(0, 16)}…</code>${" "}
-        ${trusted.pinned ? "that you pinned" : "that it trusts since its first use"}. No server is asked.</p>
+      <p class="hint">Verified in this browser, with the key <code title=${trusted.key}>${trusted.key.slice(0, 16)}…</code>${" "}
+        ${trusted.pinned ? "that you pinned" : "that it has trusted since its first use"}. No server is involved.</p>
       ${reason && html`<div class="note warn" role="alert"><${Icon} name="warn" /><p>${reason}</p></div>`}
       <div aria-live="polite">
         ${results && html`<p class=${`outcome ${ok ? "ok" : "bad"}`}><${Icon} name=${ok ? "shield" : "warn"} size=${22} />
@@ -269,26 +269,26 @@ function Claims({ shown: { file, receipt } }) {
   const [, verdict] = VERDICTS[receipt.verdict] ?? ["", receipt.verdict];
   const row = (name, value) => html`<dt>${name}</dt><dd>${value}</dd>`;
   return html`<div class="stack">
-    <section class="card" aria-label="What it says">
-      <h2>What it says</h2>
+    <section class="card" aria-label="What the receipt says">
+      <h2>What the receipt says</h2>
       <dl class="facts">
         ${row("Job", html`<code>${receipt.job_id}</code>`)}
         ${row("At", exact(Date.parse(receipt.at) / 1000))}
         ${row("Worker", receipt.worker)}
-        ${row("Worker's key", receipt.worker_key ? html`<code>${receipt.worker_key}</code>` : "its wire has none")}
+        ${row("Worker's key", receipt.worker_key ? html`<code>${receipt.worker_key}</code>` : "its protocol has none")}
         ${row("Worker's receipt", html`<${Verdict} verdict=${receipt.verdict} /> ${verdict}`)}
         ${row("Tokens", receipt.completion_tokens === null ? "not counted"
           : `${integer(receipt.prompt_tokens)} in the prompt, ${integer(receipt.completion_tokens)} in the answer`)}
         ${receipt.price > 0 && row("Price", `${dollars(receipt.price)}, of which ${dollars(receipt.fee)} for the pool`)}
         ${receipt.payment_ref && row("Payment", html`<code>${receipt.payment_ref}</code>`)}
-        ${row("Request's hash", receipt.request_hash ? html`<code>${receipt.request_hash}</code>` : "earlier versions named none")}
+        ${row("Request's hash", receipt.request_hash ? html`<code>${receipt.request_hash}</code>` : "none in earlier versions")}
         ${row("Output's hash", html`<code>${receipt.output_hash}</code>`)}
         ${row("In the log", `leaf ${integer(file.index)}, proved by ${plural(file.path.length, "hash", "hashes")}`)}
       </dl>
     </section>
     <section class="card" aria-label="The output">
       <h2>The output</h2>
-      ${file.output === null ? html`<p class="dim">Not in this file: its job was deleted, or keeps none.</p>`
+      ${file.output === null ? html`<p class="dim">Not in this file: its job was deleted, or has none.</p>`
         : html`<pre class="output" tabindex="0">${pretty(file.output)}</pre>`}
     </section>
     <section class="card" aria-label="The checkpoint">

@@ -54,7 +54,7 @@ export default function Usage({ api, session }) {
   const { cost: _, ...withoutCost } = METRICS;
   const { key: __, ...ownSplits } = SPLITS;
   return html`<div class="stack usage">
-    <${Head} title="Usage" hint=${all ? "What the pool did, by day (UTC)" : "What your key used, by day (UTC)"}>
+    <${Head} title="Usage" hint=${all ? "Usage of the pool, by day (UTC)" : "Usage of your key, by day (UTC)"}>
       <a class="button" href=${`/admin/usage?${query}&by=day,key,model,node&format=csv`} download=${`shoal-usage-${range[0]}-${range[1]}.csv`}>
         <${Icon} name="download" size=${16} />CSV</a>
     <//>
@@ -70,7 +70,7 @@ export default function Usage({ api, session }) {
     ${wrong ? html`<${ErrorNote} error=${{ message: wrong }} />`
       : error ? html`<${ErrorNote} error=${error} retry=${reload} />`
       : !found || found.split !== split ? html`<${Loading} />`
-      : !rows.length ? html`<${Empty} title="Nothing was used in these days"><p>Each completed request counts, with its tokens${" "}
+      : !rows.length ? html`<${Empty} title="No usage in this period"><p>Each completed request counts, with its tokens${" "}
           and its cost if the pool has prices.</p><//>`
       : html`<${Sums} rows=${rows} days=${days} split=${split} metric=${shown} costs=${costs} />`}
   </div>`;
