@@ -114,7 +114,7 @@ async def test_ollama_without_a_list_is_unavailable(fake: Fakes, tags: object) -
     }
     async with engine_at(await fake(routes)) as engine:
         routes["GET /api/tags"] = tags
-        with pytest.raises(Unavailable, match="list of models"):
+        with pytest.raises(Unavailable, match="lists its models"):
             await engine.refresh()
 
         routes["GET /api/tags"] = {"models": None}

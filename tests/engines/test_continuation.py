@@ -218,7 +218,7 @@ async def test_beginning_of_an_answer_in_the_request_is_continued(kind: str) -> 
 
 async def test_engine_that_would_begin_a_new_answer_refuses_a_begun_one() -> None:
     async with engine_of(NEW_TURN) as (engine, _):
-        with pytest.raises(CannotDo, match="would not continue it") as caught:
+        with pytest.raises(CannotDo, match="cannot continue it") as caught:
             await ask(engine, begun_by("one two three"))
 
     assert caught.value.field == "messages"

@@ -140,9 +140,9 @@ def test_a_vocabulary_without_merges_has_one_that_never_applies(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"model": {"type": "Unigram"}}, "no byte-level BPE"),
-        ({"decoder": {"type": "Sequence", "decoders": []}}, "no byte-level BPE"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "rule that is unknown"),
+        ({"model": {"type": "Unigram"}}, "not a byte-level BPE"),
+        ({"decoder": {"type": "Sequence", "decoders": []}}, "not a byte-level BPE"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "unknown rule"),
     ],
 )
 def test_other_tokenizers_are_refused(

@@ -170,8 +170,8 @@ asyncio.run(main())
     ("content", "complaint"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"", "is no GGUF file"),
-        (b"<html>", "is no GGUF file: it begins with b'<htm'"),
+        (b"", "is not a GGUF file"),
+        (b"<html>", "is not a GGUF file: it begins with b'<htm'"),
         (TINY.read_bytes()[:100], "cannot be loaded"),
         (TINY.read_bytes()[:-20_000], "is corrupted or incomplete. Download it again"),
     ],

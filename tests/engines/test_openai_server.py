@@ -611,7 +611,7 @@ async def test_unsupported_work_is_not_offered_again(
         {"GET /v1/models": LIST, "POST /v1/chat/completions": streams(HELLO, DONE)}
     )
     async with running(url) as engine:
-        with pytest.raises(Unavailable, match="does no such work"):
+        with pytest.raises(Unavailable, match="does not support this"):
             await ask(engine, Completion("tiny", "Once"))
 
         (model,) = engine.models

@@ -107,7 +107,7 @@ def test_worker_rejects_a_certificate_other_than_its_tokens(
     worker = pool.join("one", token="x" + ZEROS)
 
     assert worker.wait() == 1
-    assert "another key than the token" in worker.errors
+    assert "is not the one in the token" in worker.errors
 
 
 def test_token_with_a_fingerprint_is_never_sent_in_plaintext(

@@ -217,7 +217,7 @@ def test_man_in_the_middle_gets_nothing(
     refused = shoal(*command, environment=variables)
 
     assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert "another key than the token or API key names" in refused.stderr
+    assert "is not the one in the token or API key" in refused.stderr
     assert "ask its operator for a new" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert man_in_the_middle.connections > 0
@@ -230,7 +230,7 @@ def test_man_in_the_middle_gets_nothing_of_python_programs(
     url = f"https://127.0.0.1:{man_in_the_middle.port}"
 
     with (
-        pytest.raises(ConnectionLost, match="another key than the token or API key"),
+        pytest.raises(ConnectionLost, match="is not the one in the token or API key"),
         Client(url, PINNED_KEY) as client,
     ):
         client.submit("demo.add", 1, 2).result(PATIENCE)

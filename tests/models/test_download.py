@@ -277,7 +277,7 @@ async def test_refusal_in_the_middle_ends_the_wait(
 
     tied.tamper = refuse
 
-    with pytest.raises(UnknownModel, match="does not send org/name now"):
+    with pytest.raises(UnknownModel, match="cannot send org/name now"):
         await tied.fetch().run()
 
     assert files(tmp_path / "ours") == {}

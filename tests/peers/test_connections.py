@@ -790,7 +790,7 @@ def test_peer_that_sends_before_admission_is_dismissed() -> None:
         await run_pending()
 
         (dismiss,) = line.received("a", Dismiss)
-        assert dismiss.reason.startswith(f"said more than {PENDING_MAX}")
+        assert dismiss.reason.startswith(f"sent more than {PENDING_MAX}")
         assert peers.workers == []
 
     play(script)

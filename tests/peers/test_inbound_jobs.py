@@ -504,7 +504,7 @@ def test_job_is_not_forwarded_in_a_circle() -> None:
 
         # It waits there for a worker with the model, and is not forwarded.
         (mirror,) = peers.coordinator.hub.pool.workers.values()
-        assert mirror.draining == "not loaded any more"
+        assert mirror.draining == "no longer loaded"
         assert there.workers == []
         assert len(there.coordinator.hub.pool.jobs) == 1
 

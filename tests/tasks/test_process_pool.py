@@ -112,7 +112,7 @@ async def test_unknown_name_error_lists_known_names(caller: ProcessCaller) -> No
 
 
 async def test_arguments_other_than_a_list_are_rejected(caller: ProcessCaller) -> None:
-    with pytest.raises(InvalidRequest, match="no list and no map"):
+    with pytest.raises(InvalidRequest, match="neither a list nor a map"):
         await caller.run(Call("demo.add", b"\x01", b"\x80"))
     with pytest.raises(InvalidRequest, match="not valid MessagePack"):
         await caller.run(Call("demo.add", b"\xc1", b"\x80"))

@@ -289,7 +289,7 @@ def test_other_certificate_is_rejected_before_sending(run: Any, tmp_path: Path) 
     async def test() -> None:
         async with serving(context) as (url, links):
             with pytest.raises(
-                LinkClosed, match="another key than the token"
+                LinkClosed, match="is not the one in the token"
             ) as caught:
                 async with connect_tcp(url, fingerprint=bytes(32)):
                     pass

@@ -82,7 +82,7 @@ async def test_mismatched_certificate_is_a_permanent_error(
     other = fingerprint_of(pem_of(issue(tmp_path, "other")))
     async with listening(certificate) as port:
         url = f"wss://127.0.0.1:{port}/ws?token=hunter2"
-        with pytest.raises(LinkClosed, match="another key than the token") as caught:
+        with pytest.raises(LinkClosed, match="is not the one in the token") as caught:
             async with connect_websocket(url, {}, MESSAGE_MAX, fingerprint=other):
                 pass
 

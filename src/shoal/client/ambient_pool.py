@@ -43,8 +43,8 @@ def current_pool() -> "Pool":
                 pool = Pool(durable=False)
             except ConfigError as error:
                 raise ConfigError(
-                    "this worker's coordinator gives its calls no access; start the "
-                    f"worker with SHOAL_URL and SHOAL_API_KEY: {error}"
+                    "the coordinator of this worker gives its calls no access; start "
+                    f"the worker with SHOAL_URL and SHOAL_API_KEY: {error}"
                 ) from error
             while _pools:  # those of calls that have ended
                 _pools.popitem()[1].shutdown(wait=False, cancel_futures=True)

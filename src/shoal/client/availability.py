@@ -93,7 +93,7 @@ def stall_warning(available: TaskList, names: dict[str, bool]) -> str:
     """
     if not available.workers:
         return (
-            f"no connected worker calls functions: waiting for {_join_names(names)}; "
+            f"no connected worker runs functions: waiting for {_join_names(names)}; "
             "start one with `shoal join … --tasks MODULE`"
         )
     if available.unnamed:

@@ -66,8 +66,8 @@ READ_SIZE = 1 << 16  # bytes of a stream that are read at once
 EVENT_MAX = 16 << 20  # bytes
 SERVER_ERRORS = 500  # the first HTTP status of server errors
 OTHER_CERTIFICATE = (
-    "it is not the coordinator of %s, whose key is sent to no other; give the "
-    "--api-key of this one"
+    "it is not the coordinator of %s, whose key is never sent to another one; give "
+    "--api-key for this one"
 )
 OTHER_COORDINATOR_HINT = " To use another coordinator, give --url or SHOAL_URL."
 TLS_HINT = "; if it serves TLS, its URL begins with https://"

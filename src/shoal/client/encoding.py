@@ -63,9 +63,9 @@ def plain_result_reader(*, trust: bool) -> ReadResult:
 
 def _reject_pickled(data: memoryview, buffers: Sequence[object]) -> object:
     raise InvalidRequest(
-        "the result is pickled, and reading it runs code of the worker: it is not read "
-        "here; return lists, dictionaries, texts, numbers or arrays, or trust the "
-        "workers by shoal.Pool(trust_code=True)"
+        "the result is pickled, and unpickling it would run the worker's code: return "
+        "lists, dictionaries, texts, numbers or arrays, or trust the workers with "
+        "shoal.Pool(trust_code=True)"
     )
 
 

@@ -107,8 +107,8 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         tasks = self._pool.tasks()
         if not tasks.code:
             raise CodeRefused(
-                "no worker runs functions that are sent along, as joblib's are: start "
-                "one with `shoal join --trust-code`"
+                "no worker runs functions sent by clients, as joblib's are: start one "
+                "with `shoal join --trust-code`"
             )
         if n_jobs is not None and n_jobs > 0:
             return n_jobs

@@ -260,7 +260,7 @@ class ServerCatalog:
     async def _ollama(self) -> list[ListedModel]:
         tags = await self._query_native("/api/tags", OllamaTags)
         if tags is None:
-            raise Unavailable("it has no list of models any more")
+            raise Unavailable("it no longer lists its models")
         # Skip its cloud models: they run elsewhere, at the user's cost.
         local = [each for each in tags.models or () if not each.remote_host]
         models = {}

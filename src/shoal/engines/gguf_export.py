@@ -224,7 +224,7 @@ def _check_architecture(config: Mapping[str, Any]) -> None:
         shown = ", ".join(named) or kind or "no architecture"
         raise InvalidRequest(
             f"the configuration names {shown}, and only {ARCHITECTURE} can be written "
-            "as GGUF here; llama.cpp's convert_hf_to_gguf.py knows more"
+            "as GGUF here; llama.cpp's convert_hf_to_gguf.py supports more"
         )
     for field, expected in (
         ("attention_bias", False),

@@ -107,8 +107,8 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
     decoders = {each.get("type") for each in _steps(tokenizer.get("decoder"))}
     if model.get("type") != "BPE" or "ByteLevel" not in decoders:
         raise InvalidRequest(
-            f"{folder / TOKENIZER} is no byte-level BPE, which alone can be written as "
-            "GGUF here; llama.cpp's convert_hf_to_gguf.py knows more"
+            f"{folder / TOKENIZER} is not a byte-level BPE, the only kind that can be "
+            "written as GGUF here; llama.cpp's convert_hf_to_gguf.py supports more"
         )
     tokens = {int(id): text for text, id in model["vocab"].items()}
     kinds = dict.fromkeys(tokens, TokenKind.NORMAL)
@@ -147,8 +147,8 @@ def _rule(path: Path, pre_tokenizer: Any) -> str:
         case _:
             pass
     raise InvalidRequest(
-        f"{path} cuts texts by a rule that is unknown here; llama.cpp's "
-        "convert_hf_to_gguf.py knows more"
+        f"{path} splits text by an unknown rule; llama.cpp's convert_hf_to_gguf.py "
+        "supports more"
     )
 
 

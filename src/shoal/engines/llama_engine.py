@@ -226,7 +226,8 @@ def check_installed(path: Path) -> None:
         ) from error
     if magic != b"GGUF":
         raise ConfigError(
-            f"{path} is no GGUF file: it begins with {magic!r}. Give the path of one."
+            f"{path} is not a GGUF file: it begins with {magic!r}. Give the path of "
+            "one."
         )
 
 

@@ -439,7 +439,7 @@ class OpenAIEngine:
                     return  # nothing can be proved
             raise errors.CannotDo(
                 "messages: the last one is the assistant's, and the engine of this "
-                "model would not continue it. End with a message of the user, or use a "
+                "model cannot continue it. End with a message of the user, or use a "
                 "model whose engine continues answers, as `shoal status` shows",
                 "messages",
             )

@@ -163,14 +163,14 @@ def _error(
             return errors.ContextExceeded(message)
         case ServerRefusal.BUSY:
             return errors.Unavailable(
-                f"the engine takes no jobs (status {status}): {message}"
+                f"the engine accepts no jobs (status {status}): {message}"
             )
         case ServerRefusal.BROKEN:
             return errors.EngineFailed(f"the engine fails (status {status}): {message}")
         case ServerRefusal.NO_MODEL:
             return NotServed(f"the engine lacks the model: {message}", model=True)
         case ServerRefusal.NOT_SUPPORTED:
-            text = f"the engine does no such work (status {status}): {message}"
+            text = f"the engine does not support this (status {status}): {message}"
             return NotServed(text, model=False)
         case ServerRefusal.TOO_LARGE:
             return errors.TooLarge(message)

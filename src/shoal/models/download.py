@@ -163,7 +163,7 @@ class ModelDownload:
         elif self._incoming is not None and not answer.available:
             self.on_disconnect(
                 errors.UnknownModel(
-                    f"the peer does not send {answer.model} now: it is busy, or the "
+                    f"the peer cannot send {answer.model} now: it is busy, or the "
                     "files have changed; try again later"
                 )
             )

@@ -58,7 +58,7 @@ class _Transfer:
         self.parts.append(part)
         self.size += len(part.data) if isinstance(part, ModelChunk) else 0
         if self.size > BUFFER_MAX:
-            self.fail(f"{self.source} sends more than it was asked for")
+            self.fail(f"{self.source} sends more than was requested")
         self.changed.set()
 
     def fail(self, why: str) -> None:
@@ -102,7 +102,7 @@ class ForwardedTransfers:
         """End the transfers of a model that its source does not send any more."""
         for transfer in self._transfers.values():
             if (transfer.source, transfer.model) == (source, model):
-                transfer.fail(f"{source} does not send it any more")
+                transfer.fail(f"{source} no longer sends it")
 
     def on_source_left(self, source: str) -> None:
         """End the transfers of a source that has left."""

@@ -25,7 +25,7 @@ MODELS_MAX = 256  # models per peer; further ones are ignored
 NAME_MAX = 256  # characters of the name of a peer or a model
 ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
-UNLOADED = "not loaded any more"
+UNLOADED = "no longer loaded"
 
 log = logging.getLogger("shoal.peers")
 

@@ -297,7 +297,9 @@ class RemotePeer:
         if self._closed:
             return
         if len(self._pending) >= PENDING_MAX:
-            self.dismiss(f"said more than {PENDING_MAX} things before it was admitted")
+            self.dismiss(
+                f"sent more than {PENDING_MAX} messages before it was admitted"
+            )
         else:
             self._pending.append(message)
 

@@ -69,16 +69,15 @@ def check_blob(data: bytes | memoryview, expected: bytes | None) -> bytes:
     digest = hashlib.sha256(data).digest()
     if expected is not None and digest != expected:
         raise InvalidRequest(
-            f"what came has the SHA-256 {digest.hex()}, expected {expected.hex()}"
+            f"the received data has the SHA-256 {digest.hex()}, expected "
+            f"{expected.hex()}"
         )
     return digest
 
 
 def blob_not_found(digest: bytes) -> NotFound:
     """Return the error for a value that is not stored."""
-    return NotFound(
-        f"{digest.hex()} is not here: it never was, or made room for others"
-    )
+    return NotFound(f"{digest.hex()} is not stored: it never was, or it was evicted")
 
 
 def disk_error(error: OSError, path: Path) -> StoreError:

@@ -168,7 +168,7 @@ class FunctionInvoker:
             if type(positional) is list and type(named) is dict:
                 return positional, named
             return InvocationResult(
-                b"", "the arguments are no list and no map", REFUSED
+                b"", "the arguments are neither a list nor a map", REFUSED
             )
         except InvalidRequest as error:
             return InvocationResult(b"", str(error), REFUSED)
@@ -214,8 +214,8 @@ def _raised(error: BaseException, *, pickles: bool = False) -> InvocationResult:
 
 
 CODE_NOT_TRUSTED = (
-    "a function that is sent along runs here only if that is trusted: start this "
-    "worker with `shoal join --trust-code`, or register the function with @shoal.task"
+    "this worker does not run functions sent by clients: start it with `shoal join "
+    "--trust-code`, or register the function with @shoal.task"
 )
 
 

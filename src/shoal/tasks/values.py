@@ -417,6 +417,6 @@ def load_worker_pickle(data: memoryview, buffers: Sequence[Any] = ()) -> object:
 def reject_pickle(data: memoryview, buffers: Sequence[Any]) -> object:
     """Raise InvalidRequest with the option that trusts the sender."""
     raise InvalidRequest(
-        "a value is pickled, and reading it runs code of its sender: it is not read "
-        "here; to allow this on a worker, start it with `shoal join --trust-code`"
+        "a value is pickled, and unpickling it would run its sender's code; to allow "
+        "this on a worker, start it with `shoal join --trust-code`"
     )

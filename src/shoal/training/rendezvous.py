@@ -404,7 +404,7 @@ class Rendezvous:
         if len(fresh) < self._size:
             return []
         self._newest_left = NO_OPERATION
-        story = ["all ranks begin anew"] if self.generation >= 0 else []
+        story = ["all ranks restart"] if self.generation >= 0 else []
         return self._begin(fresh, NO_OPERATION, story, False)
 
     def _begin(

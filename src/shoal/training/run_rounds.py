@@ -198,7 +198,7 @@ class RunRounds:
         if node not in self.round.nodes or (again and late):
             return [(node, Round(self.round.number, (), TOO_LATE).message())]
         if again and (too_few or (not begun and node in self._arrived)):
-            return self._begin(self.round.nodes, f"machine {node} starts anew", now)
+            return self._begin(self.round.nodes, f"machine {node} restarts", now)
         self._arrived.add(node)
         return [(node, self.round.message())]
 

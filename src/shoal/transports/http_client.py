@@ -12,8 +12,8 @@ from shoal.domain.errors import LimitExceeded, Unavailable
 from shoal.transports.tls import WrongServerKey, context_pinning
 
 HANG_UP_HINT = (
-    "it hangs up: with a certificate its URL begins with https:// or wss://, without "
-    "one with http:// or ws://"
+    "it closes the connection: with a certificate, its URL begins with https:// or "
+    "wss://, without one with http:// or ws://"
 )
 
 

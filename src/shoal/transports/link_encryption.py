@@ -48,9 +48,9 @@ async def encrypt_dialled(link: EncryptableLink, url: str) -> None:
     except (LinkClosed, PeerError, TimeoutError) as error:
         reason = str(error) or f"no answer within {ENCRYPTION_TIMEOUT:g} s"
         raise LinkClosed(
-            f"what answers at {url} does not encrypt the connection ({reason}): it is "
-            "another program, a coordinator with --plain (give that here, too), or a "
-            "release of Shoal that has to be upgraded"
+            f"the server at {url} does not encrypt the connection ({reason}): it is "
+            "another program, a coordinator with --plain (give --plain here, too), or "
+            "a release of Shoal that has to be upgraded"
         ) from error
 
 

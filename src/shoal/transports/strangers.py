@@ -45,8 +45,10 @@ HANDSHAKE_COST = 2e-3  # seconds of a TLS handshake, until it is known
 BY_STRANGER: Mapping[str, object] = {"by_stranger": True}
 """The ``extra`` of log records that strangers cause: as many as they like."""
 
-OVER_BUDGET = "strangers hold too much memory, and this one most"
-TOO_MANY = "too many connections that nobody admitted, and this one is the oldest"
+OVER_BUDGET = (
+    "unauthenticated connections use too much memory; closing the one that uses most"
+)
+TOO_MANY = "too many unauthenticated connections; closing the oldest"
 
 
 class StepwiseMeter(Generator[Any, Any, T], Generic[T]):

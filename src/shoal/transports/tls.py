@@ -163,9 +163,8 @@ class WrongServerKey(ssl.SSLCertVerificationError):
 
     def __str__(self) -> str:
         return (
-            "it has another key than the token or API key names: someone else answers "
-            "there, or the coordinator has a new key; ask its operator for a new token "
-            "or API key"
+            "its key is not the one in the token or API key: it is an impostor, or the "
+            "coordinator has a new key; ask its operator for a new token or API key"
         )
 
 

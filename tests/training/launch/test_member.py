@@ -148,7 +148,7 @@ async def test_script_begins_anew_on_all_machines_when_a_part_starts_elsewhere(
     for rank in range(2):
         assert [*lines_of(events, rank)] == ["1"]
     remarks = [each["text"] for each in events if each["event"] == "remark"]
-    assert remarks == ["machine 0 starts anew: the script restarts on 2 machines"]
+    assert remarks == ["machine 0 restarts: the script restarts on 2 machines"]
 
 
 async def test_what_a_script_leaves_is_returned(pool: Pool, tmp_path: Path) -> None:

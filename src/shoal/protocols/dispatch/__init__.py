@@ -99,7 +99,7 @@ def paired_user(answer: object) -> str:
         case {"error": str() as error} | {"error": {"message": str() as error}}:
             raise NotAdmitted(PAIRING_REFUSALS.get(error, error[:ERROR_MAX]))
         case _:
-            raise NotAdmitted("the coordinator knows nothing of pairing codes")
+            raise NotAdmitted("the coordinator does not know pairing codes")
 
 
 PROBE = CoordinatorProbe("/v1/health", is_health)

@@ -224,7 +224,7 @@ class ProviderSession:
                 self._jobs.add(message)
                 return (session.Send(text),)
             case words.CancelJob():
-                raise Unsupported("this wire cancels no jobs")
+                raise Unsupported("this protocol cannot cancel jobs")
             case words.Dismiss(reason, replaced):
                 code, text = DispatchErrorCode.DISMISSED, reason
                 if replaced:
@@ -232,7 +232,7 @@ class ProviderSession:
                 error = _send(ErrorMessage(code, well_formed(reason)))
                 return (error, self._close(reason, DISMISSED, text))
             case words.CallMessage() | ModelMessage():
-                raise Unsupported("this wire carries neither calls nor models")
+                raise Unsupported("this protocol carries neither calls nor models")
 
     def receive(
         self, batch: session.Batch, now: float
@@ -282,7 +282,7 @@ class ProviderSession:
         if self._registered is not None:
             if message == self._registered:
                 return (accepted,)
-            raise _invalid_register("this connection has registered, as something else")
+            raise _invalid_register("this connection is registered as something else")
         key = message.provider_pubkey.lower()
         try:
             self.grant = admit(key, self._request, self._config, self._context)

@@ -59,7 +59,7 @@ def encode_job(job: RunJob) -> str:
     Raises Unsupported for what a worker of this wire cannot do.
     """
     if job.continues:
-        raise Unsupported("this wire continues no answers")
+        raise Unsupported("this protocol cannot continue answers")
     work, terms = job.work, job.terms
     payload = well_formed(terms.form) if terms.form else to_json(_plain_payload(work))
     return to_json(
@@ -161,9 +161,9 @@ def _plain_payload(work: works.Work) -> works.JSON:
             | works.Rerank()
             | works.Transcription()
         ):
-            raise Unsupported(f"this wire carries no {work.kind.value} jobs")
+            raise Unsupported(f"this protocol carries no {work.kind.value} jobs")
         case works.Call() | works.CallStream():
-            raise Unsupported("this wire calls no functions")
+            raise Unsupported("this protocol cannot call functions")
 
 
 def _token_limit(limit: object, default: int) -> int:

@@ -155,7 +155,7 @@ class DispatchWorkerSession:
                 | words.CallMessage()
                 | ModelMessage()
             ):
-                raise Unsupported("this wire has no such message")
+                raise Unsupported("this protocol has no such message")
             case words.HealthReported(health):
                 self._state.health = health
                 return self._heartbeat(now) if self._registered else ()
@@ -286,7 +286,7 @@ class DispatchWorkerSession:
     @property
     def _identity(self) -> Identity:
         """The key that signs the worker's answers."""
-        assert self._profile.identity is not None, "answers are signed on this wire"
+        assert self._profile.identity is not None, "answers are signed in this protocol"
         return self._profile.identity
 
     def _registration(self) -> str:

@@ -144,7 +144,7 @@ class GrandSageNodeSession:
                 self._closed = True
                 return (Close(reason, CLOSE_BYE, BYE if replaced else reason),)
             case words.CallMessage() | ModelMessage():
-                raise Unsupported("this wire carries neither calls nor models")
+                raise Unsupported("this protocol carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[words.Event | Output]:
         if self._closed:

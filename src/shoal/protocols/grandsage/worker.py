@@ -214,7 +214,7 @@ class GrandSageServerSession:
                 | words.CallMessage()
                 | ModelMessage()
             ):
-                raise Unsupported("this wire has no such message")
+                raise Unsupported("this protocol has no such message")
             case words.AnswerChunk(job_id, _, pieces):
                 task_id = self._running.get(job_id)
                 if task_id is None:

@@ -153,9 +153,9 @@ def unenforceable(restriction: str) -> str:
     The coordinator does not know Shoal's offers, and its jobs do not name a user.
     """
     return (
-        f"{restriction} cannot be enforced: this coordinator is not Shoal's, and on "
-        "this wire its jobs name neither a user nor a privacy class; leave the option "
-        "out, or join a coordinator of `shoal serve`"
+        f"{restriction} cannot be enforced: this coordinator is not Shoal's, and its "
+        "protocol names neither the user nor the privacy class of a job; leave the "
+        "option out, or join a coordinator of `shoal serve`"
     )
 
 

@@ -22,8 +22,7 @@ from hashlib import sha256
 from shoal.domain.credentials import digest_of
 
 NOT_PROVEN = (
-    "the peer has not proved the join token: it is another coordinator, or only "
-    "pretends to be one"
+    "the peer has not proved the join token: it is another coordinator, or an impostor"
 )
 _KEY_LABEL = b"shoal token proof v1\n"
 

@@ -79,7 +79,7 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     """
     if config.browse and not config.passcode:
         raise ConfigError(
-            "--shoal-browse: anybody can announce a pool, so give the passcode of "
+            "--shoal-browse: anyone can announce a pool, so give the passcode of "
             "yours: --shoal-passcode"
         )
     local = LocalEnd(

@@ -62,21 +62,20 @@ KEY_LABEL = b"shoal key proof v1\n"
 BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
 
 NAME_TAKEN = (
-    "another machine of this name is connected, which has another key: choose another "
-    "--name"
+    "a machine of this name with another key is connected: choose another --name"
 )
 PLAIN = "workers encrypt their connections to this coordinator: join without --plain"
 CONNECTED = "the two pools are connected already"
-ITSELF = "this is the pool itself"
+ITSELF = "the address is that of this pool itself"
 WRONG_PASSCODE = "the pools have different passcodes: see --shoal-passcode"
 ANOTHER_KEY = (
-    "the coordinator has another key than the one that admitted this machine: someone "
-    "else answers, or it has a new data folder; then give its --token again"
+    "the coordinator's key is not the one that admitted this machine: it is an "
+    "impostor, or it has a new data folder; then give its --token again"
 )
 WRONG_KEY = "the other end has not proved its key"
 NO_CODE = (
-    "code is only sent to workers that joined with a token, and only run for "
-    "coordinators that proved it: this pool has none, give --join-token"
+    "code is sent only to workers that joined with a token, and run only for "
+    "coordinators that proved it: this pool has no token, give --join-token"
 )
 
 PING_DATA = codec.encode(codec.Ping())  # most of what idle workers send

@@ -269,7 +269,7 @@ class RelayPeers:
         elif peer.joined:
             self.deadlines.set(peer, peer.forget_at)
         elif not self._should_dial(node):
-            outputs += peer.leave("it is not dialled any more")
+            outputs += peer.leave("it is no longer dialled")
             del self._peers[peer.id]
         else:
             self.dial_due_at = now + DIAL_INTERVAL
