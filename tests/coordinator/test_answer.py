@@ -169,7 +169,7 @@ def test_shorter_text_after_a_takeover_fails_the_answer(
     if shorter:
         answer.append([shorter], 1.0)
 
-    with pytest.raises(UnusableOutput, match="ended before") as caught:
+    with pytest.raises(UnusableOutput, match="ended its answer before") as caught:
         answer.check_complete()
 
     assert caught.value.lost

@@ -84,7 +84,7 @@ async def test_added_key_is_stored(store: SqliteCredentials[Key]) -> None:
         ("", "expected up to 64 letters"),
         ("a b", "expected up to 64 letters"),
         ("x" * 10_000, "expected up to 64 letters"),
-        ("default", "default means something else here"),
+        ("default", "default is reserved"),
         ("alice", "there is a key alice already; revoke it first"),
     ],
 )

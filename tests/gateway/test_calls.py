@@ -239,7 +239,7 @@ async def test_members_of_a_gang_begin_when_there_are_machines_for_all(
         assert await explanation(pool, "job1") == [
             "rank 0 of 2 (this job): waits",
             "rank 1 of 2: waits",
-            "the gang needs 2 machines with 1 free slot each, 1 of 1 suitable ones is "
+            "the group needs 2 machines with 1 free slot each, 1 of 1 suitable ones is "
             "free",
             "  wire:w: free",
         ]

@@ -84,7 +84,7 @@ async def test_hopeless_request_is_rejected_at_once(pool: Pool, busy: Node) -> N
 
     assert (status, answer["error"]["code"]) == (429, "queue_full")
     assert 0 < int(headers["Retry-After"]) <= 60
-    assert "more than the 5 s that this one may wait" in answer["error"]["message"]
+    assert "more than the 5 s that this job may wait" in answer["error"]["message"]
     await served(busy, 2)
     assert (await waiting)[0] == 200
 

@@ -483,7 +483,7 @@ def test_worker_gets_no_job_as_long_as_one_that_it_refused(
     assert assign(pool) == ([] if is_refused else [("k", "a")])
     reason = ineligibility(pool.jobs[JobId("k")], pool.workers[WorkerId("a")])
     if is_refused:
-        assert reason == "refused a request that is no longer, for its length"
+        assert reason == "refused a request no longer than this one for its length"
         assert isinstance(rejected, ContextExceeded)
     else:
         assert rejected is None

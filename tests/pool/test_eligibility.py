@@ -99,7 +99,7 @@ def test_length_and_owner_of_a_job_matter(
 def test_worker_does_not_get_its_job_twice() -> None:
     pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
 
-    assert ineligibility(pool.jobs[J], pool.workers[W]) == "is at it already"
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == "is already running it"
 
 
 def test_draining_worker_is_ineligible() -> None:
@@ -135,7 +135,7 @@ def test_workers_passed_over_are_grouped_by_reason() -> None:
     groups = passed_over(pool, pool.jobs[J], chosen=(WorkerId("a"),))
 
     assert groups == (
-        PassedOver("another was expected to be quicker", 1, (WorkerId("b"),)),
+        PassedOver("another worker was expected to be faster", 1, (WorkerId("b"),)),
         PassedOver("offers no slots", 1, (WorkerId("c"),)),
         PassedOver("does not have m", 2),
     )
@@ -204,7 +204,7 @@ def test_empty_pool_lists_no_ineligible_workers() -> None:
         (Chat("m", ()), "no worker for m: does not have m (1 worker)"),
         (
             Chat(ANY_MODEL, ()),
-            "no worker for any model: has no model that chats (1 worker)",
+            "no worker for any model: has no chat model (1 worker)",
         ),
         (
             Task("sum"),

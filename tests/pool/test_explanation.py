@@ -67,7 +67,7 @@ def test_job_with_two_workers_is_explained() -> None:
         "given to w:one, attempt 1: least busy: 0% of its slots in use",
         "  passed over: w:two, w:three and 7 others: all slots busy",
         "  passed over: 4 workers: does not have m1",
-        "first text of attempt 1",
+        "first output of attempt 1",
         "back in the queue after attempt 1: worker lost: closed by peer",
         "given to w:two, attempt 2: least busy: 50% of its slots in use",
         "done by attempt 2: 3 prompt tokens, 4 output tokens, finish reason length",
@@ -77,7 +77,7 @@ def test_job_with_two_workers_is_explained() -> None:
 def test_every_transition_and_end_has_a_reason() -> None:
     assert explained(
         JobHedged(JOB.id, TWO, SECOND, "attempt 1 silent for 9.0 s; idle"),
-        JobUnhedged(JOB.id, FIRST, "the other was quicker", cut=True),
+        JobUnhedged(JOB.id, FIRST, "the other one was faster", cut=True),
         JobRequeued(JOB.id, FIRST, "no room", ONE),
         JobFailed(JOB.id, "out of memory"),
         JobCancelled(JOB.id, "the client left"),
@@ -86,7 +86,7 @@ def test_every_transition_and_end_has_a_reason() -> None:
         LateResult(JOB.id, FIRST, ONE, "completed"),
     ) == [
         "given to w:two as well, attempt 2: attempt 1 silent for 9.0 s; idle",
-        "attempt 1 is over, the other goes on: the other was quicker",
+        "attempt 1 ended, the other continues: the other one was faster",
         "refused by w:one, back in the queue: no room",
         "failed: out of memory",
         "cancelled: the client left",
@@ -105,7 +105,7 @@ def test_workers_are_explained() -> None:
         WorkerLeft(ONE, "silent for 30 s"),
     ) == [
         "w:one joined",
-        "w:one takes nothing new: asked to",
+        "w:one takes no new jobs: asked to",
         "w:one is too hot",
         "w:one can take jobs",
         "w:one lost: silent for 30 s",
@@ -140,7 +140,7 @@ def test_call_shows_the_size_of_its_value_only() -> None:
 
     assert explained(small, large) == [
         "done by attempt 1: it returned a value of 6 B",
-        "done by attempt 1: it returned a value that is kept in a file of its own",
+        "done by attempt 1: it returned a value that is stored in a separate file",
     ]
 
 

@@ -78,7 +78,7 @@ def test_reason_of_a_lease_names_the_price() -> None:
 
     (lease,) = plan(pool)
 
-    assert lease.reason == "asks the least, $0.001: 0% of its slots in use"
+    assert lease.reason == "asks the lowest price, $0.001: 0% of its slots in use"
 
 
 def test_fast_job_ignores_what_workers_ask_for() -> None:
@@ -194,7 +194,7 @@ def test_reason_names_the_load_and_the_measured_speed() -> None:
     (lease,) = plan(pool)
 
     assert lease.reason == (
-        "expected to be quickest: 25% of its slots in use, about 32 tokens/s"
+        "expected to be fastest: 25% of its slots in use, about 32 tokens/s"
     )
 
 
@@ -229,7 +229,7 @@ def test_session_stays_at_its_worker() -> None:
     (lease,) = plan(pool)
 
     assert lease.worker_id == "had"
-    assert lease.reason == "had the conversation before: 50% of its slots in use"
+    assert lease.reason == "has served the conversation before: 50% of its slots in use"
 
 
 def test_session_leaves_an_overloaded_worker() -> None:
@@ -291,7 +291,7 @@ def test_long_prompt_goes_to_a_worker_with_enough_context() -> None:
     (lease,) = plan(pool)
 
     assert lease.worker_id == "roomy"
-    assert lease.reason == "has room for it: 50% of its slots in use"
+    assert lease.reason == "has enough context: 50% of its slots in use"
 
 
 def test_long_prompt_goes_to_a_worker_of_unknown_context_last() -> None:
@@ -392,7 +392,7 @@ def test_chat_without_a_question_does_not_stand_for_those_with_one() -> None:
 
     assert assign(pool) == [("question", "w")]
     explained = ineligibility(pool.jobs[JobId("orders")], pool.workers[WorkerId("w")])
-    assert explained == "needs a message besides the system's"
+    assert explained == "needs a message other than the system's"
 
 
 def test_rejected_job_does_not_block_equal_ones() -> None:
@@ -445,6 +445,6 @@ def test_reason_of_a_lease_names_the_load_of_the_worker() -> None:
     (lease,) = plan(pool)
 
     assert lease.reason == (
-        "expected to be quickest: 50% of its slots in use, "
-        "jobs of others there: 1, at 50% of its speed"
+        "expected to be fastest: 50% of its slots in use, other jobs "
+        "there: 1, at 50% of its speed"
     )

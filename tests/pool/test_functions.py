@@ -269,11 +269,11 @@ def test_call_of_a_peer_does_not_go_back_to_it() -> None:
     [
         (calls("w", "g"), call(), "does not have the function 'f'"),
         (calls("w", "g"), Task("f"), "does not do the task 'f'"),
-        (calls("w", "f", features=PLAIN), call("f", OURS), "takes plain values only"),
+        (calls("w", "f", features=PLAIN), call("f", OURS), "accepts plain values only"),
         (
             calls("w", "f"),
             call("f", TRUSTING),
-            "runs no code that is sent along (`shoal join --trust-code` does)",
+            "does not run functions sent by clients (`shoal join --trust-code` does)",
         ),
         (
             code_worker("w", "3.12"),

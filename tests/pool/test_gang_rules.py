@@ -83,7 +83,7 @@ def test_failed_member_ends_its_gang_which_names_it() -> None:
 
     ended = fail(pool, 1)
 
-    reason = "rank 1 failed: ValueError: no; 2 of 3 members left, and the gang needs 3"
+    reason = "rank 1 failed: ValueError: no; 2 of 3 members left, and the group needs 3"
     assert {name: ended[name] for name in ("r0", "r2")} == dict.fromkeys(
         ("r0", "r2"), reason
     )
@@ -126,7 +126,7 @@ def test_gang_ends_when_too_few_are_left_by_such_a_cancellation() -> None:
     ended = done(pool, 0)
 
     reason = "rank 0 is done, and this one has no worker"
-    too_few = "2 of 3 members left, and the gang needs 3"
+    too_few = "2 of 3 members left, and the group needs 3"
     assert ended == {"r2": reason, "r1": f"rank 2 was cancelled: {reason}; {too_few}"}
     assert pool.jobs == {}
 
@@ -151,7 +151,7 @@ def test_gang_that_has_not_begun_needs_every_member() -> None:
 
     ended = ends(handle(pool, Cancellation(JobId("r2"), "enough")))
 
-    reason = "rank 2 was cancelled: enough; the gang of 3 had not begun"
+    reason = "rank 2 was cancelled: enough; the group of 3 had not begun"
     assert ended == {"r2": "enough", "r0": reason, "r1": reason}
 
 
@@ -165,9 +165,9 @@ def test_members_that_never_begin_expire_together() -> None:
     ended = ends(handle(pool, LimitReached(JobId("r1"), TimeLimit.QUEUE)))
 
     reason = (
-        "needs 3 machines without other jobs, 2 of 3 suitable ones are free: "
-        "a, b: free, c: 1 of its 4 slots busy, and each member takes all "
-        "(waiting in the queue: over the limit of 30 s)"
+        "needs 3 machines without other jobs, 2 of 3 suitable ones are free: a, b: "
+        "free, c: 1 of its 4 slots busy, and each member needs all (waiting in the "
+        "queue: over the limit of 30 s)"
     )
     assert ended == dict.fromkeys(("r0", "r1", "r2"), reason)
 
@@ -339,10 +339,10 @@ def test_explanation_says_where_members_run_and_why_others_wait() -> None:
         "rank 0 of 3: runs on w0",
         "rank 1 of 3: waits",
         "rank 2 of 3 (this job): runs on w2",
-        "the gang needs 1 more machine without other jobs, and none that is connected "
+        "the group needs 1 more machine without other jobs, and none that is connected "
         "is suitable",
-        "  w0: runs rank 0 of the gang",
-        "  w2: runs rank 2 of the gang",
+        "  w0: runs rank 0 of the group",
+        "  w2: runs rank 2 of the group",
         "  x: offers no slots",
     ]
 
@@ -352,7 +352,7 @@ def test_explanation_says_which_members_are_missing() -> None:
 
     assert explain_gang(pool, gang_of(pool), 1) == [
         "rank 1 of 2 (this job): waits",
-        "the gang waits: rank 0 of 2 not submitted",
+        "the group waits: rank 0 of 2 not submitted",
     ]
 
 
@@ -364,6 +364,6 @@ def test_explanation_counts_the_members_of_large_gangs() -> None:
     assert lines[7:] == [
         "machine 7 of 20: waits",
         "and 12 more; in all, 20 of 20 wait",
-        "the gang needs 20 machines with 1 free slot each, and none that is connected "
+        "the group needs 20 machines with 1 free slot each, and none that is connected "
         "is suitable",
     ]

@@ -44,7 +44,7 @@ A, B = WorkerId("a"), WorkerId("b")
 ONE, TWO, THREE = LeaseNumber(1), LeaseNumber(2), LeaseNumber(3)
 AFTER = 5.0  # seconds
 DONE = Outcome("done")
-QUICKER = "the other was quicker"
+QUICKER = "the other one was faster"
 KINDS = frozenset(JobKind)
 
 

@@ -177,7 +177,7 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
          "no worker with m can do all of response_format, tools together; "
          "no worker has a model that does"),
         ([joined(needs_question=True)], Chat("m", ORDERS), CannotDo, "messages",
-         "messages: m needs a message besides the system's here"),
+         "messages: m needs a message other than the system's here"),
         ([joined(context=999), joined("v", context=500)], Chat("m", LONG),
          ContextExceeded, "messages",
          "the request has more than 1000 tokens, m reads 999 here"),
@@ -345,7 +345,7 @@ def test_last_eighth_of_the_queue_is_for_owners_with_few_jobs() -> None:
     assert message_of(queue_rejection(pool, job_of("al"), queue_max=16)) == (
         QueueFull,
         "14 jobs of this key are waiting already; the rest of the queue is kept for "
-        "others",
+        "other keys",
     )
 
 
@@ -357,7 +357,7 @@ def test_job_with_a_too_long_estimated_wait_is_rejected() -> None:
     assert message_of(refused) == (
         QueueFull,
         "no worker for m: 1 worker has it but is full; 6 jobs are to be done first, "
-        "which takes about 12 s: more than the 10 s that this one may wait",
+        "which takes about 12 s: more than the 10 s that this job may wait",
     )
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == 2
@@ -387,7 +387,7 @@ def test_jobs_beyond_the_memory_limit_are_rejected(
     assert message_of(queue_rejection(pool, job("more", owner="al"), 1000)) == (
         QueueFull,
         "the open jobs of this key have 84 characters, and this one 9 more; the rest "
-        "of the room is kept for others",
+        "of the space is kept for other keys",
     )
     assert message_of(
         queue_rejection(pool, job("all", owner="bo", prompt="x" * 11), 1000)

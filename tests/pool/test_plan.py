@@ -210,8 +210,8 @@ def test_lease_numbers_count_attempts_and_the_reason_names_the_load() -> None:
     first, second = plan(pool)
 
     assert (first.lease, second.lease) == (1, 1)
-    assert first.reason == "expected to be quickest: 0% of its slots in use"
-    assert second.reason == "expected to be quickest: 25% of its slots in use"
+    assert first.reason == "expected to be fastest: 0% of its slots in use"
+    assert second.reason == "expected to be fastest: 25% of its slots in use"
 
 
 @pytest.mark.parametrize("slots", [LOAD_SLOTS_MAX, 100_000])

@@ -462,7 +462,7 @@ def test_pairing_and_its_end_are_facts_once() -> None:
 @pytest.mark.parametrize("verdict", Verdict)
 def test_only_an_invalid_receipt_marks_its_worker(verdict: Verdict) -> None:
     harmless = verdict in (Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING)
-    reason = f"a receipt that proves nothing: {verdict.value}"
+    reason = f"an invalid receipt: {verdict.value}"
     marked = [WorkerMarked(W, INVALID_RECEIPT_POINTS, reason, J)]
 
     receipt = SignedReceipt(b"{}", b"s" * 64)

@@ -137,7 +137,7 @@ WHOLE_STORY: list[Fact] = [
     JobRequeued(JobId("j"), ONE, "worker lost: reset"),
     leased(lease=2),
     JobHedged(JobId("j"), WorkerId("x"), LeaseNumber(3), "silent for 9 s"),
-    JobUnhedged(JobId("j"), LeaseNumber(3), "the other was quicker", cut=True),
+    JobUnhedged(JobId("j"), LeaseNumber(3), "the other one was faster", cut=True),
     JobRequeued(JobId("j"), LeaseNumber(2), "loading", refused_by=W),
     leased(lease=5),
     JobRequeued(JobId("j"), LeaseNumber(5), "removed", handed_over=True),

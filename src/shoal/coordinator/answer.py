@@ -147,8 +147,8 @@ class Answer:
         elif not self._joinable:
             raise UnusableOutput(
                 "the worker was lost in the middle of an answer that is more than text "
-                "(tool calls, log probabilities, several choices): nobody can join two "
-                "halves of that. Repeat the request",
+                "(tool calls, log probabilities, several choices): two halves of it "
+                "cannot be joined. Repeat the request",
                 lost=True,
             )
         elif text and not repeats:
@@ -213,8 +213,8 @@ class Answer:
             raise UnusableOutput(limit, lost=False)
         if self._written > self._text_max:
             raise UnusableOutput(
-                f"the worker went on writing far beyond max_tokens ({self._written} "
-                "characters): it ignores the limit",
+                f"the worker wrote far beyond max_tokens ({self._written} characters): "
+                "it ignores the limit",
                 lost=False,
             )
         self._pieces.extend(pieces)
@@ -230,7 +230,8 @@ class Answer:
         """Raise UnusableOutput if a successor ended before it had repeated all."""
         if self._expected:
             raise UnusableOutput(
-                "the worker that took over ended before where the lost one had been",
+                "the worker that took over ended its answer before the place where the "
+                "lost worker was",
                 lost=True,
             )
 
@@ -328,6 +329,7 @@ def _is_thought(piece: AnswerPiece) -> bool:
 
 def _different_answer() -> UnusableOutput:
     return UnusableOutput(
-        "the worker that took over gives another answer than the lost one began",
+        "the worker that took over gave another answer than the one that the lost "
+        "worker began",
         lost=True,
     )

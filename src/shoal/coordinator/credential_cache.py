@@ -75,7 +75,7 @@ class CredentialCache(Generic[C]):
                 "name",
             )
         if name in self._reserved:
-            raise InvalidRequest(f"name: {name} means something else here", "name")
+            raise InvalidRequest(f"name: {name} is reserved", "name")
         if name in self._by_name:
             raise InvalidRequest(
                 f"name: there is a {self._what} {name} already; revoke it first, or "

@@ -147,9 +147,9 @@ def check_same_request(job: Job, known: Job) -> None:
         or _request_terms(job) != _request_terms(known)
     ):
         raise KeyReused(
-            f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
-            "request: what is asked is not the same; send a new key with a new request "
-            "(in Python: with_options(key=…))"
+            f"the Idempotency-Key {job.idempotency_key!r:.100} was used for a "
+            "different request; send a new key with a new request (in Python: "
+            "with_options(key=…))"
         )
 
 

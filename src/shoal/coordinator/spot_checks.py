@@ -89,7 +89,7 @@ class SpotChecks:
             return
         third = await self._again(stored.job, [first, second])
         if third is None:
-            log.warning("differ job=%s, and there is no third worker to ask", job_id)
+            log.warning("differ job=%s, and there is no third worker to check", job_id)
             return
         for alone, others in (
             (first, (second, third)),

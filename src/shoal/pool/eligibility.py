@@ -24,9 +24,9 @@ SUITABLE_EXAMINED_MAX = 256  # workers that may read more than one that refused 
 ALL_BUSY = "all slots busy"
 FEATURE_MESSAGES = {
     works.Feature.CODE: (
-        "runs no code that is sent along (`shoal join --trust-code` does)"
+        "does not run functions sent by clients (`shoal join --trust-code` does)"
     ),
-    works.Feature.VALUES: "takes plain values only",
+    works.Feature.VALUES: "accepts plain values only",
 }
 """Descriptions of workers without a feature, where its name is not enough."""
 
@@ -66,7 +66,7 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
         return "draining"
     if job.kind not in offer.kinds:
         if job.kind in FUNCTION_KINDS:
-            return "calls no functions"
+            return "cannot call functions"
         return f"does not run {job.kind.value} jobs"
     if job.model not in worker.queues:
         return _missing_queue(job)
@@ -82,15 +82,15 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
     if job.job.terms.peer and peer_of(worker.id) == job.job.terms.peer:
         return "submitted it"
     if worker.id in job.job.terms.avoid:
-        return "did what this job checks"
+        return "ran the job that this one checks"
     if worker.points >= POINTS_MAX:
-        return "has lost its standing"
+        return "is excluded because of penalty points"
     if not job.needs <= offer.features:
         return _missing_features(job.needs - offer.features)
     if not runs_python(offer, job.python):
         return f"runs code of Python {join_versions(offer.pythons)}, not {job.python}"
     if offer.needs_question and not job.has_question:
-        return "needs a message besides the system's"
+        return "needs a message other than the system's"
     if job.gang is not None:
         return _gang_unsuitability(job.gang, offer)
     return None
@@ -107,7 +107,7 @@ def length_refusal(job: OpenJob, worker: Worker, tokens: int) -> str | None:
         return f"reads {context} tokens, fewer than the request has"
     contexts = worker.contexts
     if contexts is not None and contexts.exclude(job.context_key, job.length):
-        return "refused a request that is no longer, for its length"
+        return "refused a request no longer than this one for its length"
     return None
 
 
@@ -146,7 +146,7 @@ def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:
     if offer.neighbour:
         return "is another pool, whose machines cannot reach this run"
     if offer.slots < gang.slots:
-        return f"has {_slots(offer.slots)}, and each member takes {gang.slots}"
+        return f"has {_slots(offer.slots)}, and each member needs {gang.slots}"
     return None
 
 
@@ -178,23 +178,25 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
     else:
         busy = None
     if busy is None and job.job.id in worker.leases:
-        return "is at it already"  # perhaps under a lease that could not be cancelled
+        return (
+            "is already running it"  # perhaps under a lease that could not be cancelled
+        )
     return busy
 
 
 def _gang_refusal(gang: OpenGang, worker: Worker) -> str | None:
     machine = peer_of(worker.id)
     if machine in gang.machines:
-        return f"runs rank {gang.machines[machine]} of the gang"
+        return f"runs rank {gang.machines[machine]} of the group"
     slots, used = worker.offer.slots, worker.busy_slots
     if gang.slots:
         free = max(0, slots - used)
         enough = free >= gang.slots
         return None if enough else f"{free} of its {_slots(slots)} free"
     if used:
-        return f"{used} of its {_slots(slots)} busy, and each member takes all"
+        return f"{used} of its {_slots(slots)} busy, and each member needs all"
     if worker.load.queued:
-        return f"has jobs of others ({worker.load.queued}), and each member takes all"
+        return f"has other jobs ({worker.load.queued}), and each member needs all"
     return None
 
 
@@ -206,7 +208,7 @@ def passed_over(
     pool: PoolState,
     job: OpenJob,
     chosen: Collection[WorkerId] = (),
-    otherwise: str = "another was expected to be quicker",
+    otherwise: str = "another worker was expected to be faster",
 ) -> tuple[PassedOver, ...]:
     """Group the workers that did not get ``job`` by reason, without the ``chosen``.
 
@@ -255,7 +257,7 @@ def suitable_for(pool: PoolState, job: OpenJob) -> SuitableWorkers:
             reasons.setdefault(reason, []).append(worker.id)
     others = [*map(_group, reasons, reasons.values())]
     if (unseen := len(with_model) - WORKERS_EXAMINED_MAX) > 0:
-        others.append(PassedOver("not looked at one by one", unseen))
+        others.append(PassedOver("not examined one by one", unseen))
     if without := len(pool.workers) - len(with_model):
         others.append(PassedOver(_missing_queue(job), without))
     alike = not any(
@@ -312,8 +314,8 @@ def _missing_features(missing: frozenset[works.Feature]) -> str:
 
 def _missing_queue(job: OpenJob) -> str:
     lacks = {
-        works.TASK_QUEUE: "does no tasks",
-        works.CALL_QUEUE: "calls no functions",
-        works.ANY_MODEL: "has no model that chats",
+        works.TASK_QUEUE: "cannot run tasks",
+        works.CALL_QUEUE: "cannot call functions",
+        works.ANY_MODEL: "has no chat model",
     }
     return lacks.get(job.model, f"does not have {job.model}")

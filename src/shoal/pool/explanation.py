@@ -63,9 +63,9 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
             yield f"given to {worker_id} as well, attempt {lease}: {reason}"
         case facts.JobUnhedged(_, lease, reason, failed=failed):
             why = f"failed: {reason}" if failed else reason
-            yield f"attempt {lease} is over, the other goes on: {why}"
+            yield f"attempt {lease} ended, the other continues: {why}"
         case facts.JobStarted(_, lease):
-            yield f"first text of attempt {lease}"
+            yield f"first output of attempt {lease}"
         case facts.JobRequeued(_, lease, reason, None):
             yield f"back in the queue after attempt {lease}: {reason}"
         case facts.JobRequeued(_, lease, reason, refused_by, too_long=True):
@@ -86,7 +86,7 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
             yield f"given up: {error}"
         case facts.LateResult(_, lease, worker_id, what):
             yield (
-                f"too late: {worker_id} said {what!r} of attempt {lease}; "
+                f"too late: {worker_id} reported {what!r} for attempt {lease}; "
                 "recorded, not delivered"
             )
         case facts.WorkerJoined(worker_id):
@@ -94,7 +94,7 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
         case facts.WorkerLoadChanged(worker_id, condition):
             yield f"{worker_id} {condition.unfit or 'can take jobs'}"
         case facts.WorkerDraining(worker_id, reason):
-            yield f"{worker_id} takes nothing new: {reason}"
+            yield f"{worker_id} takes no new jobs: {reason}"
         case facts.WorkerLeft(worker_id, reason):
             yield f"{worker_id} lost: {reason}"
         case facts.WorkerSuspended(name, how, by):
@@ -108,9 +108,9 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
         case facts.WorkerDismissed(worker_id, reason):
             yield f"{worker_id} disconnected: {reason}"
         case facts.ReceiptPresented(_, worker_id, verdict):
-            yield f"{worker_id} gave a receipt later: {verdict.value}"
+            yield f"{worker_id} sent a receipt later: {verdict.value}"
         case facts.WorkerMarked(worker_id, points, reason):
-            yield f"{worker_id} marked with {points}: {reason}"
+            yield f"{worker_id} gets penalty points, {points}: {reason}"
         case facts.WorkerTrusted(owner, user, public_key):
             yield f"{owner}/{user} trusts {public_key}"
         case facts.WorkerDistrusted(owner, user, public_key):
@@ -118,8 +118,8 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
         case facts.AccountCredited(account, amount, by):
             yield f"{account} credited with {dollars(amount)} by {by}"
         case facts.AccountLimited(account, budget, by):
-            far = "as far as it likes" if budget is None else dollars(budget)
-            yield f"{account} may go below zero: {far}, says {by}"
+            limit = "none" if budget is None else dollars(budget)
+            yield f"overdraft limit of {account} set by {by}: {limit}"
 
 
 def describe_workers(group: facts.PassedOver) -> str:

@@ -166,7 +166,7 @@ class FreeWorkers:
         if longer and any(self._reaches(job, each) for each in longer):
             return None
         if (worker := self._session_worker(job)) is not None:
-            return worker, self._promise(worker, "had the conversation before")
+            return worker, self._promise(worker, "has served the conversation before")
         for wish, reason in _preferences(job, self._pool):
             if (worker := self._find(job, wish)) is not None:
                 if job.kind is JobKind.CALL_STREAM:
@@ -323,11 +323,11 @@ def _preferences_by_price(
     ascending = [] if job.started else sorted(asks)
     above = bisect_right(ascending, terms.price)
     for ask in ascending[:above][:ASKS_MAX]:
-        yield partial(_asks, ask), f"asks the least, {dollars(ask)}"
+        yield partial(_asks, ask), f"asks the lowest price, {dollars(ask)}"
     for wish, reason in _preferences_beside_price(job, pool):
         yield partial(_is_affordable, terms.price, wish), reason
     for ask in ascending[above:][:ASKS_MAX]:
-        yield partial(_asks, ask), f"asks the least above its price, {dollars(ask)}"
+        yield partial(_asks, ask), f"asks the least above the price, {dollars(ask)}"
     yield from _preferences_beside_price(job, pool)
 
 
@@ -346,20 +346,20 @@ def _preferences_beside_price(
 ) -> Iterator[tuple[Preference | None, str]]:
     device = PREFERRED_DEVICE.get((job.job.terms.policy, job.kind is JobKind.TASK))
     if device is not None and 0 < pool.roster.devices[device] < len(pool.workers):
-        kind = f"is a {device.value}, as its policy prefers"
+        kind = f"is a {device.value}, as the job's policy prefers"
         yield (lambda worker: worker.offer.device is device), kind
     if job.started:
-        yield _can_continue, "can go on with the answer"
+        yield _can_continue, "can continue the answer"
     if job.tokens > CONTEXT_MATTERS_FROM:
         key, tokens = job.context_key, job.tokens
-        yield (lambda worker: worker.context_of(key) >= tokens), "has room for it"
-    yield None, "expected to be quickest"
+        yield (lambda worker: worker.context_of(key) >= tokens), "has enough context"
+    yield None, "expected to be fastest"
 
 
 def _other_load(worker: Worker) -> str:
     """Describe the worker's load besides this pool's jobs."""
     condition = worker.load
-    others = f", jobs of others there: {condition.queued}" if condition.queued else ""
+    others = f", other jobs there: {condition.queued}" if condition.queued else ""
     slow = f", at {condition.speed:.0%} of its speed" if condition.speed < 1 else ""
     return others + slow
 

@@ -26,7 +26,7 @@ WORKERS_EXAMINED_MAX = 256  # workers examined
 NO_FUNCTIONS = "no connected worker offers functions"
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
-    "workers here run no code that is sent along: give the function a name with "
+    "no worker here runs functions sent by clients: give the function a name with "
     "@shoal.task where a worker finds it, or start one with `shoal join --trust-code` "
     "for a fleet that has a token"
 )
@@ -35,8 +35,9 @@ OTHER_PYTHON = (
     "the function a name with @shoal.task where a worker finds it"
 )
 PLAIN_ONLY = (
-    "{sought} is at workers that take plain values only, such as numbers, texts, lists "
-    "and dictionaries: convert the arguments, or start `shoal join` with the function"
+    "{sought} is only at workers that accept plain values only, such as numbers, "
+    "texts, lists and dictionaries: convert the arguments, or start `shoal join` with "
+    "the function"
 )
 
 

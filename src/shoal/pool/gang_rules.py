@@ -97,10 +97,10 @@ def explain_gang(
     if not gang.waiting:
         return lines
     if gang.searching and gang.is_complete:
-        lines.append(f"the gang {_needed(pool, gang)}")
+        lines.append(f"the group {_needed(pool, gang)}")
         lines += [f"  {reason}" for reason in _machine_reasons(pool, gang)]
     elif gang.searching:
-        lines.append(f"the gang waits: {waiting_reason(pool, gang)}")
+        lines.append(f"the group waits: {waiting_reason(pool, gang)}")
     return lines
 
 
@@ -116,8 +116,8 @@ def _describe_end(fact: JobFailed | JobCancelled | JobExpired) -> str:
 
 def _too_few(gang: OpenGang, left: int) -> str:
     if not gang.formed:
-        return f"the gang of {gang.size} had not begun"
-    return f"{left} of {gang.size} members left, and the gang needs {gang.least}"
+        return f"the group of {gang.size} had not begun"
+    return f"{left} of {gang.size} members left, and the group needs {gang.least}"
 
 
 def _place(gang: OpenGang, rank: int) -> str:

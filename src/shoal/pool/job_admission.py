@@ -113,7 +113,7 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         )
     if not asks and all(offer.needs_question for offer in capable):
         return CannotDo(
-            f"messages: {job.model} needs a message besides the system's here",
+            f"messages: {job.model} needs a message other than the system's here",
             "messages",
         )
     if (too_long := _length_rejection(pool, job, found)) is None:
@@ -214,7 +214,7 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
     if mine >= _owner_share(queue_max):
         return QueueFull(
             f"{_jobs(mine, 'waiting', ' of this key')} already; the rest of the queue "
-            "is kept for others",
+            "is kept for other keys",
             retry_after(pool, job),
         )
     if (full := _memory_rejection(pool, job)) is not None:
@@ -235,7 +235,7 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
     why = no_worker_reason(pool, OpenJob(job, 0.0, 0.0, 0.0))
     return QueueFull(
         f"{why}; {_jobs(ahead, 'to be done')} first, which takes about {expected:.0f} "
-        f"s: more than the {job.limits.queue:g} s that this one may wait",
+        f"s: more than the {job.limits.queue:g} s that this job may wait",
         min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
     )
 
@@ -269,7 +269,7 @@ def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     if mine + size > SIZE_MAX - SIZE_MAX // RESERVE_SHARE:
         return (
             f"the open jobs of this key have {mine} characters, and this one {size} "
-            "more; the rest of the room is kept for others"
+            "more; the rest of the space is kept for other keys"
         )
     return None
 

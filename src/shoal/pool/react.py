@@ -175,7 +175,7 @@ def _receipt_marks(
     """Mark the worker that presented an invalid receipt."""
     if verdict in HARMLESS_VERDICTS:
         return []
-    reason = f"a receipt that proves nothing: {verdict.value}"
+    reason = f"an invalid receipt: {verdict.value}"
     return [_mark(pool, worker_id, INVALID_RECEIPT_POINTS, reason, job_id)]
 
 
@@ -308,7 +308,7 @@ def _first_output(job: OpenJob, lease: LeaseNumber) -> list[facts.Fact]:
     if job.hedge is None:
         return []
     (other,) = (held for _, held in job.holders if held != lease)
-    return [facts.JobUnhedged(job.job.id, other, "the other was quicker", cut=True)]
+    return [facts.JobUnhedged(job.job.id, other, "the other one was faster", cut=True)]
 
 
 def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[facts.Fact]:

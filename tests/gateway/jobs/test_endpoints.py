@@ -280,7 +280,7 @@ async def test_idempotency_key_identifies_one_request(
     status, answer = await call(pool, "POST", path, COMMIT | other, **name)
 
     assert status == 422
-    assert "stands for another request" in answer["error"]
+    assert "was used for a different request" in answer["error"]
 
 
 @pytest.mark.own_pool

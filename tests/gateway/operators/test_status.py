@@ -202,7 +202,9 @@ async def test_explanation_has_no_prompt_and_no_answer(pool: Pool) -> None:
     story = [line[25:] for line in told["lines"]]
     assert story[0] == "submitted by default for m1"
     assert story[1].startswith(f"given to grandsage:{first}/m1, attempt 1: ")
-    assert story[2].startswith(f"  passed over: grandsage:{second}/m1: another was ")
+    assert story[2].startswith(
+        f"  passed over: grandsage:{second}/m1: another worker was "
+    )
     assert any(line.startswith("back in the queue") for line in story)
     given = f"given to grandsage:{second}/m1, attempt 2: "
     assert any(line.startswith(given) for line in story)

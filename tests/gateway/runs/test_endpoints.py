@@ -289,7 +289,7 @@ async def test_course_of_a_run_is_explained(pool: Pool) -> None:
     assert during["lines"][-3:] == [
         "machine 0 of 2: waits",
         "machine 1 of 2: waits",
-        "the gang needs 2 machines without other jobs, and none that is connected is "
+        "the group needs 2 machines without other jobs, and none that is connected is "
         "suitable",
     ]
     assert any(each.endswith("cancelled: enough") for each in after["lines"])
