@@ -165,7 +165,7 @@ class Coordinator:
     ) -> Item:
         code = "code" in options.get("needs", [])
         if code and not self.trusts_code:
-            return [3, "code", "workers here run no code that is sent along", {}]
+            return [3, "code", "no worker here runs functions sent by clients", {}]
         if not code and name not in self.functions:
             return [3, "unknown", f"no worker has the task {name!r}", {}]
         reader = ValueReader(

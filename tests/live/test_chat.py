@@ -43,7 +43,7 @@ def test_conversation_at_a_terminal(pool: Pool, tmp_path: Path, chat: Chat) -> N
 
     terminal.send("ping\r")
     terminal.expect_exact("pong")
-    terminal.expect(r"\d+ tokens, .*first after \d+\.\d s, on one")
+    terminal.expect(r"\d+ tokens, .*first token after \d+\.\d s, on one")
 
     terminal.send("/system be brief\r")
     terminal.expect_exact("system prompt: be brief")

@@ -204,14 +204,14 @@ def test_a_start_on_a_full_disk_waits_for_space(
 ) -> None:
     script = f'{MOUNT} && ({FILL}; true) && exec "$@"'
     program = start(programs, monkeypatch, script)
-    eventually(lambda: "not started yet" in program.errors, "it waits")
+    eventually(lambda: "waiting to start" in program.errors, "it waits")
     disk = Disk(programs.data, program)
     assert [each.name for each in disk.folder.iterdir()] == ["ballast"]
 
     disk.free()
     pool = Pool(programs, program, program.event("ready"))
 
-    assert f"--data-dir {programs.data}: 0.0 MB are free" in program.errors
+    assert f"--data-dir {programs.data} has 0.0 MB free" in program.errors
     assert health(pool, "/readyz")[0] == 200
     assert program.terminate() == 0
 
@@ -222,7 +222,7 @@ def test_a_start_that_waits_for_space_can_be_stopped(
 ) -> None:
     script = f'{MOUNT} && ({FILL}; true) && exec "$@"'
     program = start(programs, monkeypatch, script)
-    eventually(lambda: "not started yet" in program.errors, "it waits")
+    eventually(lambda: "waiting to start" in program.errors, "it waits")
 
     assert program.terminate() == 0
 

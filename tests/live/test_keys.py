@@ -110,8 +110,8 @@ def test_output_is_readable_text(pool: Pool) -> None:
 
     key, _, rest = made.stdout.partition("\n")
     assert key.startswith("sk-shoal-")
-    assert "It is shown only now" in rest
-    assert "5 tokens in all" in listed.stdout
+    assert "It is shown only once" in rest
+    assert "5 total tokens" in listed.stdout
     assert key not in listed.stdout
     join = token.stdout.partition("\n")[0]
     assert join.startswith(f"shoal join {pool.url} --token jt-")
@@ -125,7 +125,7 @@ def test_output_is_readable_text(pool: Pool) -> None:
         (["keys"], 2, "revoke  Revoke a key"),
         (["keys", "create"], 2, "Missing argument 'NAME'"),
         (["keys", "create", "a b"], 1, "name: expected up to 64 letters"),
-        (["keys", "create", "default"], 1, "default means something else"),
+        (["keys", "create", "default"], 1, "default is reserved"),
         (["keys", "create", "x", "--scope", "root"], 2, "'root' is not one of"),
         (["keys", "create", "x", "--expires", "soon"], 2, "such as 12h or 30d"),
         (["keys", "create", "x", "--expires", "999999w"], 1, "expires_in: expected"),

@@ -194,7 +194,7 @@ def test_second_interrupt_leaves_at_once_and_says_what_goes_on(
             pool.program.process.send_signal(signal.SIGCONT)
 
     assert watching.returncode == 130
-    assert "may go on" in errors
+    assert "may still be running" in errors
     assert "shoal jobs cancel " in errors
 
 

@@ -127,7 +127,7 @@ class LocalDiscovery:
                 if self._addresses(service.bound.address):
                     await _announce(network, service, addresses)
             self._warned = False
-            while self._listen_addresses() == addresses:  # noqa: ASYNC110  # no system tells
+            while self._listen_addresses() == addresses:  # noqa: ASYNC110  # no event
                 await asyncio.sleep(CHECK_INTERVAL)
 
     def _warn_unavailable(self, error: Unavailable) -> None:

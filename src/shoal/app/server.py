@@ -541,7 +541,7 @@ def _raise_if_broken(health: StoreHealth) -> None:
 
 
 async def _check_regularly(store: Store, signing: signing_keys.SigningKeys) -> None:
-    """Look for damage to the database, also while nobody uses it."""
+    """Check the database for damage, even while it is not in use."""
     failing = False
     while True:
         await asyncio.sleep(CHECK_EVERY)

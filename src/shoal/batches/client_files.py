@@ -20,7 +20,7 @@ log = logging.getLogger("shoal.batches")
 
 
 class UploadedFile:
-    """A file that arrives in pieces; ``claim`` is told of each before it is written."""
+    """A file that arrives in pieces; ``claim`` is called before each is written."""
 
     def __init__(
         self, writer: ContentWriter, size_max: int, claim: Callable[[int], None]

@@ -84,7 +84,7 @@ class StreamLoad:
             self.push(calls, now)
 
     def measure(self, returns: int, now: float) -> None:
-        """Update the averages by so many results, and choose the depth."""
+        """Update the averages after ``returns`` results, and choose the depth."""
         seconds = (now - self.active_at) / returns
         self.active_at = now
         if self._trip is None or seconds < self._trip:

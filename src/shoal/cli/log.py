@@ -68,7 +68,7 @@ class StrangerFilter(logging.Filter):
     """Passes one record a second of those that strangers cause; counts the others.
 
     Anybody who reaches a port could otherwise fill the disk.  The next record that
-    passes tells how many were left out.
+    passes reports how many were left out.
     """
 
     def __init__(self) -> None:

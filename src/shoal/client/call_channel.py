@@ -220,7 +220,7 @@ class CallChannel:
         try:
             await self._exchange(socket)
         finally:
-            # Also if this task is cancelled; then nobody waits for long.
+            # Also if this task is cancelled; then the wait is short.
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await socket.close()

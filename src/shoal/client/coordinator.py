@@ -259,7 +259,7 @@ class CoordinatorApi:
         Entries of the ``query`` that are None are left out.
 
         Raises the error of a refusal; ConnectionLost if the coordinator does not
-        answer, and PeerError if what answers is none.
+        answer, and PeerError if the server is not a coordinator.
         """
         given = {k: v for k, v in (query or {}).items() if v is not None}
         path += f"?{urlencode(given)}" if given else ""
@@ -287,7 +287,7 @@ class CoordinatorApi:
         return self._read(path)[1]
 
     def server_time(self) -> float | None:
-        """Return the coordinator's Unix time, in whole seconds; None: it tells none.
+        """Return the coordinator's Unix time, in whole seconds; None: it reports none.
 
         Raises as ``request`` does.
         """
@@ -461,7 +461,7 @@ def _connection(
     """Return a connection that is not open yet, and the target of the request.
 
     A proxy is that of the variables that other programs read, such as ``https_proxy``;
-    what it is told is added to the ``headers``.
+    its own headers are added to ``headers``.
 
     Raises ConfigError if its address is invalid.
     """
@@ -474,15 +474,16 @@ def _connection(
     if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return _to(host, port, secure, tls), target
     via, via_port = _split_proxy(proxy)
-    told = {}
+    proxy_headers = {}
     if via.username is not None:
         name = f"{unquote(via.username)}:{unquote(via.password or '')}"
-        told["Proxy-Authorization"] = f"Basic {b64encode(name.encode()).decode()}"
+        credentials = b64encode(name.encode()).decode()
+        proxy_headers["Proxy-Authorization"] = f"Basic {credentials}"
     connection = _to(via.hostname or "", via_port, secure, tls)
     if secure:
-        connection.set_tunnel(host, port, told)
+        connection.set_tunnel(host, port, proxy_headers)
         return connection, target
-    headers |= told
+    headers |= proxy_headers
     return connection, url
 
 

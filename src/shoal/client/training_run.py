@@ -75,7 +75,7 @@ def launch(
         name: shown to those who watch the run; default: the script's.
         queue: seconds for which the run may wait for its machines.
         output: whether the script's files are wanted (``save_output``).  Then a script
-            that saves them on rank 0 only begins anew when that one is lost.
+            that saves them on rank 0 only restarts when that one is lost.
         url: as for ``shoal.Pool``, as are the rest.
         api_key: see ``url``.
         data_dir: see ``url``.

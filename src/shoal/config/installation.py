@@ -146,7 +146,7 @@ def installation_of(
     requirements = distribution.requires or []
     receipt = prefix / "uv-receipt.toml"
     if receipt.exists():
-        asked = _asked_of_uv(receipt)
+        requested = _asked_of_uv(receipt)
         return Installation(
             Installer.UV_TOOL,
             prefix,
@@ -154,8 +154,8 @@ def installation_of(
             origin,
             editable,
             requirements,
-            asked.pop(NAME, []),
-            [each for others in asked.values() for each in others],
+            requested.pop(NAME, []),
+            [each for others in requested.values() for each in others],
         )
     installer = Installer.PIP
     if (prefix / "pipx_metadata.json").exists():
@@ -189,7 +189,7 @@ def _asked_of_uv(receipt: Path) -> dict[str, list[str]]:
 
     For Shoal itself, it is the extras.
     """
-    asked: dict[str, list[str]] = {}
+    requested: dict[str, list[str]] = {}
     # The format is uv's own, and may change.
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         for each in tomllib.loads(receipt.read_text())["tool"]["requirements"]:
@@ -197,10 +197,10 @@ def _asked_of_uv(receipt: Path) -> dict[str, list[str]]:
             place = each.get("directory") or each.get("path") or each.get("url")
             suffix = f"[{','.join(extras)}]" if extras else ""
             version = each.get("specifier", "")
-            asked[each["name"]] = [place or f"{each['name']}{suffix}{version}"]
+            requested[each["name"]] = [place or f"{each['name']}{suffix}{version}"]
             if each["name"] == NAME:
-                asked[NAME] = extras
-    return asked
+                requested[NAME] = extras
+    return requested
 
 
 def _command(words: Sequence[str]) -> str:

@@ -257,7 +257,7 @@ class JobCancelled(msgspec.Struct, frozen=True):
 class JobExpired(msgspec.Struct, frozen=True):
     """The job exceeded a limit after ``written`` characters of output.
 
-    ``retry_after``: in so many seconds another try may find a worker; 0: unknown.
+    ``retry_after``: seconds until another try may find a worker; 0: unknown.
     """
 
     job_id: JobId

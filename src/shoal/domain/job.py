@@ -129,8 +129,8 @@ class JobTerms(msgspec.Struct, frozen=True):
     what an API has to return with the answer, and no worker needs.  ``trace`` is the
     ``traceparent`` of the request (``trace_context``); empty: it is not traced.
     ``left_out`` says what of the request the work does not have, and why.  ``end_user``
-    is the client's name for its user: users of one key take turns.  ``whole`` is
-    for answers that nobody reads as they come: streams for the same owner go first.
+    is the client's name for its user: users of one key take turns.  ``whole`` is for
+    answers that are not read as they come: streams for the same owner go first.
     """
 
     policy: Policy = Policy.FAST

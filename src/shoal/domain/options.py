@@ -1,8 +1,8 @@
 """The options of chats and completions: one table for the API, the pool and the wires.
 
 An option is a field of OpenAI's request that changes how a model answers.  A new one is
-a row here; a wire or an engine that writes it in another form says so in its codec.
-The token limit and the temperature are no rows but fields of ``Chat`` and
+a row here; wires and engines that encode an option differently convert it in their
+codec.  The token limit and the temperature are no rows but fields of ``Chat`` and
 ``Completion``: every wire and every engine has them, each in a form of its own, so that
 no worker has to be chosen for them.
 
@@ -158,7 +158,7 @@ UNUSED = frozenset(
         # OpenAI's: notes, caches, speed and bookkeeping.
         *("metadata", "store", "user", "safety_identifier", "prediction"),
         *("prompt_cache_key", "prompt_cache_retention", "service_tier"),
-        # How a server loads a model, and what it tells beside the answer.
+        # How a server loads a model, and what it reports beside the answer.
         *("keep_alive", "ttl", "num_ctx", "num_gpu", "num_thread", "num_batch"),
         *("num_keep", "main_gpu", "use_mmap", "use_mlock", "numa", "low_vram"),
         *("cache_prompt", "id_slot", "timings_per_token", "request_id"),

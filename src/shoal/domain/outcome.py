@@ -55,7 +55,7 @@ def _part(count: int | None, whole: int) -> int | None:
 STOP_REASON = "stop_reason"
 """The field of a piece, and of a choice, with the stop string that ended the text.
 
-Only some engines tell it.
+Only some engines report it.
 """
 
 
@@ -116,7 +116,7 @@ def begun_answer(text: str, thoughts: str) -> Sequence[AnswerPiece]:
 
 
 class AnswerSpan(NamedTuple):
-    """So many characters of a text in ``Choice.fields``, which came in one run.
+    """The length of a text in ``Choice.fields`` that came in one run.
 
     Of ``tool_calls``, they are of the arguments of the call with the index ``call``.
     """

@@ -2,9 +2,9 @@
 
 The estimate is what is left of ``length * log2(alphabet)``, from the secret's text
 alone, without the characters that a guesser gets for free: repeats, runs such as
-``1234``, and words that examples and defaults are made of.  Nobody can tell a random
-text from a quoted one by looking at it, so a phrase of a book passes: the estimate
-finds carelessness, not cleverness.
+``1234``, and words that examples and defaults are made of.  It is impossible to tell a
+random text from a quoted one by looking at it, so a phrase of a book passes: the
+estimate finds carelessness, not cleverness.
 """
 
 import math
@@ -59,8 +59,8 @@ def setting(
 ) -> Any:
     """Declare a field of a configuration, with the help text of its flag.
 
-    The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
-    whoever presents it, see ``check_secrets``, and should be readable only to its user.
+    The default ``metavar`` is the last word of the field's name.  A ``secret`` is a
+    bearer credential, see ``check_secrets``, and should be readable only to its user.
     ``everyday``: its flag is in the short help.
     """
     metadata = {

@@ -112,7 +112,7 @@ class MessageReader:
             return None
         number = self._numbers[draft.slot] = len(self._numbers)
         call_id = draft.id
-        if not call_id or call_id in self._ids:  # clients tell calls apart by it
+        if not call_id or call_id in self._ids:  # clients distinguish calls by it
             call_id = self._new_id()
         self._ids.add(call_id)
         function = {"name": draft.name, "arguments": draft.arguments}

@@ -41,7 +41,7 @@ class CallDraft:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are a complete object or list, as brackets tell.
+        """Whether the arguments are a complete object or list, judged by brackets.
 
         Each character is scanned once, however often this is asked.
         """

@@ -135,7 +135,7 @@ class SendBlob(CallMessage, msgspec.Struct, frozen=True):
 Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
 
 
-# Events: what a worker tells the coordinator.
+# Events: what a worker reports to the coordinator.
 
 
 class Joined(msgspec.Struct, frozen=True):

@@ -111,9 +111,9 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     speed, above 0 and at most 1.
 
     A pool or a worker that describes itself to peers also says how many jobs are
-    ``waiting`` for a slot, whoever sent them, and whether it is ``full``: it has slots,
-    and none is free.  ``lent`` counts slots beyond those of the offer: their tasks wait
-    for calls of their own, so that other calls may run.
+    ``waiting`` for a slot, regardless of their sender, and whether it is ``full``: it
+    has slots, and none is free.  ``lent`` counts slots beyond those of the offer: their
+    tasks wait for calls of their own, so that other calls may run.
 
     ``thermal`` and ``throttle``, the percentage of its speed that the owner lends, are
     as reported; ``unfit`` and ``speed`` follow from them.

@@ -358,7 +358,7 @@ class ServerCatalog:
 
 
 def _listed(kind: ServerKind, entries: Sequence[ListEntry]) -> list[ListedModel]:
-    """Return models of which only the list tells, each under a name of its own."""
+    """Return models that only the list names, each under its own name."""
     counts = Counter(_last_part(each.id) for each in entries)
     names = [
         last if counts[last := _last_part(each.id)] == 1 else each.id

@@ -1,6 +1,6 @@
 """Continues an answer that another worker began, on a server with OpenAI's API.
 
-Servers differ in how they do that, and accept what they do not know without a word; the
+Servers differ in how they do that, and silently accept what they do not know; the
 templates of models differ as well.  So a way is believed only after a cheap trial: the
 prompt with the beginning of an answer has exactly the tokens of that beginning more
 than the prompt without it.  A server that begins a new turn counts more.
@@ -125,7 +125,7 @@ async def find_way(server: "OpenAIEngine", model: str) -> Way | None:
     Raises Unavailable if the server does not respond.
     """
     chat = Chat(model, QUESTION)
-    if (asked := await prompt_tokens(server, chat)) is None:
+    if (prompt_size := await prompt_tokens(server, chat)) is None:
         return None
     for way in (Way.TEMPLATE, Way.TOKENS):
         try:
@@ -133,9 +133,9 @@ async def find_way(server: "OpenAIEngine", model: str) -> Way | None:
         except (ShoalError, *DECODE_ERRORS) as error:
             _raise_if_busy(error)
             continue
-        if begun.prompt_tokens == asked or begun.ends_thought:
+        if begun.prompt_tokens == prompt_size or begun.ends_thought:
             counted = await prompt_tokens(server, begun.work)
-            if counted == begun.prompt_tokens + begun.answer_tokens > asked:
+            if counted == begun.prompt_tokens + begun.answer_tokens > prompt_size:
                 return way
     # The tokens of a text alone, without the one that may begin each text.
     alone = await prompt_tokens(server, Completion(model, BEGINNING))
@@ -145,7 +145,7 @@ async def find_way(server: "OpenAIEngine", model: str) -> Way | None:
     begun_chat = _with_answer(chat, BEGINNING)
     for way, flags in ((Way.FLAGS, CONTINUE_FLAGS), (Way.MESSAGE, {})):
         counted = await prompt_tokens(server, begun_chat, flags)
-        if counted is not None and counted - asked == alone - (least - 1):
+        if counted is not None and counted - prompt_size == alone - (least - 1):
             return way
     return None
 
@@ -358,7 +358,7 @@ async def prompt_tokens(
     """
     asked = structs.replace(work, max_tokens=1, temperature=0.0)
     try:
-        async with aclosing(server.generate(asked, flags or {})) as items:
+        async with aclosing(server.generate(probe, flags or {})) as items:
             async for item in items:
                 if isinstance(item, Finished) and item.usage is not None:
                     return item.usage.prompt_tokens or None

@@ -97,7 +97,7 @@ def projector_of(path: Path) -> Path | None:
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words of a file's name that tell models apart."""
+    """Return the words of a file's name that distinguish models."""
     words = re.split(r"[-. ]+", path.stem.lower())
     return [word for word in words if word not in _NOT_OF_A_MODEL]
 

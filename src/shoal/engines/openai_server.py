@@ -199,7 +199,7 @@ class OpenAIEngine:
         self._ways: dict[str, Way | None] = {}
         self._answered: set[str] = set()
         self._busy_trials: Counter[str] = Counter()
-        # What answers have shown that models lack, by name.
+        # Features that models have been found to lack, by name.
         self._lacking: dict[str, frozenset[works.Feature]] = {}
         # Parts of requests that the server refuses, by the model's name on it.
         self._refused_parts: dict[str, frozenset[str]] = {}

@@ -1,12 +1,12 @@
-"""Encodes a job as the request of an OpenAI-compatible server, with what it takes.
+"""Encodes a job as a request to an OpenAI-compatible server.
 
 Some servers refuse every field that they do not know, and some a value.  A request that
 was refused for one of these parts is repeated without it, or with another in its place,
 and the server gets no other for this model any more.  No part is left out without which
 the answer would mean something else: then the client gets the server's error.
 
-Servers of unknown kinds ignore what they do not know, without a word.  So they are
-believed as far as their answers show it.
+Servers of unknown kinds silently ignore what they do not know.  So they are believed as
+far as their answers show it.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion", "Create
 embeddings" and "Create transcription"; for rerankings, the API that vLLM, llama-server

@@ -232,7 +232,7 @@ async def _without_upgrade(
 ) -> web.StreamResponse:
     """Answer at a path of HTTP; 426 if what it has is not for GET.
 
-    Clients that try a WebSocket first take that for the word to go on without.
+    Clients that try a WebSocket first take that as the signal to continue without.
     """
     try:
         return await handler(request)

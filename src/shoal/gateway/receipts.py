@@ -1,4 +1,4 @@
-"""The API of receipts, of proofs about their log, and of what a request asked for."""
+"""The API of receipts, of proofs about their log, and of the requests they name."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -340,20 +340,20 @@ def works_of(body: bytes) -> Iterator[Work]:
 
 
 def _embedding(body: bytes) -> Iterator[Work]:
-    asked = decode_embedding_request(body)
-    if not asked.tokens:
-        yield asked.work(())
+    decoded = decode_embedding_request(body)
+    if not decoded.tokens:
+        yield decoded.work(())
 
 
 def _response(body: bytes) -> Iterator[Work]:
-    asked = decode_response_request(body, created=0)
-    if not (asked.references or asked.fields.previous_response_id):
-        yield asked.chat()
+    decoded = decode_response_request(body, created=0)
+    if not (decoded.references or decoded.fields.previous_response_id):
+        yield decoded.chat()
 
 
-def _ollama(asked: requests.OllamaRequest) -> Iterator[Work]:
-    if not isinstance(asked, requests.ModelLoad):
-        yield from _named(asked.work)
+def _ollama(decoded: requests.OllamaRequest) -> Iterator[Work]:
+    if not isinstance(decoded, requests.ModelLoad):
+        yield from _named(decoded.work)
 
 
 def _named(work: Chat | Completion | Embedding | None) -> Iterator[Work]:

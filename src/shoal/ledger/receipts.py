@@ -85,13 +85,13 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
     """
     key = keys.public_key_of(claims.worker_key or "")
     ref = claims.payment_ref
-    asked: dict[str, JSON] = {"version": 1}
+    request_fields: dict[str, JSON] = {"version": 1}
     if claims.request_hash is not None:
-        asked = {"version": 2, "request_hash": claims.request_hash}
+        request_fields = {"version": 2, "request_hash": claims.request_hash}
     return canonical.encode(
         {
             "type": TYPE,
-            **asked,
+            **request_fields,
             "job_id": canonical.without_surrogates(claims.job_id),
             "worker": canonical.without_surrogates(claims.worker),
             "worker_key": None if key is None else key.hex(),

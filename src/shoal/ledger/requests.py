@@ -1,6 +1,6 @@
 """The request of a job, as the bytes that receipts hash, and the salt of the hash.
 
-Without the salt, whoever sees a receipt could guess a short question, and test the
+Without the salt, anyone who sees a receipt could guess a short question, and test the
 guess.  Only the owner of the job gets it.
 """
 
@@ -60,7 +60,7 @@ def _hash(*parts: bytes) -> str:
 
 
 def request_salt(signer: Signer, job_id: JobId) -> bytes:
-    """Return the salt of a job's request: nobody else can compute it."""
+    """Return the salt of a job's request: only this key's owner can compute it."""
     return signer.derive(SALT_PURPOSE + job_id.encode())[:SALT_SIZE]
 
 

@@ -64,7 +64,7 @@ def _signed_forms(body: bytes) -> Iterator[bytes]:
     """Yield the forms of a readable receipt that a worker may have signed.
 
     The document says "canonical JSON" and not whose.  Its own workers keep the order of
-    the keys; whoever knows the document alone sorts them (RFC 8785).
+    the keys; other implementations of the document sort them (RFC 8785).
     """
     yield body
     try:

@@ -1,4 +1,4 @@
-"""Names of models and files: which are valid, and what they tell of their size.
+"""Names of models and files: which are valid, and what they reveal about the size.
 
 Names become files and folders.  A strict alphabet gives them the same meaning on every
 system: no hidden files, no parent folders, no Windows devices.
@@ -63,7 +63,7 @@ _BITS_NAME = re.compile(
 
 
 def estimated_size(name: str) -> int | None:
-    """Return the approximate bytes of a model; None if its name does not tell."""
+    """Return the approximate bytes of a model; None if its name does not say."""
     name = name[:READ_MAX]
     if (found := _PARAMETERS.search(name)) is None:
         return None
@@ -83,7 +83,7 @@ def _bits(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; ``sha256`` is empty if the hub does not tell it."""
+    """A file of a repository; ``sha256`` is empty if the hub does not report it."""
 
     name: str
     size: int

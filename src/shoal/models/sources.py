@@ -91,23 +91,23 @@ class ModelSources:
         ``first``: return as soon as one has it.
         """
         async with self._names:
-            asked = {
+            queries = {
                 asyncio.ensure_future(self._ask(source, model)) for source in among
             }
             found: list[FoundModel] = []
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ANSWER_TIMEOUT):
-                        for answered in asyncio.as_completed(asked):
+                        for answered in asyncio.as_completed(queries):
                             if (each := await answered) is None:
                                 continue
                             found.append(each)
                             if first:
                                 break
             finally:
-                for task in asked:
+                for task in queries:
                     task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
+                await asyncio.gather(*queries, return_exceptions=True)
         return sorted(found, key=lambda each: each.source.name)
 
     async def _ask(self, source: ModelSource, model: str) -> FoundModel | None:

@@ -259,8 +259,8 @@ class PeerModels:
         jobs = Counter(model.id for model in self._running.values())
         for model in self._models.values():
             # The pool itself counts the jobs at an engine that the peer names.
-            told = bool(model.offer.engine)
-            other_jobs = 0 if told else len(self._running) - jobs[model.id]
+            has_engine = bool(model.offer.engine)
+            other_jobs = 0 if has_engine else len(self._running) - jobs[model.id]
             queued = self._load.queued + other_jobs
             calls = JobKind.CALL in model.offer.kinds
             lent = self._load.lent if calls else 0  # slots of functions

@@ -28,7 +28,7 @@ from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import BY_STRANGER, MESSAGE_MAX, Strangers
 
 HELD_BY_GUESTS_MAX = 32 << 20  # bytes of all messages that they have begun to send
-GUESTS_SHARE = 0.25  # of a core: whoever opens a relay wants it to be used
+GUESTS_SHARE = 0.25  # of a core: an open relay is meant to be used
 GUESTS_BURST = 0.5  # seconds of it at once
 HOST_COSTS: Mapping[RelayStanding, float] = {
     RelayStanding.STRANGER: 0.0,  # it has no way there

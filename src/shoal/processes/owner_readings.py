@@ -36,7 +36,7 @@ def read_idle(
 ) -> float | None:
     """Return the seconds since the last input of any user; inf: there was none.
 
-    None: the system does not tell.  ``now`` is a Unix time, ``system`` is
+    None: the system does not report it.  ``now`` is a Unix time, ``system`` is
     ``sys.platform``, ``root`` the root folder, and ``run`` runs a program.
     """
     if system == "win32":
@@ -45,7 +45,7 @@ def read_idle(
     if system == "darwin":
         times += _mac(run)
     else:
-        # Only a desktop that does not tell the time of the input itself is asked for
+        # Only a desktop that does not report the time of the input itself is asked for
         # its hint, which comes minutes late.
         times += [*_desktop(run)] or _logind(run, now)
     return max(0.0, min(times, default=math.inf))

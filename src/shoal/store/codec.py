@@ -303,7 +303,7 @@ def _load_large(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
 def _encode_differences(value: object, defaults: Mapping[str, object]) -> str:
     """Encode the fields that differ.
 
-    Whoever changes a default has to migrate what is stored without the field.
+    To change a default, migrate what is stored without the field.
     """
     differences = {
         name: found

@@ -50,7 +50,7 @@ class Refund(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
-    """Usage added up; None where it was not told apart.
+    """Usage added up; None for fields that it is not grouped by.
 
     ``day`` is a ``day_of``.  Model and node are empty for calls of functions, and for
     usage of which they are not known.

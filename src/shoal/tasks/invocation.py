@@ -59,7 +59,7 @@ def load_tasks(modules: list[str]) -> dict[str, float | None]:
 
 
 def hint_remarks() -> list[str]:
-    """Return what to tell the worker's owner about the hints of the tasks."""
+    """Return a message for the worker's owner about the tasks' type hints."""
     return [
         f"{task.name}: the type hint of {name!r} cannot be used here (a name under "
         "TYPE_CHECKING, or a union that is ambiguous in JSON): callers in JSON get "

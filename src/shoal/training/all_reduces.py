@@ -92,7 +92,7 @@ class PartCoding(Protocol):
 
 
 class Losses(Protocol):
-    """What a rank is told about the numbers that its encoding changed.
+    """What a rank learns about the numbers that its encoding changed.
 
     ``part`` is where they are in the array, in bytes; ``decoded`` is what the other
     ranks get for them.  The memory is valid during the call.

@@ -1,4 +1,4 @@
-"""The collectives, without I/O: who sends which part of an array to whom, and when.
+"""The collectives, without I/O: which rank sends which part to which rank, and when.
 
 Each collective is a generator of one rank.  It yields ``SendSegment`` and
 ``ReceiveSegment``; a driver with sockets, or a simulator, carries them out.  All ranks
@@ -112,7 +112,7 @@ _UFUNCS: Mapping[str, np.ufunc] = {
 
 
 def reduction(op: ReduceOp, dtype: np.dtype[Any], size: int) -> Reduction:
-    """Return how arrays of a dtype are combined in a group of so many ranks.
+    """Return how arrays of a dtype are combined in a group of ``size`` ranks.
 
     Raises InvalidRequest if the dtype has no such operation, or the operation is
     unknown.
@@ -152,7 +152,7 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def chunk_bounds(units: int, size: int) -> Sequence[tuple[int, int]]:
-    """Return begin and end of each rank's chunk of so many numbers.
+    """Return begin and end of each of ``size`` ranks' chunk of ``units`` numbers.
 
     All have the same length but the last ones, which may be shorter, or empty.
     """
@@ -343,12 +343,12 @@ def _chunks(total: int, size: int, unit: int) -> Sequence[tuple[int, int]]:
 
 
 def _segment_size(unit: int) -> int:
-    """Return the size of segments of numbers of so many bytes."""
+    """Return the size of segments of numbers of ``unit`` bytes."""
     return SEGMENT_SIZE // unit * unit
 
 
 def segments(array: memoryview, unit: int = 1) -> Sequence[memoryview]:
-    """Return the parts in which an array of numbers of so many bytes travels."""
+    """Return the parts in which an array of numbers of ``unit`` bytes is sent."""
     length = _segment_size(unit)
     return [array[at : at + length] for at in range(0, len(array), length)]
 

@@ -32,14 +32,14 @@ DIAL_INTERVAL = 0.05  # seconds between attempts to reach a rank that is startin
 OPERATIONS = 1 << 32  # after the last, operations are counted from 0 again
 
 Way: TypeAlias = Callable[[float], RankSocket]
-"""Connects to a rank within so many seconds, or raises Disconnected."""
+"""Connects to a rank within a number of seconds, or raises Disconnected."""
 
 Add: TypeAlias = Callable[[str, RankSocket, bytes], None]
 """Takes over the connection of a peer, and sends it the end of the handshake.
 
 A connection that carries data both ways is taken over after that message, or data would
 overtake it.  One that only receives is taken over before: once the other end is
-admitted, it may send all that it has, close its port, and be dialled in vain.
+admitted, it may send all that it has, close its port, and no longer be reachable.
 """
 
 

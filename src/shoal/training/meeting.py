@@ -95,8 +95,8 @@ def is_writer() -> bool:
     """Return whether this process saves what the run has made: the lowest rank left.
 
     In a run of ``shoal train``, that is rank 0 until it is lost, and the next one then.
-    A script that calls this before and after it trains goes on without rank 0; others
-    begin anew, if their output is wanted.  Without a run, it is the process of rank 0.
+    A script that calls this before and after it trains continues without rank 0; others
+    restart, if their output is wanted.  Without a run, it is the process of rank 0.
 
         if shoal.is_writer():
             torch.save(model.state_dict(), f"{os.environ['SHOAL_OUTPUT']}/model.pt")

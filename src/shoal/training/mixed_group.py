@@ -1,8 +1,8 @@
 """A group with ranks of other programs: collectives, and data-parallel training.
 
 The other programs have no generations and no agreement: after an error such a rank goes
-on with its own gradients, without a word.  So this rank ends the group at its first
-failure, and cannot know whether the others have: see ``docs/training.md``.
+on with its own gradients, silently.  So this rank ends the group at its first failure,
+and cannot know whether the others have: see ``docs/training.md``.
 
 Nothing on the wire names a rank, an operation or a step: a rank that misses one array
 takes the next for it.  So the schedule is exactly that of the other programs, and each
@@ -97,7 +97,7 @@ class MixedGroup:
     ) -> None:
         """Dial the ranks with an address, and wait until the others have dialled.
 
-        Raises GroupEnded if a rank is not there within so many seconds.
+        Raises GroupEnded if a rank does not connect in time.
         """
         deadline = time.monotonic() + within
         for rank, (host, port) in addresses.items():

@@ -2,8 +2,8 @@
 
 A connection begins with a handshake, in which both ends prove the secret of their
 group.  The dialling rank's id is ``GROUP/GENERATION/RANK``, and what the connection is
-for; that of the port is drawn anew for each process and known to its group, so that an
-old address leads to nobody else.
+for; that of the port is drawn for each process and known to its group, so that an old
+address leads to no other process.
 """
 
 import base64
@@ -171,7 +171,7 @@ class RankPort:
         """Admit the ranks of a group from now on; before this, they are refused.
 
         ``timeout`` limits the wait for a connection.  ``dial_timeout``: the other ranks
-        listen already, so each address is tried once, for so many seconds.
+        listen already, so each address is tried once, with that time limit.
         """
         links = GroupLinks(self, membership, timeout, dial_timeout)
         with self._changed:

@@ -7,7 +7,7 @@ another operation, and there is one chain of generations: no two go on.
 
 ``generations.messages`` has the messages.  The coordinator keeps a rendezvous in
 memory.  After its restart, ranks announce the generation in which they are, and
-training has never stopped.  Nothing but time then tells whether a later generation
+training has never stopped.  Only time then shows whether a later generation
 exists: until all ranks of the announced one are there, or ``REBUILD`` seconds have
 passed, none is formed.
 """
@@ -58,7 +58,7 @@ class Rendezvous:
     ``expire`` at the ``deadline``.
 
     Ranks that are too few wait while a machine is lost and ``awaits`` another one, with
-    which their script begins anew; None: there are no others.
+    which their script restarts; None: there are no others.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rendezvous:
         self.abandoned: Sequence[int] = ()
         """The ranks that are left without rank 0, which alone would save the model.
 
-        They wait: their script has to begin anew.
+        They wait: their script has to restart.
         """
         self.generation = NO_GENERATION
         self._size = size

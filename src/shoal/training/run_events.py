@@ -5,8 +5,8 @@ which keeps the newest events and the present notes in memory, and passes new on
 all connections.  A note is a value that one member leaves for the others, such as the
 address of rank 0; it is withdrawn when its member's connection ends.
 
-``RunProgress`` is the course of a run in numbers: its loss and its pace, and how far
-each rank is.  It follows from the events, and its memory is bounded.
+``RunProgress`` is a run's progress in numbers: its loss and its pace, and how far each
+rank is.  It follows from the events, and its memory is bounded.
 
 Only the members of a run, and who submitted it, have its token.  The id of a run is the
 token's digest, so that the coordinator checks a token without storing any.
@@ -50,7 +50,7 @@ STARTED, ENDED, OUTPUT, PROGRESS, REMARK = (
     *("progress", "remark"),
 )
 STORY = frozenset({STARTED, ENDED, REMARK})
-"""Kinds of events that tell the course of a run."""
+"""Kinds of events that make up a run's history."""
 
 _HASH = re.compile(rf"[0-9a-f]{{1,{HASH_MAX}}}", re.ASCII)
 

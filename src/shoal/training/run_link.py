@@ -406,7 +406,7 @@ class RelayedSockets:
 
 
 async def _end(tasks: set[asyncio.Task[None]], timeout: float) -> None:
-    """Wait for tasks, and cancel them after so many seconds."""
+    """Wait for tasks, and cancel them after ``timeout`` seconds."""
     if tasks and timeout:
         await asyncio.wait([*tasks], timeout=timeout)
     left = [*tasks]

@@ -154,7 +154,7 @@ class RunRounds:
         return self._begin_without([node], "failed before all ranks had begun", now)
 
     def abandon(self, nodes: Iterable[int], now: float) -> Answers:
-        """Begin anew on these nodes: the others are lost, and the writer is one."""
+        """Restart on these nodes: the others are lost, and the writer is one."""
         left = {*nodes}
         others = [each for each in self.round.nodes if each not in left]
         return self._begin_without(others, "had rank 0, which saves the model", now)

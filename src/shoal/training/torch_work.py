@@ -84,7 +84,7 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]  # its types are not read
             self._callbacks.run(lambda: ended.set_result(None))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        # 0 is PyTorch's word for no limit.
+        # 0 means no limit in PyTorch.
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         if seconds > 0 and not self._done.wait(seconds):
             raise TimeoutError(f"the operation has not ended within {timeout}")

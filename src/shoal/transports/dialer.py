@@ -38,8 +38,8 @@ async def connect_tcp(
 ) -> AsyncIterator[TcpLink]:
     """Connect to ``tcp://HOST:PORT``, or another of the schemes.
 
-    With a ``fingerprint``, only the server with that key is accepted, whoever signed
-    its certificate; it needs a URL with TLS.
+    With a ``fingerprint``, only the server with that key is accepted, regardless of who
+    issued its certificate; it needs a URL with TLS.
 
     Raises LinkClosed if the connection fails.
     """

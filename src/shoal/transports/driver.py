@@ -182,7 +182,7 @@ class Driver(Generic[In, Out]):
         return self._session.deadline
 
     def _start_reading(self) -> Coroutine[None, None, None]:
-        """Tell the session how the link is protected; return the reader.
+        """Report the link's protection to the session; return the reader.
 
         The link splits messages, if it can.
         """

@@ -61,15 +61,15 @@ SERVER_ERRORS = 500  # the first HTTP status of server errors
 
 
 class CertificateNotTrusted(Unavailable):
-    """What answers cannot prove that it is the server that was meant."""
+    """The server cannot prove that it is the intended one."""
 
 
 class NotHttp(Unavailable):
-    """What answers is no web server."""
+    """The server does not speak HTTP."""
 
 
 class NotTls(Unavailable):
-    """What answers does not speak TLS."""
+    """The server does not speak TLS."""
 
 
 def as_given(url: str) -> URL:

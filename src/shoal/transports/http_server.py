@@ -109,7 +109,7 @@ async def http_listener(
         opening = partial(_open, runner.server, tls, strangers)
         if tls is None:
             acceptor = Acceptor(strangers, opening, look, BUSY)
-        else:  # what is encrypted tells nothing until the handshake
+        else:  # encrypted data shows nothing until the handshake
             strangers.meter_handshakes(tls)
             acceptor = Acceptor(strangers, opening)
         async with acceptor.accepting(*listeners):
@@ -215,7 +215,7 @@ def admit(request: web.Request) -> None:
 
 
 async def on_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Begin to count anew what a stranger sends: its request is being answered.
+    """Restart the count of what a stranger sends: its request is being answered.
 
     The end of an answer without a length is that of the connection in HTTP/1.0, which
     aiohttp keeps open if the client asks for that.

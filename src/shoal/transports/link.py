@@ -69,7 +69,7 @@ class BudgetedLink(LimitingLink, Protocol):
     """A link whose peer can be counted among different strangers."""
 
     def holding(self, size: int) -> AbstractContextManager[None]:
-        """Count so many bytes, which were received, during a block as well."""
+        """Count ``size`` received bytes, also during a block."""
 
     def share_budget(
         self, strangers: Strangers, message_max: int | None = None

@@ -63,7 +63,7 @@ class LocalCertificate:
 
     ``certificate`` has the server's own, followed by the authority's.  ``issued`` says
     whether it is new, and ``replaced`` whether the authority is new in place of another
-    one, so that clients must be told to trust it.
+    one, so that clients must be configured to trust it.
     """
 
     certificate: Path

@@ -96,7 +96,7 @@ class LoopShare:
             self._release()
 
     async def wait(self, peer: Hashable) -> None:
-        """Wait for the turn of a peer; what it takes is to be charged afterwards."""
+        """Wait for the turn of a peer; its processing time is charged afterwards."""
         async with self.turn(peer):
             pass
 

@@ -35,7 +35,7 @@ class BufferPool:
         self._kept: list[mmap.mmap] = []
 
     def allocate(self, size: int) -> memoryview:
-        """Return memory of so many bytes, whatever is in it.
+        """Return uninitialized memory of ``size`` bytes.
 
         It takes up no more than is filled, and what was filled before.
         """

@@ -1,6 +1,6 @@
 """What connections may cost before anyone has admitted the peer at their other end.
 
-Whoever reaches a port can connect, and begin a message that never ends.  Until a
+Anyone who reaches a port can connect, and begin a message that never ends.  Until a
 credential was accepted, or the peer has joined where none is asked for, it is a
 *stranger*: all strangers share a small budget of memory, and of CPU time.  Those of a
 program have both together, on all ports.  An admitted peer is limited by its wire
@@ -140,7 +140,7 @@ class Stranger:
 
     @contextmanager
     def opening(self, *, secure: bool) -> Iterator[None]:
-        """Charge what it takes to open the connection, which the block does.
+        """Charge the cost of opening the connection in the block.
 
         ``secure``: with a TLS handshake.
         """

@@ -46,7 +46,7 @@ class TcpLink(asyncio.BufferedProtocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
     It receives pieces of a byte stream, or messages once a session is attached.  Until
-    it is told to ``admit`` its peer, that is a ``stranger``.
+    ``admit`` is called, its peer counts as a ``stranger``.
     """
 
     def __init__(self, peer: str, stranger: Stranger | None = None) -> None:

@@ -32,8 +32,8 @@ class ConnectionPolicy:
     """What a connection must pass before it is served.
 
     First the ``gate``, then, if there is a certificate, the TLS handshake within
-    ``handshake_timeout`` seconds.  Until its link is told to ``admit`` its peer, that
-    is one of ``strangers``.
+    ``handshake_timeout`` seconds.  Until its peer is admitted, it counts as one of
+    ``strangers``.
     """
 
     tls: ServerTls | None = None
@@ -80,7 +80,7 @@ async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
         (sock,) = await listen(host, port, all_addresses=False)
     except OSError as error:
         if fallback and error.errno == errno.EADDRINUSE:
-            # By whom is not looked up: that takes longer than the rest of a start.
+            # The program is not looked up: that takes longer than the rest of a start.
             log.debug("port=%d is taken, choosing another", port)
             return await _bind(host, 0, fallback=False)
         reason = describe_bind_error(error, port)

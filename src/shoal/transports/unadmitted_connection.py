@@ -93,14 +93,14 @@ class UnadmittedConnection(asyncio.Protocol):
         return connection
 
     def progressed(self) -> None:
-        """Begin to count anew: a message was taken, or a request is being answered."""
+        """Restart the count: a message was taken, or a request is being answered."""
         if self._stranger is not None:
             self._stranger.progressed()
         self._stop_timer()
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Count so many bytes, which were taken and not processed, during a block."""
+        """Count ``size`` bytes, received but not yet processed, during a block."""
         if self._stranger is not None:
             self._stranger.received(size)
         try:

@@ -249,7 +249,7 @@ async def accept(
 ) -> tuple[WebSocketLink, web.StreamResponse]:
     """Answer an upgrade request; return the link and what the handler must return.
 
-    Until the link is told to ``admit`` its peer, that is one of ``strangers``; then a
+    Until ``admit`` is called, the peer counts as one of ``strangers``; from then on, a
     message has ``message_max`` bytes at most.
 
     A peer that sends nothing for ``idle_max`` seconds, not even a pong, is lost.
@@ -284,8 +284,8 @@ async def connect_websocket(
     """Open a WebSocket; yield the link and the headers of the answer.
 
     It is encrypted, with or without TLS, if the URL begins with ``noise+``.  With a
-    ``fingerprint``, only the server with that key is accepted, whoever signed its
-    certificate; it needs TLS.  With ``wss-any://`` any certificate is: the session
+    ``fingerprint``, only the server with that key is accepted, regardless of who issued
+    its certificate; it needs TLS.  With ``wss-any://`` any certificate is: the session
     authenticates the peer.
 
     Raises LinkClosed if the connection fails.

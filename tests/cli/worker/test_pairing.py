@@ -40,8 +40,8 @@ async def test_pairing_code_is_presented_with_the_key(sites: Sites) -> None:
         ({"error": "expired"}, "has expired: ask for a new one"),
         ({"error": {"message": "too many wrong codes"}}, "too many wrong codes"),
         ({"error": "x" * 10_000}, "x" * 300),
-        ({"error": 4}, "knows nothing of pairing codes"),
-        (["odd"], "knows nothing of pairing codes"),
+        ({"error": 4}, "does not know pairing codes"),
+        (["odd"], "does not know pairing codes"),
     ],
 )
 async def test_refused_code_has_a_remedy(
@@ -61,7 +61,7 @@ async def test_coordinator_without_pairing_is_reported(sites: Sites) -> None:
     event = await pair_worker(await target_at(await sites({})), "A1B2C3", KEY)
 
     assert event.kind == "unpaired"
-    assert "knows nothing of pairing codes" in event.reason
+    assert "does not know pairing codes" in event.reason
 
 
 async def test_unreachable_coordinator_is_reported() -> None:

@@ -20,7 +20,7 @@ LIMITS = {
     "requests_per_minute": "requests a minute",
     "tokens_per_minute": "tokens a minute",
     "tokens_per_day": "tokens a day",
-    "budget": "tokens in all",
+    "budget": "total tokens",
 }
 KEY_COLUMNS: Columns = {
     "NAME": "name",

@@ -36,10 +36,10 @@ def join_line(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
     """
     found = api.request(JOIN_PATH)
     urls, loopback_only = list(found["urls"]), found["loopback_only"]
-    asked = urlsplit(api.http_url)
-    if not is_own_host(asked.hostname or ""):
+    given = urlsplit(api.http_url)
+    if not is_own_host(given.hostname or ""):
         # It may be that of a proxy or a container, which the coordinator does not know.
-        url = asked.geturl()
+        url = given.geturl()
         urls, loopback_only = [url, *(each for each in urls if each != url)], False
     words = ["shoal", "join", urls[0]]
     if found["token"]:

@@ -105,7 +105,7 @@ def command(
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
-            # No token where nobody sees it: a service may restart all day.
+            # No token where nobody would see it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
             join = await running.invite() if shown else ""
             _announce(running, config, join, log_path, as_json=as_json)
@@ -123,7 +123,7 @@ def command(
 async def wait_for_space(
     folder: Path, stop: asyncio.Event, needed: int = SPACE_MIN
 ) -> None:
-    """Wait until the disk of a folder has so many bytes free, or until ``stop``.
+    """Wait until the disk of a folder has ``needed`` bytes free, or until ``stop``.
 
     A coordinator that was killed on a full disk cannot even read its database: SQLite
     needs files beside it.  An exit would leave the healing to a supervisor, which gives

@@ -73,7 +73,7 @@ class JoinTarget:
     def tells_admission(self) -> bool:
         """Whether a worker learns whether it is admitted without getting jobs.
 
-        Coordinators of other programs have no word for that.  Only Shoal's have join
+        Coordinators of other programs cannot express that.  Only Shoal's have join
         tokens on wires that its workers can encrypt.
         """
         secret = bool(self.token or self.coordinator_key)
@@ -358,7 +358,7 @@ async def resolve_direct(target: JoinTarget) -> str:
     Its port may change with each start.
 
     Raises Unavailable if the coordinator is unreachable, or the port is not encrypted
-    and not on this machine: whoever changes the response must not choose that.
+    and not on this machine: an attacker who changes the response must not choose that.
     """
     health = await _health(target.url, target.fingerprint)
     direct = direct_address(target.url, target.protocol, health)

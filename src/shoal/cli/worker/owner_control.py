@@ -46,14 +46,14 @@ class OwnerControl:
     async def start(self) -> None:
         """Apply the rules for the first time.
 
-        Raises ConfigError if a rule needs what this machine does not tell.
+        Raises ConfigError if a rule needs a value that this machine does not report.
         """
         readings = await self._read()
         check_readings(self.rules, readings)
         self.throttle.pause(self._pause.update(readings, self._clock.now()))
 
     def watches(self, report: Callable[[], None]) -> Sequence[Watch]:
-        """Return what follows the owner, until cancelled; ``report`` tells changes."""
+        """Return what follows the owner, until cancelled; ``report`` gets changes."""
         throttle, pause = self.throttle, self._pause
         follow = partial(
             throttle.follow_rules, pause, self._read, self._clock.now, report
@@ -103,7 +103,7 @@ def check_readings(rules: OwnerRules, readings: OwnerReadings) -> None:
 
 
 def throttle_event(throttle: OwnerThrottle) -> tuple[int, WorkerEvent]:
-    """Return what is lent, in percent, and the event that tells it."""
+    """Return the lent share, in percent, and the event that reports it."""
     percent = 0 if throttle.paused else throttle.percent
     kind = {0: "paused", THROTTLE_MAX: "resumed"}.get(percent, "throttled")
     return percent, WorkerEvent(kind, throttle.pause_reason if throttle.percent else "")

@@ -1,4 +1,4 @@
-"""Tells the owner of a worker what happens to it, and which models it loads."""
+"""Reports a worker's events and the loading of its models to its owner."""
 
 import asyncio
 import json

@@ -366,7 +366,7 @@ class PieceBatch:
         self.texts_of = texts_of
 
     def take(self) -> list[AnswerPiece]:
-        """Return the pieces, and begin anew."""
+        """Return the pieces, and start over."""
         self.begin(None)
         pieces, self._pieces = self._pieces, []
         return pieces

@@ -41,7 +41,7 @@ EncodedPlace: TypeAlias = tuple[Count, str, str, Count]
 class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which usage to add up: ``since`` and ``until`` are days in UTC, both included.
 
-    Without them it is that of the last 30 days.  ``by`` lists what is told apart:
+    Without them it is that of the last 30 days.  ``by`` lists the fields to group by:
     ``day``, ``key``, ``model`` and ``node``, or some of them.  ``after`` is the
     ``next`` of the page before; a table has all pages from there on.
     """
@@ -55,7 +55,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """Usage added up; null where it was not told apart, ``cost`` in micro-dollars.
+    """Usage added up; null for fields not grouped by, ``cost`` in micro-dollars.
 
     Model and node are empty for calls of functions, and where they are not known.
     """

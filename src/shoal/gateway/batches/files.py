@@ -80,7 +80,7 @@ async def create_file(
     async with gateway.files.uploading(caller.name) as uploaded:
         form = await forms.receive_form(request, uploaded)
         _check_fields(form)
-        gateway.access.ensure_active(caller)  # an upload takes a while
+        gateway.access.ensure_active(caller)  # an upload takes some time
         stored = await gateway.files.keep(
             uploaded,
             caller.name,

@@ -127,15 +127,17 @@ class PoolLineJobs:
     async def _run(self, line: "_RunningLine") -> line_jobs.LineEnd:
         try:
             caller = self.gateway.access.caller_of(line.request.batch.owner)
-            asked = await self._read(line, caller)
-            running = await self._running(self._job(line, asked, caller), caller, line)
+            decoded = await self._read(line, caller)
+            running = await self._running(
+                self._job(line, decoded, caller), caller, line
+            )
             if running is None:
                 return line_jobs.LineGivenUp()
             async with running as reader:
                 line.job_id = reader.job_id
                 with self._cancellable(line.request.batch.id, reader.job_id):
                     outcome = await reader.outcome()
-            return await self._result(line, asked, reader.job_id, outcome)
+            return await self._result(line, decoded, reader.job_id, outcome)
         except Unauthorized as error:
             return line_jobs.LineUnauthorized(str(error))
         except ShoalError as error:
@@ -148,16 +150,18 @@ class PoolLineJobs:
         """
         async with self._reading:
             data = await line.request.read()
-            decoded = await asyncio.to_thread(decode_line, data)
-            line.custom_id = decoded.custom_id
-            decode = DIALECTS[decoded.url]
-            asked = await decode(self.gateway, caller, bytes(decoded.body))
-        check_work(self.gateway, caller.name, asked.work, asked.field)
-        return asked
+            entry = await asyncio.to_thread(decode_line, data)
+            line.custom_id = entry.custom_id
+            decode = DIALECTS[entry.url]
+            decoded = await decode(self.gateway, caller, bytes(entry.body))
+        check_work(self.gateway, caller.name, decoded.work, decoded.field)
+        return decoded
 
-    def _job(self, line: "_RunningLine", asked: DecodedLine, caller: ApiCaller) -> Job:
+    def _job(
+        self, line: "_RunningLine", decoded: DecodedLine, caller: ApiCaller
+    ) -> Job:
         gateway = self.gateway
-        work, left_out = fitting_work(gateway, asked.work, caller.name)
+        work, left_out = fitting_work(gateway, decoded.work, caller.name)
         price = gateway.prices.price(Policy.CHEAP, work.kind)
         return Job(
             gateway.hub.new_id(),
@@ -172,7 +176,7 @@ class PoolLineJobs:
                 policy=Policy.CHEAP,
                 price=price,
                 detached=True,
-                api_fields=asked.api_fields,
+                api_fields=decoded.api_fields,
                 left_out=tuple(left_out),
             ),
         )
@@ -204,15 +208,19 @@ class PoolLineJobs:
                 del self._open[batch_id]
 
     async def _result(
-        self, line: "_RunningLine", asked: DecodedLine, job_id: JobId, outcome: Outcome
+        self,
+        line: "_RunningLine",
+        decoded: DecodedLine,
+        job_id: JobId,
+        outcome: Outcome,
     ) -> LineResult:
         """Return the result of a job that is done.  Raises JobError."""
         owner = line.request.batch.owner
-        shown = shown_outcome(self.gateway, owner, asked.work, outcome)
+        shown = shown_outcome(self.gateway, owner, decoded.work, outcome)
         created = int(self.gateway.clock.wall())
 
         def encode() -> bytes:
-            body = asked.encode(job_id, shown, created)
+            body = decoded.encode(job_id, shown, created)
             return encode_response(line.custom_id, job_id, body)
 
         return LineResult(line.request.line, await asyncio.to_thread(encode))

@@ -147,30 +147,30 @@ Raises InvalidRequest naming the invalid field.
 
 
 async def _chat(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(body, caller.name, decode_chat_request)
-    work = asked.work
+    decoded = await gateway.bodies.decode_bytes(body, caller.name, decode_chat_request)
+    work = decoded.work
     return DecodedLine(work, "messages", answer_form(work).encode)
 
 
 async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(
+    decoded = await gateway.bodies.decode_bytes(
         body, caller.name, decode_completion_request
     )
-    work = asked.work
+    work = decoded.work
     return DecodedLine(work, "prompt", answer_form(work).encode)
 
 
 async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(
+    decoded = await gateway.bodies.decode_bytes(
         body, caller.name, embeddings.decode_embedding_request
     )
     texts: list[str] = []
-    if asked.tokens:
-        texts = await gateway.token_texts.decode(asked.tokens, "input")
-    work = asked.work(texts)
+    if decoded.tokens:
+        texts = await gateway.token_texts.decode(decoded.tokens, "input")
+    work = decoded.work(texts)
 
     def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:
-        return embeddings.encode_embeddings(asked, outcome, usage_of(work, outcome))
+        return embeddings.encode_embeddings(decoded, outcome, usage_of(work, outcome))
 
     return DecodedLine(work, "input", encode)
 
@@ -178,16 +178,16 @@ async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
 async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
-    asked = storable(
+    decoded = storable(
         caller, await gateway.bodies.decode_bytes(body, caller.name, decode)
     )
-    chat = await chat_of(gateway, caller, asked)
+    chat = await chat_of(gateway, caller, decoded)
 
     def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:
-        draft = ResponseDraft(job_id, chat, asked.fields, asked.stored)
+        draft = ResponseDraft(job_id, chat, decoded.fields, decoded.stored)
         return encode_json(draft.answered(outcome))
 
-    fields = asked.fields.encode() if asked.stored else ""
+    fields = decoded.fields.encode() if decoded.stored else ""
     return DecodedLine(chat, "input", encode, fields)
 
 

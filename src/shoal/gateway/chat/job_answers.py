@@ -92,7 +92,7 @@ def answer(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    asked: GenerationRequest[Chat | Completion],
+    decoded: GenerationRequest[Chat | Completion],
     form: AnswerForm,
     *,
     field: str,
@@ -105,15 +105,15 @@ def answer(
     Raises what ``build_job`` and ``Access.submit`` raise, and how the job ended if that
     is before the first piece of a stream.
     """
-    check_work(gateway, caller.name, asked.work, field)
+    check_work(gateway, caller.name, decoded.work, field)
     job = build_job(
-        *(gateway, request, asked.work, caller),
-        session=asked.session,
-        tier=asked.tier,
-        whole=not asked.stream,
-        end_user=asked.end_user,
+        *(gateway, request, decoded.work, caller),
+        session=decoded.session,
+        tier=decoded.tier,
+        whole=not decoded.stream,
+        end_user=decoded.end_user,
     )
-    if asked.stream:
+    if decoded.stream:
         return stream_answer(gateway, request, caller, job, form)
     return answer_whole(gateway, request, caller, job, form)
 

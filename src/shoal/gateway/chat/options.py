@@ -154,7 +154,7 @@ def stop_strings(given: str | list[str]) -> list[str]:
 
 
 def matched_stop(work: Chat | Completion, fields: Mapping[str, JSON]) -> str | None:
-    """Return the stop string of a request that ended a choice, if the engine told it.
+    """Return the stop string that ended a choice, if the engine reported it.
 
     ``fields`` are those of the choice, or of its last piece.
     """
@@ -162,7 +162,7 @@ def matched_stop(work: Chat | Completion, fields: Mapping[str, JSON]) -> str | N
     found = fields.get(STOP_REASON)
     if not isinstance(found, str) or not isinstance(stops, Sequence):
         return None
-    # Engines also tell tokens of the model's own, which a client has not asked for.
+    # Engines also report stop tokens of the model, which the client did not request.
     return found if found in ([stops] if isinstance(stops, str) else stops) else None
 
 

@@ -168,7 +168,7 @@ class PartReader:
 
 
 def call_arguments(text: str) -> dict[str, JSON] | None:
-    """Return the arguments of a tool call; None if the text is no object, or not yet.
+    """Return the arguments of a tool call; None if the text is not an object (yet).
 
     Without text there are none.  Lone surrogates become U+FFFD.
     """

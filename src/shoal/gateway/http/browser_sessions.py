@@ -91,7 +91,7 @@ class BrowserSessions:
         host = headers.get("Host", "")
         names = [cookie_name(host, secure=True)]
         if not secure:
-            # Behind a proxy, a GET does not tell whether the browser used HTTPS.
+            # Behind a proxy, a GET does not show whether the browser used HTTPS.
             names.append(cookie_name(host, secure=False))
         sent = dict(_cookies(headers.get("Cookie", "")))
         for name in names:  # the safest first
@@ -199,7 +199,8 @@ def set_cookie(
 def is_encrypted(request: web.Request) -> bool:
     """Say whether the browser sent a request over HTTPS, perhaps to a reverse proxy.
 
-    Its own word for that is the page's ``Origin``: no proxy has to be trusted for it.
+    Its own statement about that is the page's ``Origin``: no proxy has to be trusted
+    for it.
     """
     return request.secure or request.headers.get("Origin", "").startswith("https:")
 

@@ -1,7 +1,7 @@
 """Unique ids for jobs, requests and spans, and the ids of answers.
 
-They are random bytes of the system: ids that were seen do not tell the next one.  An
-answer has the id of its job after a prefix for its kind.
+They are random bytes of the system: known ids do not reveal the next one.  An answer
+has the id of its job after a prefix for its kind.
 """
 
 import os

@@ -34,9 +34,9 @@ class _KeyLists:
 class ListLimits:
     """The lists that are being read, by the name of the key.
 
-    A key reads one at a time, and so many a minute: the store has few threads for
-    lists, and one that sends many requests at once leaves the threads to other keys.
-    All keys together have a share of the loop, in which they take turns.
+    A key reads one at a time, and a limited number a minute: the store has few threads
+    for lists, and one that sends many requests at once leaves the threads to other
+    keys.  All keys together have a share of the loop, in which they take turns.
     """
 
     def __init__(self, clock: Clock, per_minute: int = LISTS_PER_MINUTE) -> None:

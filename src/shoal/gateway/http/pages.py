@@ -144,7 +144,7 @@ def page_policy(
 
     Its own names are that host and the machine's.
 
-    Raises ConfigError for a host or an origin that is none.
+    Raises ConfigError for an invalid host or origin.
     """
     machine = socket.gethostname().lower()
     bare = machine.partition(".")[0]

@@ -3,7 +3,7 @@
 A proxy connects from its own address, so without this all of its clients are one client
 to the limits of wrong secrets, and one of them could have the others blocked.  Only
 ``X-Forwarded-For`` is read: every usual proxy appends to it, and a header that a proxy
-passes on unread would be the client's word about itself.
+passes on unread would be the client's own claim.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxies:
-    """The networks of proxies whose word about their clients is taken."""
+    """The networks of proxies that are trusted to name their clients."""
 
     networks: tuple[Network, ...] = ()
 

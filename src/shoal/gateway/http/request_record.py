@@ -120,7 +120,7 @@ def log_request(
     *,
     by_stranger: bool = False,
 ) -> None:
-    """Log a request that has ended; ``by_stranger``: nobody was authorized."""
+    """Log a request that has ended; ``by_stranger``: the client was not authorized."""
     level = logging.DEBUG if request.path in QUIET else logging.INFO
     if log.isEnabledFor(level):
         fields = _fields(request, record, status, seconds)

@@ -169,15 +169,17 @@ def _work(kind: CommitKind, payload: JSON) -> Chat | Task:
 
 def _chat(payload: JSON) -> Chat:
     try:
-        asked = msgspec.convert(payload, _Prompt)
+        decoded = msgspec.convert(payload, _Prompt)
     except msgspec.ValidationError as error:
         raise decoding.validation_error(str(error), "payload") from error
-    model = asked.model if isinstance(asked.model, str) and asked.model else ANY_MODEL
+    model = (
+        decoded.model if isinstance(decoded.model, str) and decoded.model else ANY_MODEL
+    )
     if len(model) > decoding.MODEL_MAX:
         text = f"payload.model: more than {decoding.MODEL_MAX} characters"
         raise InvalidRequest(text, "payload.model")
-    message = {"role": "user", "content": asked.prompt}
-    limit = TOKENS if asked.max_tokens is None else asked.max_tokens
+    message = {"role": "user", "content": decoded.prompt}
+    limit = TOKENS if decoded.max_tokens is None else decoded.max_tokens
     return Chat(model, (message,), limit)
 
 

@@ -187,7 +187,7 @@ class WebhookSender:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait a while: what failed may have been a read."""
+        """Pause: what failed may have been a read."""
         over = asyncio.Event()
         self._clock.call_at(self._clock.now() + RETRY_MAX, over.set)
         await over.wait()
@@ -359,7 +359,7 @@ def _failure_of(status: int) -> _Failure | None:
 def _reason(error: Exception) -> str:
     """Describe an error without the URL, which may contain secrets.
 
-    Neither aiohttp's own text is shown, which may have it, nor what answers there.
+    Neither aiohttp's own text is shown, which may have it, nor the server's answer.
     """
     match error:
         case aiohttp.InvalidURL():

@@ -154,7 +154,7 @@ class X402Payments:
         try:
             await self.prepare()
         except ConfigError as error:
-            # It names the facilitator, whose address is no matter of clients.
+            # It names the facilitator, whose address clients need not know.
             log.error("payments cannot be checked: %s", error)
             raise _payments_down(
                 ValueError("it does not accept such payments")

@@ -2,6 +2,6 @@
 
 Metric names follow OpenTelemetry's conventions for generative AI and HTTP where these
 have one, in Prometheus' spelling.  All labels are bounded: text from a client or a
-worker becomes a label only if the pool knows it, and only so many at a time.
+worker becomes a label only if the pool knows it, and only a limited number at a time.
 ``docs/observability.md`` describes each metric.
 """

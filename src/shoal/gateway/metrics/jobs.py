@@ -132,9 +132,9 @@ class JobMetrics(Collector):
             ("kept",),
             {(str(kept).lower(),): count for kept, count in self._calls.items()},
         )
-        asked = ("gen_ai_operation_name", "gen_ai_request_model")
+        labels = ("gen_ai_operation_name", "gen_ai_request_model")
         yield counters(
-            "shoal_jobs_ended", "Ended jobs, by outcome", (*asked, "end"), self._ends
+            "shoal_jobs_ended", "Ended jobs, by outcome", (*labels, "end"), self._ends
         )
         yield from self._waits.collect()
         yield counters(

@@ -102,29 +102,29 @@ class RequestMetrics(Collector):
         """The number of requests that have not ended."""
 
         self._models = models
-        asked = ("gen_ai_operation_name", "gen_ai_request_model")
+        labels = ("gen_ai_operation_name", "gen_ai_request_model")
         self._duration = HistogramFamily(
             "gen_ai_server_request_duration_seconds",
             "Time from a request to the end of its answer",
-            (*asked, "error_type"),
+            (*labels, "error_type"),
             SECONDS,
         )
         self._first_output = HistogramFamily(
             "gen_ai_server_time_to_first_token_seconds",
             "Time from a request to the first output of its answer",
-            asked,
+            labels,
             SECONDS,
         )
         self._per_token = HistogramFamily(
             "gen_ai_server_time_per_output_token_seconds",
             "Time per token after the first, of streamed answers",
-            asked,
+            labels,
             PER_TOKEN,
         )
         self._tokens = HistogramFamily(
             "gen_ai_client_token_usage",
             "Tokens read and written for a request",
-            (*asked, "gen_ai_token_type"),
+            (*labels, "gen_ai_token_type"),
             TOKENS,
         )
         self._requests = HistogramFamily(
@@ -161,18 +161,18 @@ class RequestMetrics(Collector):
         self._requests.of[method, route, str(status)].observe(seconds)
         if record.kind is None:
             return
-        asked = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
-        self._duration.of[*asked, record.error].observe(seconds)
+        labels = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
+        self._duration.of[*labels, record.error].observe(seconds)
         first = record.first_output
         if first is not None:
-            self._first_output.of[asked].observe(first - record.started_at)
+            self._first_output.of[labels].observe(first - record.started_at)
         if record.usage is None:
             return
         read, written = record.usage.prompt_tokens, record.usage.completion_tokens
-        self._tokens.of[*asked, "input"].observe(read)
-        self._tokens.of[*asked, "output"].observe(written)
+        self._tokens.of[*labels, "input"].observe(read)
+        self._tokens.of[*labels, "output"].observe(written)
         if first is not None and written > 1:
-            self._per_token.of[asked].observe((now - first) / (written - 1))
+            self._per_token.of[labels].observe((now - first) / (written - 1))
 
 
 def _route_label(request: web.Request) -> str:

@@ -205,10 +205,10 @@ async def find_model(gateway: Gateway, model: str) -> ModelCopies:
     copies = []
     if (size := await sharing.own_size(model)) is not None:
         copies.append(ModelCopy("", "", size, "", passed_on=True))
-    asked = [*sharing.sources.all]
-    for found in await sharing.sources.find(model, asked):
+    sources = [*sharing.sources.all]
+    for found in await sharing.sources.find(model, sources):
         peer = found.source.name
         name, address = directory.profile_of(peer).name, directory.address_of(peer)
         passed_on = found.source.passed_on
         copies.append(ModelCopy(peer, name, found.size, address, passed_on))
-    return ModelCopies(model, len(asked), copies)
+    return ModelCopies(model, len(sources), copies)

@@ -241,7 +241,8 @@ class EventLog:
         """Return events from the store that are older than those in memory.
 
         ``before`` and ``worker`` are as in ``latest``.  Also returns the ``before`` of
-        the next ones, None if there are none: of many events, only so many are tested.
+        the next ones, None if there are none: of many events, only a limited number is
+        tested.
 
         Raises StoreError.
         """

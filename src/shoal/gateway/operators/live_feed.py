@@ -1,4 +1,4 @@
-"""The live feed: one look at the pool a second, encoded once, for all its clients.
+"""The live feed: one snapshot of the pool a second, encoded once, for all its clients.
 
 Nothing runs without a client.  A client that does not keep up gets a new snapshot
 in place of the changes that it missed: they would only grow, and are soon out of date.
@@ -35,9 +35,9 @@ from shoal.transports.clock import Timer
 
 api = Operations()
 
-INTERVAL = 1.0  # seconds between two looks
+INTERVAL = 1.0  # seconds between two snapshots
 CLIENTS_MAX = 100  # at a time, each with a connection
-UNREAD_MAX = 8  # looks whose changes wait for one client
+UNREAD_MAX = 8  # snapshots whose changes wait for one client
 EVENTS_PER_LOOK = 200  # of the event log; older ones of the same second are left out
 
 
@@ -68,7 +68,7 @@ class LiveFeed:
         self._clients: set[LiveClient] = set()
         self._view: PoolView | None = None  # None: there are no clients
         self._timer: Timer | None = None
-        self._snapshot = b""  # encoded; empty: not since the last look
+        self._snapshot = b""  # encoded; empty: none since the last change
         self._log = log
         self._next_event = 0  # the number of the first that was not sent
         gateway.hub.subscribe(self._on_facts)
@@ -118,7 +118,7 @@ class LiveFeed:
         return self._snapshot
 
     def look(self) -> None:
-        """Look at the pool, and tell the clients what has changed."""
+        """Send the clients what has changed in the pool."""
         if self._view is None:
             return
         self._snapshot = b""
@@ -162,7 +162,7 @@ class LiveFeed:
             self._view.on_facts(batch)
 
     async def _read_orders(self) -> None:
-        """Read operators' orders if they have changed; the next look shows them."""
+        """Read operators' orders if they have changed; the next snapshot shows them."""
         view = self._view
         if view is None or not view.orders_changed:
             return

@@ -1,7 +1,7 @@
-"""The pool as the dashboard sees it: a snapshot, and what changed since the last look.
+"""The pool as the dashboard sees it: a snapshot, and the changes since the last one.
 
-A look at a worker that has not changed costs a comparison; only changed workers are
-described anew.
+A worker that has not changed costs one comparison; only changed workers are described
+again.
 """
 
 from collections import defaultdict
@@ -107,7 +107,7 @@ class _SeenPeer:
 
 
 class PoolView:
-    """The state at the last look.  ``orders`` are operators' orders in the store."""
+    """The last snapshot.  ``orders`` are operators' orders in the store."""
 
     def __init__(self, gateway: Gateway, orders: Sequence[StoredOrder]) -> None:
         self.orders = orders
@@ -131,7 +131,7 @@ class PoolView:
                 self.orders_changed = True
 
     def snapshot(self) -> PoolSnapshot:
-        """Return the state at the last look."""
+        """Return the state at the last snapshot."""
         gateway = self._gateway
         status = CoordinatorStatus(
             version=shoal.__version__,

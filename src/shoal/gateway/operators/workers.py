@@ -65,7 +65,7 @@ async def stored_orders(gateway: Gateway) -> list[StoredOrder]:
 
 
 def suspension_state(pool: PoolState, worker: Worker) -> StateName | None:
-    """Return what an operator's word does to a worker; None: nothing."""
+    """Return what an operator's order does to a worker; None: nothing."""
     if pool.is_drained(worker.id):
         return "drained"
     return None if worker.suspension is None else worker.suspension.value

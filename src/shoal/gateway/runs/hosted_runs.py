@@ -295,7 +295,7 @@ class HostedRun:
         self._rounds_timer.update()
         begins = any(node is None for node, _ in answers)
         if begins:
-            # Ranks of the one before try in vain until their members end them.
+            # Ranks of the previous round cannot connect until their members end them.
             for each in self._at_ranks.values():
                 each.hang_up(SERVICE_RESTART)
             self._at_ranks.clear()
@@ -343,7 +343,7 @@ class HostedRuns:
         return run
 
     def find(self, run_id: str) -> HostedRun | None:
-        """Return a run that is open or has ended a while ago, if it is known."""
+        """Return a run that is open or ended recently, if it is known."""
         return self._runs.get(run_id) or self._ended.get(run_id)
 
     def newest_first(self) -> Iterator[HostedRun]:

@@ -185,7 +185,7 @@ async def explain_run(
 ) -> list[str]:
     """Return the history of a run in plain lines, from its members' facts and reports.
 
-    What members reported is known until a while after the run, or a restart.
+    Members' reports are kept for some time after the run, or until a restart.
     """
     lines: list[str] = []
     for node, member in enumerate(members):

@@ -61,7 +61,7 @@ class RankRelay:
         return len(self._open)
 
     async def listen(self, port_id: str, socket: web.WebSocketResponse) -> None:
-        """Tell a rank who dials its port, until it leaves."""
+        """Notify a rank of connections to its port, until it leaves."""
         older = self._listeners.get(port_id)
         self._listeners[port_id] = socket
         self._listener_added.set()

@@ -19,7 +19,7 @@ from shoal.domain.work import JSON
 VALUES_MAX = 50_000  # values in one text: about 50 ms, whatever their length
 
 INDEX_MAX = 2**32 - 2  # largest key that is an array index
-EXACT_DIGITS = 15  # integers of up to so many digits are exact as doubles
+EXACT_DIGITS = 15  # integers of up to 15 digits are exact as doubles
 EXPONENT_FROM = 1e21  # numbers from here on are written with an exponent
 POINT_FROM = 1e-6  # and so are numbers below this
 REPR_POINT_FROM = 1e-4  # the same limit in Python

@@ -265,7 +265,7 @@ class DispatchWorkerSession:
         """Send a heartbeat, unless the coordinator is lost.
 
         A coordinator that acknowledges heartbeats is lost if it stops to, and says
-        nothing else either.  Not every one does: then the connection's end tells.
+        nothing else either.  Not every one does: then the connection's end shows it.
         """
         beat = Send(self._encoded_heartbeat())
         since, self._due = self._unacknowledged_since, now + HEARTBEAT_INTERVAL

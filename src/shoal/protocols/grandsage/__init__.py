@@ -29,7 +29,7 @@ from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
 __all__ = ["PROTOCOL", "Config"]
 
-PONGS = 3.0  # times as long may a node send nothing, if it answers pings
+PONGS = 3.0  # a node that answers pings may be silent this many times longer
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:

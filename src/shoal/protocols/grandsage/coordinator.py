@@ -97,7 +97,7 @@ class GrandSageNodeSession:
         self._task_ids = task_ids
         self._last_received = now
         # Real nodes send keepalives, of which the document says nothing.  Of a node
-        # without, only the pongs tell that it is there.
+        # without, only the pongs show that it is alive.
         self._sends_keepalives = False
         self._closed = False
         self._tasks: dict[int, _SentTask] = {}

@@ -47,7 +47,7 @@ class FleetDialer:
 
     HOST:PORT may be either of a node's two ports.  The dialer pings it: a pong contains
     the transport port; without a pong it is taken to be the transport port itself.  Of
-    a Shoal coordinator both ports are known; the pong tells its id.
+    a Shoal coordinator both ports are known; the pong has its id.
 
     Raises ConfigError from the constructor if the URL cannot be dialled.
     """

@@ -9,7 +9,7 @@ removed from the end::
     v2   id | challenge   id | answer | challenge | suffix  answer | suffix
 
 An answer is HMAC-SHA256 of the other end's challenge under the fleet's key.  All
-messages are CONTROL frames on stream 0, with sequence 0.  A suffix tells the sender's
+messages are CONTROL frames on stream 0, with sequence 0.  A suffix has the sender's
 hardware and is read from the right::
 
     version u8 | size u16 | hardware | HMAC, 32 bytes | size of all before this, u16

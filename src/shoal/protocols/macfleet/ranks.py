@@ -10,7 +10,7 @@ Source: MacFleet's own programs (the document does not describe the format)::
 All integers are big-endian; the numbers are in the dtype's byte order, in C order.
 NumPy accepts more dtype names than are safe to read from a stranger (records,
 subarrays, Python objects), so a pattern selects the names that are read.  MacFleet's
-own programs put each array into one frame, and their collectives tell arrays apart by
+own programs put each array into one frame, and their collectives distinguish arrays by
 order alone.
 """
 

@@ -80,10 +80,10 @@ class WorkerProfile:
     the start, if one connection carries all models. ``direct_url`` is an address
     without HTTP that the coordinator advertises (``tcp://HOST:PORT``).
     ``expected_models`` are names of models that it offers once they are loaded: the
-    wire tells the coordinator, so that it can refuse the worker before that.
+    wire reports to the coordinator, so that it can refuse the worker before that.
     ``random_bytes`` returns that many random bytes, and ``passcode`` is the cluster's,
     on wires that have one. ``owner`` is the id of the user that the machine belongs to,
-    on wires that tell it, and ``registered_at`` and ``plain`` are as in
+    on wires that report it, and ``registered_at`` and ``plain`` are as in
     ``ProtocolContext``. ``engine`` is as in ``Offer``. ``verify`` takes a public key, a
     signature and a message. ``coordinator_key`` is the key, in hexadecimal, of the
     coordinator that has admitted this worker before, without a token; empty: unknown.

@@ -5,7 +5,7 @@ static keys; the other end answers with the second.  From then on the stream con
 records: a 16-bit big-endian size, and that many bytes of ciphertext under the next
 nonce.  A record has at most 65535 bytes (Noise, revision 34, section 3).
 
-The handshake authenticates nobody.  Its hash, the *binding*, is the same at both ends
+The handshake does not authenticate.  Its hash, the *binding*, is the same at both ends
 of one stream and at no other, so a session authenticates its peer by proofs that cover
 the binding: see ``token_proof``.
 """

@@ -133,7 +133,7 @@ class Listener:
     def advertised_label(self) -> str:
         """The label under which the coordinator advertises the port.
 
-        It tells workers whether the listener uses TLS.
+        It shows workers whether the listener uses TLS.
         """
         if not self.label:
             return self.security.value

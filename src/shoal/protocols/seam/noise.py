@@ -1,6 +1,6 @@
 """A handshake of the Noise framework, of two messages, then transport keys.
 
-``Noise_NN_25519_ChaChaPoly_BLAKE2s``: neither end has a static key, so whoever uses the
+``Noise_NN_25519_ChaChaPoly_BLAKE2s``: neither end has a static key, so the user of the
 keys has to authenticate the other end, bound to ``TransportKeys.hash``.
 
 Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018): section 5 for the

@@ -150,10 +150,10 @@ class BoundSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerProfile:
-    """What a peer says about itself, for people: nobody verifies it.
+    """What a peer says about itself, for display: it is not verified.
 
     ``name`` is the one that its owner gave it, ``owner`` the id of the user that it
-    belongs to, and ``organization`` that of a group; empty if it tells none.
+    belongs to, and ``organization`` that of a group; empty if it reports none.
     ``registered_at`` is the Unix time at which it first registered, in its own words.
     ``remark``: what an operator should know about its protocol's version.  ``release``
     is that of its program, if that is Shoal's.

@@ -11,7 +11,7 @@ has two channels with different bindings, so no proof of one is valid on the oth
 
 Limits: all holders of a token are equal, so one of them can pretend to be the
 coordinator to another, or a worker of another name; named tokens, one for each machine,
-prevent that.  A token that can be guessed can be guessed offline by whoever a worker
+prevent that.  A token that can be guessed can be guessed offline by anyone a worker
 dials.
 """
 

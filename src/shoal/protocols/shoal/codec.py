@@ -48,8 +48,8 @@ EVENTS: frozenset[type] = frozenset(
 )
 """What a worker sends to a coordinator."""
 
-# A worker learns nothing of who pays, and who is notified.  Whether a job may be given
-# back depends on the other end, not on what that says.
+# A worker learns neither the payer nor the recipients of notifications.  Whether a job
+# may be given back depends on the other end, not on what that says.
 _LEFT_OUT: Mapping[type, frozenset[str]] = {RunJob: frozenset({"terms", "returnable"})}
 
 Convert: TypeAlias = Callable[[Any], Any]

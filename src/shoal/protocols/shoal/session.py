@@ -56,7 +56,7 @@ from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, wr
 HELLO_TIMEOUT = 10.0  # seconds
 PING_INTERVAL = 7.0  # seconds: two fit into a silence
 SILENCE_MAX = 15.0  # seconds without a message until the other end counts as lost
-HELLO_MAX = 64 << 10  # bytes of a message of who is not admitted
+HELLO_MAX = 64 << 10  # bytes of a message before admission
 CLOSE_TEXT_MAX = 100  # characters
 KEY_LABEL = b"shoal key proof v1\n"
 BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
@@ -250,7 +250,7 @@ class ShoalSession:
         if self._closed:
             return ()
         if self._peer is None:
-            # The state of this end is sent once there is somebody to tell.
+            # The state of this end is sent once a peer is admitted.
             self._unsent[type(content)] = content
             return ()
         if isinstance(content, words.Dismiss):
@@ -258,7 +258,7 @@ class ShoalSession:
         return self._encode(content, now)
 
     def connection_lost(self, now: float) -> Sequence[session.Output]:
-        """Leave the name to whoever comes next."""
+        """Release the name for the next connection."""
         self._closed = True
         return ()
 
@@ -436,7 +436,7 @@ class ShoalSession:
     def _proves_token(self, hello: codec.Opening) -> bool:
         """Return whether the coordinator has this worker's token, if it has one.
 
-        On a connection that is not encrypted nobody can prove it.
+        It cannot be proved on an unencrypted connection.
         """
         token, binding = self._local.token, self._binding
         if not token or not binding:
@@ -458,7 +458,7 @@ class ShoalSession:
         return hello.key.hex()
 
     def _admit(self, hello: codec.Opening, now: float) -> AdmissionGrant:
-        """Check the proofs of who dialled.  Raises NotAdmitted, and Unavailable."""
+        """Check the dialling end's proofs.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
         assert local.admission is not None, "this end is a coordinator"
         if not binding and not local.plain and not is_loopback(self._address):

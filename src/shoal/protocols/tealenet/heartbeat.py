@@ -127,5 +127,5 @@ def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
 
 def _throttle_level(load: WorkerLoad) -> int:
     """Return the throttle; 0 if there is a reason to get no jobs but heat."""
-    told = load.thermal not in SPEED_BY_THERMAL_LEVEL
-    return load.throttle if told or not load.unfit else 0
+    is_hot = load.thermal not in SPEED_BY_THERMAL_LEVEL
+    return load.throttle if is_hot or not load.unfit else 0

@@ -56,7 +56,7 @@ class _InboundJob:
 class TealeInboundJobs:
     """The jobs that the peer has submitted in one session.
 
-    ``heartbeats`` has the offers of this end, and tells the peer when it is busy.
+    ``heartbeats`` has the offers of this end, and notifies the peer when it is busy.
     """
 
     def __init__(

@@ -109,8 +109,8 @@ class TealePeerState:
         if heartbeat is not None:
             owner = well_formed(heartbeat.owner_user_id or "")
             organization = _organization(heartbeat.organization_id, self._cluster)
-            told = PeerProfile(owner=owner, organization=organization)
-            merged = _merged(merged, told)
+            reported = PeerProfile(owner=owner, organization=organization)
+            merged = _merged(merged, reported)
         if merged == self.profile:
             return ()
         self.profile = merged
@@ -165,15 +165,16 @@ class TealePeerState:
         return (OffersChanged(offers),)
 
 
-def _merged(known: PeerProfile, told: PeerProfile) -> PeerProfile:
-    given = {each.name: getattr(told, each.name) for each in fields(told)}
+def _merged(known: PeerProfile, reported: PeerProfile) -> PeerProfile:
+    given = {each.name: getattr(reported, each.name) for each in fields(reported)}
     return replace(known, **{name: value for name, value in given.items() if value})
 
 
 def _organization(given: str | None, cluster: str | None) -> str:
     """Return an organization for people.
 
-    Macs write the hash of the cluster's passcode there, which admits whoever has it.
+    Macs write the hash of the cluster's passcode there, and that hash is sufficient for
+    admission.
     """
     if given is not None and given == cluster:
         return "this cluster"

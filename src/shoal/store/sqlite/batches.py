@@ -101,7 +101,7 @@ def _find_place(
 def _check_room(
     sql: sqlite3.Connection, owner: str, files: int, size: int, total_max: int
 ) -> None:
-    """Raise TooLarge if an owner may not have so many more files, of ``size`` bytes.
+    """Raise TooLarge if an owner may not have ``files`` more files of ``size`` bytes.
 
     The files that open batches may write count, but not their bytes.
     """

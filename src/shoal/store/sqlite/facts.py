@@ -2,8 +2,8 @@
 
 The facts about a job are in its row, and from some length on in rows of their own.
 Most jobs have a few facts, which a compressed row holds in a tenth of the space of rows
-of their own.  Appending rewrites the row, so only so many are appended.  Jobs that
-earlier versions wrote have rows of their own for all.
+of their own.  Appending rewrites the row, so only a limited number is appended.  Jobs
+that earlier versions wrote have rows of their own for all.
 """
 
 import sqlite3

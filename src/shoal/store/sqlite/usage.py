@@ -34,7 +34,7 @@ COLUMNS: Mapping[ledger.UsageField, str] = {
 
 BITS: Mapping[ledger.UsageField, int] = {"key": 1, "model": 2, "node": 4}
 ALL_BITS = 7
-"""What ``usage_by_model`` tells apart; ``usage_sums`` has the rows of some bits."""
+"""The fields of ``usage_by_model``; ``usage_sums`` has the rows of some bits."""
 
 ADD_UP = """INSERT INTO usage_sums
     SELECT value, day, iif(value & 1, owner, ''), iif(value & 2, model, ''),

@@ -73,7 +73,7 @@ class WorkParts:
             pass
 
     async def _delete_unused_of(self, jobs: int) -> int:
-        """Delete the parts of so many jobs, or fewer; return the number of jobs."""
+        """Delete the parts of at most ``jobs`` jobs; return the number of jobs."""
         async with self._deletion:
             # Those that are being submitted are among them.
             limit = jobs + len(self._rows)

@@ -204,7 +204,7 @@ class GroupCheckpoints:
         """
         rank = self._group.place.rank
         folder = self._folder.path
-        # Drawn anew: what a killed run has left means nothing.
+        # Drawn again: what a killed run has left means nothing.
         drawn = self._gather(os.urandom(8).hex())[0]
         marks = [
             folder / f"{MARK}{drawn}-{each}" for each in range(self._group.place.size)

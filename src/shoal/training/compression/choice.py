@@ -49,7 +49,7 @@ def expected_seconds(
     ranks: int,
     ratio: float,
 ) -> float:
-    """Return how long an all-reduce of so many bytes takes; ``ratio``: that of topk."""
+    """Return how long an all-reduce of ``size`` bytes takes; ``ratio`` is topk's."""
     moved = 2 * (ranks - 1) / ranks * size
     if chosen is None:
         return 2 * (ranks - 1) * figures.delay + moved / figures.rate

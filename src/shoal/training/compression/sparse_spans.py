@@ -83,7 +83,7 @@ def kept(length: int, ratio: float) -> int:
 
 
 def is_dense(length: int, count: int) -> bool:
-    """Return whether all numbers of a span take no more bytes than so many."""
+    """Return whether a whole span takes no more bytes than its ``count`` largest."""
     return encoded_size(length, count) == _HALF.encoded_size(_NUMBER * length)
 
 
@@ -94,7 +94,7 @@ def encoded_size(length: int, count: int) -> int:
 
 
 def largest(numbers: Array, count: int) -> Array:
-    """Return the places of so many numbers of the largest magnitude, in order.
+    """Return the places of the ``count`` numbers of the largest magnitude, in order.
 
     Of equal numbers those that come first are taken.  NaN counts as the largest.
     """

@@ -1,1 +1,1 @@
-"""Generations of a group: what their ranks and the rendezvous tell each other."""
+"""Generations of a group: the messages between their ranks and the rendezvous."""

@@ -57,7 +57,7 @@ class GenerationEnd:
         return max(each.operation for each in self._states())
 
     def is_fruitless(self, formed: int | None) -> bool:
-        """Return whether nobody is missing and no operation was completed.
+        """Return whether all ranks are present and no operation was completed.
 
         ``formed`` is the newest operation when the generation began; None: unknown.
         """
@@ -115,7 +115,7 @@ class GenerationEnd:
     def story(self) -> Iterator[str]:
         """Say which ranks failed, the first one first, and how others noticed it.
 
-        What ranks report that are still there is said only if nobody is missing.
+        Reports of connected ranks are included only if no rank is missing.
         """
         missing = [each for each in self._roster if each not in self.reported]
         missing.sort(key=lambda each: self._members[each].lost_at)

@@ -27,10 +27,10 @@ to a rank                      meaning
 ``formation``: generation      the next generation; see ``Formation``
 ``end``: generation            end the generation, and report it, with ``reason`` and
                                ``cause``; for an admission, after the operation
-``ping``: number               answer it at once
-``waiting``: count             so many new ranks wait to be admitted
-``out``: reason                it takes no part any more; final
-=============================  =====================================================
+``ping``: number               answer it at once ``waiting``: count             number
+of new ranks that wait to be admitted ``out``: reason                it takes no part
+any more; final =============================
+=====================================================
 
 What a new generation does first, so that no rank misses a result, follows from its
 formation (``settle``).
@@ -86,7 +86,7 @@ class RankState(FormedRank):
     saves: bool = True
 
     def formed(self) -> FormedRank:
-        """Return what other ranks of a generation are told."""
+        """Return the form in which other ranks of a generation receive it."""
         return FormedRank(*(getattr(self, each.name) for each in fields(FormedRank)))
 
     @classmethod

@@ -7,7 +7,7 @@ others get its result, bit for bit; if none has, it is repeated.
 
 There are two kinds of operations.  Those whose result is *shared*, all ranks having the
 same, are reduced into memory of the sequence, which keeps the latest result for a rank
-that misses it.  All others end with a barrier: whoever has passed it knows that all
+that misses it.  All others end with a barrier: a rank that has passed it knows that all
 ranks have their results.
 """
 
@@ -105,7 +105,7 @@ class OperationSequence:
         self._changed = threading.Condition()
         self._group: RankGroup | None = None  # of the present formation
         self._formation: Formation | None = None  # the latest one
-        self._settled = -1  # the last generation in which nobody misses an operation
+        self._settled = -1  # the last generation in which no rank misses an operation
         self._last: Bytes | None = None  # the result of the last operation, if shared
         self._stores: list[Bytes | None] = [None, None]  # for shared results, in turn
         self._closed = False
@@ -269,7 +269,7 @@ class OperationSequence:
     ) -> bool:
         """Give the last result to ranks that miss it; return whether this one did.
 
-        Raises GroupEnded, and RankMissing if nobody who has the result is there.
+        Raises GroupEnded, and RankMissing if no rank that has the result is left.
         """
         if self._settled == formation.generation:
             return False

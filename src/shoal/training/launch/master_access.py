@@ -54,7 +54,7 @@ def is_reachable(token: str, host: str, door_port: int) -> bool:
     name = run_id_of(token).encode()
     try:
         with socket.create_connection((host, door_port), PROBE_TIMEOUT) as door:
-            # No secret: it tells the machine from another of the same address.
+            # No secret: it distinguishes the machine from another of the same address.
             return door.makefile("rb").read(len(name)) == name
     except OSError:
         return False

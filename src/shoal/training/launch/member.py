@@ -101,7 +101,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
             if not reports.wait(lambda: reports.round.number >= 0, ROUND_TIMEOUT):
                 raise Unavailable(f"no answer from {coordinator.url}")
             while not _start(plan, coordinator, folder, reports).run():
-                pass  # a machine is lost: the script begins anew on the others
+                pass  # a machine is lost: the script restarts on the others
             store = partial(run_link.store_piece, coordinator.url, plan["token"], tls)
             return {
                 "machine": gethostname(),

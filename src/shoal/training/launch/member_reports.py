@@ -1,4 +1,4 @@
-"""What a member tells those who watch its run: events, and notes for other members.
+"""A member's reports: events for the watchers of its run, and notes for other members.
 
 Reports never delay the script: beyond a limit, lines are left out, and counted.
 """
@@ -70,7 +70,7 @@ class MemberReports:
         return [*notes, {MEMBER: self._node, **self.round.message()}]
 
     def event(self, kind: str, rank: int, text: str = "") -> None:
-        """Report an event that tells the course of the run."""
+        """Report a run event."""
         self._flush_all()
         self._send({"event": kind, "rank": rank, "text": text[:TEXT_MAX]})
 

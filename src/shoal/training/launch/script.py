@@ -96,7 +96,7 @@ def free_port(run_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A place in a round: ``node`` of ``nodes``, with so many processes each."""
+    """A place in a round: ``node`` of ``nodes``, with a number of processes each."""
 
     node: int
     nodes: int

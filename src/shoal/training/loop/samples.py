@@ -24,8 +24,8 @@ Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 class SampleOrder:
     """The order of ``length`` samples, taken in batches of at most ``batch``.
 
-    The last batch of an epoch has what is left.  Samples are shuffled anew each epoch,
-    by numbers that are the same on all systems and in all versions of NumPy.
+    The last batch of an epoch has what is left.  Samples are reshuffled each epoch, by
+    numbers that are the same on all systems and in all versions of NumPy.
     """
 
     def __init__(self, length: int, batch: int, seed: int = 0) -> None:
@@ -210,7 +210,7 @@ class Shares:
         return {"members": self._members, "speeds": [*self.speeds]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the shares of a state; measurements begin anew."""
+        """Set the shares of a state; measurements restart."""
         self._members = list(state["members"])
         self.speeds = list(state["speeds"])
         self._forget()

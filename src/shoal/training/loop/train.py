@@ -148,8 +148,8 @@ def train(
             samples, with which ``backward`` works.
         optimizer: a ``torch.optim.Optimizer`` of the model's parameters.
         batch: how many samples a step has, of all ranks together.
-        epochs: how often each sample is used; each once in an epoch, whoever comes and
-            goes.
+        epochs: how often each sample is used; each once in an epoch, even if ranks join
+            or leave.
         steps: how many steps the run has; None: what the epochs have.
         scheduler: called with ``step()`` after each step that counted.
         collate: makes a batch of samples.
@@ -206,7 +206,7 @@ def train(
             report_hash,
         )
 
-        def tell(report: TrainingReport) -> None:
+        def publish(report: TrainingReport) -> None:
             progress(report.done, str(report))
             report_values(
                 step=report.step,
@@ -219,7 +219,7 @@ def train(
             if on_step is not None:
                 on_step(report)
 
-        return loop.run(tell)
+        return loop.run(publish)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The steps of a run on one rank, each of which counts on all ranks or on none.
 
 Each step has the next samples of the run's order, divided by the speeds of the ranks.
-Gradients are added while backward runs; then each rank tells the others what it has
-done, and only when all have told it, the optimizer's step follows.  A rank that is lost
-before makes the others repeat the step without it.
+Gradients are added while backward runs; then the ranks exchange what each has done, and
+only then the optimizer's step follows.  A rank that is lost before makes the others
+repeat the step without it.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ def agree_on_buffers(group: Collectives, buffers: Iterable[Tensor]) -> None:
 
 
 class _Row(NamedTuple):
-    """What a rank tells the others after its part of a step.
+    """The message of a rank to the others after its part of a step.
 
     ``generation`` and ``size`` are those of the group in which it began.
     """

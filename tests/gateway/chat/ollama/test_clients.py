@@ -170,7 +170,7 @@ async def test_models_are_listed_shown_and_pulled(tmp_path: Path) -> None:
             ollama.ResponseError, match="shoal models get m2"
         ) as missing:
             await client.pull("m2")
-        with pytest.raises(ollama.ResponseError, match="not managed"):
+        with pytest.raises(ollama.ResponseError, match="cannot be managed"):
             await client.delete("m1")
 
     assert [each.model for each in listed] == [each.model for each in running] == ["m1"]

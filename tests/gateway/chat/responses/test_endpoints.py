@@ -592,7 +592,7 @@ async def test_key_of_another_storage_is_refused(
         await node.answer("Hello")
         await first
 
-        with pytest.raises(sdk.UnprocessableEntityError, match="another request"):
+        with pytest.raises(sdk.UnprocessableEntityError, match="a different request"):
             await openai.responses.create(**asked, store=not stored)
 
 

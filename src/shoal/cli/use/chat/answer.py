@@ -1,7 +1,7 @@
 """One streamed answer of a model: it survives the coordinator's restart, and is shown.
 
 The request has an idempotency key: sent again, it attaches to the same job, whose
-stream begins anew.  What was shown before is skipped.  When its reader stops, the
+stream starts over.  What was shown before is skipped.  When its reader stops, the
 job is cancelled; when the command is killed, the coordinator does that shortly after.
 
 On a terminal an answer has a sign of waiting, and its speed.  Elsewhere it is its plain
@@ -35,7 +35,7 @@ class ShownKind(Enum):
     REASONING = "reasoning"
     TEXT = "text"
     RECONNECTING = "reconnecting"  # the text is why
-    RESTARTED = "restarted"  # the answer differs from what was shown, and begins anew
+    RESTARTED = "restarted"  # the answer differs from what was shown, and starts over
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class ChatStream:
 
 
 class _Replay:
-    """A stream that begins anew, beside the part that was shown of it."""
+    """A stream that starts over, beside the part of it that was shown."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown

@@ -55,8 +55,8 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     found = api.request(f"/admin/models/{quote(name)}")
     own = api.http_url
     rows = [_found_row(each, own) for each in found["data"]]
-    asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
-    nothing = f"no peer shares {name} ({asked} queried); to share it: {SHARE}"
+    peers = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
+    nothing = f"no peer shares {name} ({peers} queried); to share it: {SHARE}"
     terminal.show_table(found, as_json, FOUND, rows, nothing)
     if rows and not as_json:
         first = next((each["address"] for each in rows if each["address"]), None)

@@ -49,10 +49,10 @@ async def create_message(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     caller.headers[REQUEST_ID] = record_of(request).id
-    asked = await gateway.bodies.decode(request, caller.name, decode_message_request)
-    form = message_form(asked.generation.work, shows_thinking=asked.shows_thinking)
+    decoded = await gateway.bodies.decode(request, caller.name, decode_message_request)
+    form = message_form(decoded.generation.work, shows_thinking=decoded.shows_thinking)
     return await answer(
-        gateway, request, caller, asked.generation, form, field="messages"
+        gateway, request, caller, decoded.generation, form, field="messages"
     )
 
 

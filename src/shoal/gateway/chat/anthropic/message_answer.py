@@ -123,7 +123,7 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
 class MessageUsage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens; those of the input are without those that were in a cache.
 
-    What the engine does not tell is absent.
+    What the engine does not report is absent.
     """
 
     input_tokens: int

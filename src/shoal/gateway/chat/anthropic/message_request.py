@@ -54,7 +54,7 @@ REASONING_EFFORTS = {
 }
 
 THINKING_SWITCHES = {"enabled": True, "disabled": False}
-"""What templates of chats are told; for other types, the model decides."""
+"""Values for chat templates; for other types, the model decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,12 @@ def _shows_thinking(body: message_body.MessageBody) -> bool:
 
     Others expect the text in the first block of an answer.
     """
-    asked = body.thinking
-    return asked is not None and asked.type != "disabled" and asked.display != "omitted"
+    thinking = body.thinking
+    return (
+        thinking is not None
+        and thinking.type != "disabled"
+        and thinking.display != "omitted"
+    )
 
 
 IMAGE_TOKENS = 1024  # of an image, whose size is unknown; models differ by far

@@ -72,8 +72,10 @@ async def show_version() -> OllamaVersion:
 async def create_ollama_chat(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_chat)
-    return await _answer(gateway, request, caller, asked, AnswerShape.CHAT, "messages")
+    decoded = await gateway.bodies.decode(request, caller.name, decode_ollama_chat)
+    return await _answer(
+        gateway, request, caller, decoded, AnswerShape.CHAT, "messages"
+    )
 
 
 @api.post(
@@ -86,9 +88,9 @@ async def create_ollama_chat(
 async def create_ollama_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_prompt)
+    decoded = await gateway.bodies.decode(request, caller.name, decode_ollama_prompt)
     shape = AnswerShape.GENERATE
-    return await _answer(gateway, request, caller, asked, shape, "prompt")
+    return await _answer(gateway, request, caller, decoded, shape, "prompt")
 
 
 @api.post(
@@ -102,13 +104,13 @@ async def embed_texts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     watch = Stopwatch(gateway.clock.now)
-    asked = await gateway.bodies.decode(request, caller.name, embeddings.decode_embed)
-    outcome, prompt_tokens = await _embed(gateway, request, caller, asked, "input")
-    wanted = 0 if asked.work is None else len(asked.work.inputs)
+    decoded = await gateway.bodies.decode(request, caller.name, embeddings.decode_embed)
+    outcome, prompt_tokens = await _embed(gateway, request, caller, decoded, "input")
+    wanted = 0 if decoded.work is None else len(decoded.work.inputs)
 
     def encode() -> bytes:
         vectors = [values for _, values in vectors_of(outcome, wanted)]
-        return embeddings.encode_embed(asked.model, vectors, prompt_tokens, watch)
+        return embeddings.encode_embed(decoded.model, vectors, prompt_tokens, watch)
 
     large = wanted > LARGE_ANSWER
     return json_bytes_response(await asyncio.to_thread(encode) if large else encode())
@@ -124,11 +126,11 @@ async def embed_texts(
 async def embed_text(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    asked = await gateway.bodies.decode(
+    decoded = await gateway.bodies.decode(
         request, caller.name, embeddings.decode_embed_one
     )
-    outcome, _ = await _embed(gateway, request, caller, asked, "prompt")
-    wanted = 0 if asked.work is None else 1
+    outcome, _ = await _embed(gateway, request, caller, decoded, "prompt")
+    wanted = 0 if decoded.work is None else 1
     vectors = [values for _, values in vectors_of(outcome, wanted)]
     return json_bytes_response(embeddings.encode_embed_one(vectors))
 
@@ -178,10 +180,10 @@ async def pull_model(
     except UnknownModel as error:
         raise UnknownModel(
             f"{error}. Models cannot be pulled through this API: on the machine that "
-            f"should run it, `shoal models get {asked.model}` copies it from a peer, "
+            f"should run it, `shoal models get {decoded.model}` copies it from a peer, "
             "and `shoal join` offers it"
         ) from error
-    if asked.stream is False:
+    if decoded.stream is False:
         return json_bytes_response(PULLED)
     return _lines(PULLING + PULLED)
 
@@ -219,7 +221,7 @@ async def _answer(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    asked: OllamaRequest,
+    decoded: OllamaRequest,
     shape: AnswerShape,
     field: str,
 ) -> web.StreamResponse:
@@ -234,27 +236,27 @@ async def _answer(
 
 
 def _loaded(
-    gateway: Gateway, caller: ApiCaller, asked: ModelLoad, shape: AnswerShape
+    gateway: Gateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
     name = resolve_model(asked.model, gateway.jobs.models)
     model_summary(gateway.hub.pool, name, seen_by(caller))
     answer = {
-        "model": asked.model,
+        "model": decoded.model,
         "created_at": to_time(gateway.clock.wall()),
         **shape.fields(""),
         "done": True,
-        "done_reason": asked.reason,
+        "done_reason": decoded.reason,
     }
     encoded = msgspec.json.encode(answer) + b"\n"
-    return _lines(encoded) if asked.stream else json_bytes_response(encoded)
+    return _lines(encoded) if decoded.stream else json_bytes_response(encoded)
 
 
 async def _embed(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    asked: embeddings.OllamaTexts,
+    decoded: embeddings.OllamaTexts,
     field: str,
 ) -> tuple[Outcome, int]:
     """Return the outcome, and the number of tokens that were read."""
@@ -262,7 +264,7 @@ async def _embed(
     if asked.work is None:
         model_summary(gateway.hub.pool, name, seen_by(caller))
         return Outcome(""), 0
-    work: Embedding = replace(asked.work, model=name)
+    work: Embedding = replace(decoded.work, model=name)
     _, outcome, usage = await answer_inputs(gateway, request, caller, work, field=field)
     return outcome, usage.prompt_tokens
 

@@ -39,7 +39,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionUsage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tokens; the details are absent where the engine does not tell them."""
+    """The tokens; the details are absent where the engine does not report them."""
 
     prompt_tokens: int
     completion_tokens: int

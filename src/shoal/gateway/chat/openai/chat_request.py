@@ -266,8 +266,8 @@ def _check_tool_choice(body: ChatBody, options: dict[str, JSON]) -> None:
 
 
 def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
-    asked = message.function_call
-    if asked is not UNSET and decoding.is_requested(asked, ("", {})):
+    function_call = message.function_call
+    if function_call is not UNSET and decoding.is_requested(function_call, ("", {})):
         raise decoding.unsupported(f"{path}.function_call")
     if message.role == "function":
         raise decoding.unsupported(f"{path}.role", message.role)

@@ -112,7 +112,9 @@ def _inputs(given: TextOrTokens) -> list[str] | list[list[int]]:
     return texts or [each for each in given if isinstance(each, list)]
 
 
-def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes:
+def encode_embeddings(
+    decoded: EmbeddingRequest, outcome: Outcome, usage: Usage
+) -> bytes:
     """Encode the answer, which is slow above ``LARGE_ANSWER`` vectors.
 
     Raises JobError if the worker did not give one valid vector for each text.
@@ -121,17 +123,17 @@ def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -
     vectors = [
         msgspec.Raw(
             msgspec.json.encode(
-                EmbeddingData(index, encoded if asked.in_base64 else values)
+                EmbeddingData(index, encoded if decoded.in_base64 else values)
             )
         )
         for index, (encoded, values) in enumerate(
-            vectors_of(outcome, len(asked.inputs))
+            vectors_of(outcome, len(decoded.inputs))
         )
     ]
     return msgspec.json.encode(
         {
             "data": vectors,
-            "model": asked.model,
+            "model": decoded.model,
             "usage": EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
             "object": "list",
         }

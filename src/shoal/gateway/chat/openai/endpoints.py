@@ -46,9 +46,9 @@ api = Operations()
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_chat_request)
-    form = answers.answer_form(asked.work, include_usage=asked.include_usage)
-    return await answer(gateway, request, caller, asked, form, field="messages")
+    decoded = await gateway.bodies.decode(request, caller.name, decode_chat_request)
+    form = answers.answer_form(decoded.work, include_usage=decoded.include_usage)
+    return await answer(gateway, request, caller, decoded, form, field="messages")
 
 
 @api.get(
@@ -76,9 +76,11 @@ async def show_chat_completion(
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(request, caller.name, decode_completion_request)
-    form = answers.answer_form(asked.work, include_usage=asked.include_usage)
-    return await answer(gateway, request, caller, asked, form, field="prompt")
+    decoded = await gateway.bodies.decode(
+        request, caller.name, decode_completion_request
+    )
+    form = answers.answer_form(decoded.work, include_usage=decoded.include_usage)
+    return await answer(gateway, request, caller, decoded, form, field="prompt")
 
 
 @api.get(
@@ -105,20 +107,22 @@ async def show_completion(
 async def create_embeddings(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(
+    decoded = await gateway.bodies.decode(
         request, caller.name, embeddings.decode_embedding_request
     )
     texts: list[str] = []
-    if asked.tokens:
-        texts = await gateway.token_texts.decode(asked.tokens, "input")
-    work = asked.work(texts)
+    if decoded.tokens:
+        texts = await gateway.token_texts.decode(decoded.tokens, "input")
+    work = decoded.work(texts)
     _, outcome, usage = await answer_inputs(
-        gateway, request, caller, work, field="input", end_user=asked.end_user
+        gateway, request, caller, work, field="input", end_user=decoded.end_user
     )
     if len(outcome.choices) <= LARGE_ANSWER:
-        return json_bytes_response(embeddings.encode_embeddings(asked, outcome, usage))
+        return json_bytes_response(
+            embeddings.encode_embeddings(decoded, outcome, usage)
+        )
     return json_bytes_response(
-        await asyncio.to_thread(embeddings.encode_embeddings, asked, outcome, usage)
+        await asyncio.to_thread(embeddings.encode_embeddings, decoded, outcome, usage)
     )
 
 
@@ -133,13 +137,13 @@ async def create_embeddings(
 async def create_rerank(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = await gateway.bodies.decode(
+    decoded = await gateway.bodies.decode(
         request, caller.name, rerank.decode_rerank_request
     )
     job_id, outcome, usage = await answer_inputs(
-        gateway, request, caller, asked.work, field="documents"
+        gateway, request, caller, decoded.work, field="documents"
     )
-    return json_bytes_response(rerank.encode_ranking(job_id, asked, outcome, usage))
+    return json_bytes_response(rerank.encode_ranking(job_id, decoded, outcome, usage))
 
 
 @api.post(
@@ -156,11 +160,11 @@ async def create_transcription(
         request, caller.name, transcription.AUDIO_MAX
     )
     decode = partial(transcription.decode_transcription_request, form)
-    asked = await gateway.bodies.decode_bytes(audio, caller.name, decode)
+    decoded = await gateway.bodies.decode_bytes(audio, caller.name, decode)
     _, outcome, usage = await answer_inputs(
-        gateway, request, caller, asked.work, field="prompt"
+        gateway, request, caller, decoded.work, field="prompt"
     )
-    encoded = transcription.encode_transcription(asked.answer_format, outcome, usage)
+    encoded = transcription.encode_transcription(decoded.answer_format, outcome, usage)
     return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
 
 

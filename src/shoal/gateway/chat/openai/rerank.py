@@ -90,13 +90,13 @@ def decode_rerank_request(data: bytes) -> RerankRequest:
 
 
 def encode_ranking(
-    job_id: JobId, asked: RerankRequest, outcome: Outcome, usage: Usage
+    job_id: JobId, decoded: RerankRequest, outcome: Outcome, usage: Usage
 ) -> bytes:
     """Encode the answer.
 
     Raises JobError if the worker did not give one score for each document.
     """
-    documents = asked.work.documents
+    documents = decoded.work.documents
     if len(outcome.choices) != len(documents):
         given = len(outcome.choices)
         raise JobError(f"the worker returned {given} scores for {len(documents)} texts")
@@ -107,14 +107,14 @@ def encode_ranking(
     return msgspec.json.encode(
         CreateRerankResponse(
             RERANK_ID_PREFIX + job_id,
-            asked.work.model,
+            decoded.work.model,
             [
                 RankedDocument(
                     index,
                     score,
-                    Document(documents[index]) if asked.with_documents else None,
+                    Document(documents[index]) if decoded.with_documents else None,
                 )
-                for score, index in ranked[: asked.top]
+                for score, index in ranked[: decoded.top]
             ],
             RerankTokens(usage.prompt_tokens, usage.prompt_tokens),
         )

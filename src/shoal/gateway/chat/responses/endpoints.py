@@ -97,27 +97,29 @@ async def create_response(
 ) -> web.StreamResponse:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
-    asked = storable(caller, await gateway.bodies.decode(request, caller.name, decode))
-    chat = await chat_of(gateway, caller, asked)
+    decoded = storable(
+        caller, await gateway.bodies.decode(request, caller.name, decode)
+    )
+    chat = await chat_of(gateway, caller, decoded)
     job_answers.check_work(gateway, caller.name, chat, "input")
     job = build_job(
         *(gateway, request, chat, caller),
-        session=asked.fields.prompt_cache_key or "",
-        tier=asked.fields.service_tier or "",
-        left_out=asked.left_out,
-        whole=not asked.stream,
-        end_user=asked.fields.safety_identifier or asked.fields.user or "",
+        session=decoded.fields.prompt_cache_key or "",
+        tier=decoded.fields.service_tier or "",
+        left_out=decoded.left_out,
+        whole=not decoded.stream,
+        end_user=decoded.fields.safety_identifier or decoded.fields.user or "",
     )
-    if asked.stored:
-        background = asked.fields.background
+    if decoded.stored:
+        background = decoded.fields.background
         terms = replace(
-            job.terms, api_fields=asked.fields.encode(), detached=background
+            job.terms, api_fields=decoded.fields.encode(), detached=background
         )
         job = replace(job, terms=terms)
-    if asked.fields.background:
-        return await _run_in_background(gateway, request, caller, job, asked)
-    form = _answer_form(asked, job)
-    if asked.stream:
+    if decoded.fields.background:
+        return await _run_in_background(gateway, request, caller, job, decoded)
+    form = _answer_form(decoded, job)
+    if decoded.stream:
         return await job_answers.stream_answer(gateway, request, caller, job, form)
     return await job_answers.answer_whole(gateway, request, caller, job, form)
 
@@ -222,36 +224,36 @@ async def _run_in_background(
     request: web.Request,
     caller: ApiCaller,
     job: Job,
-    asked: ResponseRequest,
+    decoded: ResponseRequest,
 ) -> web.StreamResponse:
     """Have ``job`` done without a client that waits; answer once it is accepted."""
     async with gateway.access.submit(job, caller) as reader:
         record_of(request).set_reader(reader)
         job_id = reader.job_id
-    draft = _draft(asked, job, job_id)
+    draft = _draft(decoded, job, job_id)
     if job_id == job.id:
         accepted = StoredResponse(draft, job.owner, JobState.QUEUED, None)
     else:  # an earlier one, of the same idempotency key
         accepted = await find_response(gateway, caller, draft.id)
-    if asked.stream:
+    if decoded.stream:
         return await stream_response(gateway, request, caller, accepted)
     return _shown(accepted)
 
 
-def _answer_form(asked: ResponseRequest, job: Job) -> job_answers.AnswerForm:
+def _answer_form(decoded: ResponseRequest, job: Job) -> job_answers.AnswerForm:
     return job_answers.AnswerForm(
         lambda job_id, outcome, _: responses.encode_json(
-            _draft(asked, job, job_id).answered(outcome)
+            _draft(decoded, job, job_id).answered(outcome)
         ),
-        lambda job_id, _: ResponseEventEncoder(_draft(asked, job, job_id)),
+        lambda job_id, _: ResponseEventEncoder(_draft(decoded, job, job_id)),
     )
 
 
-def _draft(asked: ResponseRequest, job: Job, job_id: JobId) -> ResponseDraft:
+def _draft(decoded: ResponseRequest, job: Job, job_id: JobId) -> ResponseDraft:
     """Return the draft; with an idempotency key the job may be an earlier one."""
     work = job.work
     assert isinstance(work, Chat), "a response is the answer to a chat"
-    return ResponseDraft(job_id, work, asked.fields, asked.stored)
+    return ResponseDraft(job_id, work, decoded.fields, decoded.stored)
 
 
 def _shown(found: StoredResponse) -> web.Response:
@@ -269,7 +271,7 @@ async def stream_response(
 
     The response goes on when the client leaves.
 
-    Raises InvalidRequest if the number is of an answer that has since begun anew.
+    Raises InvalidRequest if the number is of an answer that has since started over.
     """
     job_id = found.draft.job_id
     starts = await starts_of(gateway, job_id)

@@ -34,7 +34,7 @@ from shoal.gateway.http.responses import encode_event_text, encode_json
 NUMBERS_PER_START = 1 << 26
 """Numbers of the events of one answer: far more than an answer may have characters.
 
-An answer that began anew, because the coordinator restarted, has the next ones.  With
+An answer that started over, because the coordinator restarted, has the next ones.  With
 30 restarts they still fit into 32 bits, which some clients have for them.
 """
 
@@ -90,7 +90,7 @@ SUMMARY_EVENTS = _Events(
 class ResponseEventEncoder:
     """Writes the events of one response, those ``after`` a number.
 
-    ``starts`` is how often the answer has begun anew.
+    ``starts`` is how often the answer has started over.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ async def find_response(
     return found
 
 
-def storable(caller: ApiCaller, asked: ResponseRequest) -> ResponseRequest:
+def storable(caller: ApiCaller, decoded: ResponseRequest) -> ResponseRequest:
     """Return the request; of a caller without a key, it is not to be stored.
 
     All of them are one owner: any would find the responses of the others.
@@ -93,11 +93,11 @@ def storable(caller: ApiCaller, asked: ResponseRequest) -> ResponseRequest:
     Raises InvalidRequest naming the field that needs stored responses.
     """
     if not caller.is_keyless:
-        return asked
-    needing = [reference.path for reference in asked.references]
-    if asked.fields.background:
+        return decoded
+    needing = [reference.path for reference in decoded.references]
+    if decoded.fields.background:
         needing.insert(0, "background")
-    if asked.fields.previous_response_id:
+    if decoded.fields.previous_response_id:
         needing.insert(0, "previous_response_id")
     if needing:
         raise InvalidRequest(
@@ -105,26 +105,28 @@ def storable(caller: ApiCaller, asked: ResponseRequest) -> ResponseRequest:
             "`Authorization: Bearer KEY`",
             needing[0],
         )
-    return replace(asked, stored=False)
+    return replace(decoded, stored=False)
 
 
-async def chat_of(gateway: Gateway, caller: ApiCaller, asked: ResponseRequest) -> Chat:
-    """Return the chat of a request, with what it takes from earlier responses.
+async def chat_of(
+    gateway: Gateway, caller: ApiCaller, decoded: ResponseRequest
+) -> Chat:
+    """Return the chat of a request, including what it refers to in earlier responses.
 
     Raises NotFound, InvalidRequest.
     """
     earlier: Sequence[Message] = ()
-    if asked.fields.previous_response_id:
-        previous = asked.fields.previous_response_id
+    if decoded.fields.previous_response_id:
+        previous = decoded.fields.previous_response_id
         earlier = await _previous_messages(gateway, caller, previous)
     taken = characters_in(earlier)
     _check_taken(taken, "previous_response_id")
-    parts = await _find_parts(gateway, caller, asked.references, taken)
-    return asked.chat(earlier, parts)
+    parts = await _find_parts(gateway, caller, decoded.references, taken)
+    return decoded.chat(earlier, parts)
 
 
 async def starts_of(gateway: Gateway, job_id: JobId) -> int:
-    """Return how often a job's answer has begun anew: at restarts of the coordinator.
+    """Return how often a job's answer has started over: at restarts of the coordinator.
 
     Within one run of the coordinator, another worker continues it where it was.
     """

@@ -185,7 +185,7 @@ def decode_sparse(payload: Payload) -> SparseTensor:
 
 
 def _misplaced(indices: "Array", size: int) -> str | None:
-    """Say what is wrong with indices into so many numbers; None: nothing."""
+    """Return what is wrong with indices into ``size`` numbers; None: nothing."""
     import numpy as np
 
     if not indices.size:

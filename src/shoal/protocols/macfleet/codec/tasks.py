@@ -186,7 +186,7 @@ def decode_result(payload: Payload) -> TaskResult:
 
 
 def arguments_too_large(size: int) -> TooLarge:
-    """Return the error for a task of so many bytes."""
+    """Return the error for a task of ``size`` bytes."""
     return TooLarge(
         f"the task's arguments make {size} bytes, more than the "
         f"{TASK_MAX} that peers accept: pass large data by file or by blob"
@@ -194,7 +194,7 @@ def arguments_too_large(size: int) -> TooLarge:
 
 
 def result_too_large(size: int) -> TooLarge:
-    """Return the error for a result of so many bytes."""
+    """Return the error for a result of ``size`` bytes."""
     return TooLarge(
         f"the task returned {size} bytes, more than the {RESULT_MAX} that "
         "peers accept: return less, or write a file"

@@ -1,4 +1,4 @@
-"""The peers of a node: whom it dials, main sessions, and messages to and from each."""
+"""The peers of a node: which it dials, main sessions, and messages to and from each."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

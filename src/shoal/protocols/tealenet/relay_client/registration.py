@@ -252,7 +252,7 @@ def public_model_names(offers: Iterable[Offer]) -> list[str]:
 
 
 def fitting_names(names: Iterable[str], size_max: int) -> list[str]:
-    """Return the first names that have so many bytes of JSON in all, with commas."""
+    """Return the first names that fit, with commas, into ``size_max`` bytes of JSON."""
     fitting = []
     for name in names:
         size_max -= len(msgspec.json.encode(name)) + 1

@@ -212,7 +212,7 @@ REFUSED_MAX = 256  # unknown sessions that were answered, and are not answered a
 class RelaySessions:
     """All sessions of a node, by their ids without regard to case.
 
-    ``address_of`` returns a node's network address, if the relay tells it.
+    ``address_of`` returns a node's network address, if the relay reports it.
     ``local_state`` has this node's state, by event type: each session sends it.
     """
 
