@@ -12,8 +12,8 @@ from gateway.providers import COMMIT
 from protocols.contexts import SIGNER
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
+from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.http.operation import Operation
-from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 from shoal.protocols import discover
 
 HTTP_APIS = {"dispatch": ("/v1/quote", "/v1/jobs", "/v1/trust")}

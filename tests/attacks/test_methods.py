@@ -10,8 +10,8 @@ from attacks.raw import post, wire
 from attacks.siege import body
 from gateway.serving import Pool
 from harness.profiles import some_long
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.openapi import openapi_document
-from shoal.gateway.operations import OPERATIONS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

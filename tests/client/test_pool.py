@@ -164,7 +164,10 @@ def test_sent_function_without_a_worker_has_a_remedy(
 ) -> None:
     beside.coordinator.trusts_code = False
 
-    with beside.pool() as pool, pytest.raises(shoal.CodeRefused, match="sent by clients"):
+    with (
+        beside.pool() as pool,
+        pytest.raises(shoal.CodeRefused, match="sent by clients"),
+    ):
         pool.submit(lambda: 1).result()
 
 

@@ -36,7 +36,7 @@ from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
-from shoal.gateway.http.pages import PagePolicy
+from shoal.gateway.http.web_origins import PagePolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog

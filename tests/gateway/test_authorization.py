@@ -15,9 +15,9 @@ from gateway.batches.uploads import create, ended
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Pool
 from shoal.domain.credentials import Scope
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.http.responses import JSON_TYPE
-from shoal.gateway.operations import OPERATIONS
 
 ADMIN, MONITOR, OWNER, OTHER, READER, NOBODY = ROLES = (
     "admin",

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from harness.documents import PAGES
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.http.operation import Operation
-from shoal.gateway.operations import OPERATIONS
 
 OURS = [
     page

@@ -11,8 +11,8 @@ from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.http.list_limits import LISTS_WAITING_MAX
-from shoal.gateway.operations import OPERATIONS
 from shoal.store.port import JobFilter, StoredJobPage
 
 IN_MEMORY = {

@@ -3,8 +3,8 @@
 from typing import Any
 
 from gateway.serving import Pool
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.openapi import openapi_document
-from shoal.gateway.operations import OPERATIONS
 
 
 async def test_document_is_public(pool: Pool) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.keys import CHAT
 from gateway.serving import KEY, TOKEN, Pool, eventually
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.calls import CALLS_PATH
-from shoal.gateway.operations import OPERATIONS
 from shoal.gateway.operators import status
 from shoal.gateway.runs.endpoints import RUNS_PATH
 

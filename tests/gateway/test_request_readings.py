@@ -22,7 +22,7 @@ from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.domain.vocabulary import AnswerChunk, Command, Completed, RunJob
 from shoal.domain.work import Completion, Embedding, Feature, JobKind, Rerank
 from shoal.gateway import chat
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.receipts import works_of
 from shoal.ledger import bundle
 from shoal.ledger.canonical import encode

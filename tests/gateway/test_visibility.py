@@ -21,7 +21,7 @@ from gateway.providers import Provider, provider
 from gateway.serving import KEY, Pool, serving
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.worker import Hardware
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.protocols.dispatch import Config
 from shoal.protocols.seam.endpoints import ListedNode
 from shoal.protocols.seam.peer_session import PeerJoined

@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
 
 from harness.profiles import examples
 from live.programs import KEY, PATIENCE, TINY, Pool, Programs
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.openapi import openapi_document
-from shoal.gateway.operations import OPERATIONS
 
 # An address that sends wrong keys is soon turned away, and some rules cannot be written
 # as a schema: a tool that is chosen must be among the tools.

@@ -46,6 +46,7 @@ from shoal.domain.ids import JobId
 from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
 from shoal.gateway.accounts.usage import record_open_jobs
+from shoal.gateway.all_operations import OLLAMA_API
 from shoal.gateway.app import Gateway, first_look, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
@@ -57,7 +58,6 @@ from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
 from shoal.gateway.jobs.webhooks import EgressPolicy
-from shoal.gateway.operations import OLLAMA_API
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy

@@ -15,8 +15,8 @@ from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.domain.money import Micros, parse_dollars
 from shoal.engines.gguf_files import model_folders
-from shoal.gateway.http.pages import PagePolicy, page_policy
 from shoal.gateway.http.proxies import TrustedProxies, trusted_proxies
+from shoal.gateway.http.web_origins import PagePolicy, page_policy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.ledger.accounts import BASIS_POINTS

@@ -11,6 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from shoal.client.reconnection import COORDINATOR
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
+from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
@@ -25,7 +26,6 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.metrics.traces import JobTraces, RequestTracer
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
-from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
 from shoal.gateway.operators.live_feed import LIVE_FEED, LiveFeed
 from shoal.gateway.runs.hosted_runs import RUNS, HostedRuns
@@ -126,7 +126,7 @@ def _application(
     strangers: Strangers,
 ) -> web.Application:
     """Return the application of a port; ``upgrade`` None: without other WebSockets."""
-    error_form = error_forms(operations)
+    error_form = error_form_finder(operations)
     tracer = None
     if gateway.spans is not None:
         tracer = RequestTracer(gateway.spans, gateway.clock)

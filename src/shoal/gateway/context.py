@@ -13,7 +13,6 @@ from shoal.domain.moderation import Moderation
 from shoal.gateway.chat.inputs import TokenTexts
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
-from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
 from shoal.gateway.job_service import JobService
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments

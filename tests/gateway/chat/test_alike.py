@@ -12,7 +12,7 @@ import pytest
 
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.all_operations import OPERATIONS
 
 pytestmark = pytest.mark.shared_pool
 

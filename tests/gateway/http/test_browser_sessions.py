@@ -24,7 +24,7 @@ from shoal.gateway.http.browser_sessions import (
     SignInCodes,
     is_encrypted,
 )
-from shoal.gateway.http.pages import PagePolicy
+from shoal.gateway.http.web_origins import PagePolicy
 
 NOW = 1_700_000_000.0  # Unix time
 HOST = "127.0.0.1:4010"

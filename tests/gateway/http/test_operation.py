@@ -3,11 +3,11 @@
 import msgspec
 
 from shoal.domain.credentials import Scope
+from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.chat.anthropic.message_answer import ANTHROPIC_ERRORS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.errors import OPENAI_ERRORS, PLAIN_ERRORS
-from shoal.gateway.http.operation import Operations, below, error_forms
-from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
+from shoal.gateway.http.operation import Operations, below, error_form_finder
 
 
 class Things(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def test_stated_answer_is_that_of_a_handler_that_encodes_it_itself() -> None:
 
 
 def test_unknown_path_has_the_form_of_what_begins_as_it_does() -> None:
-    form = error_forms(OPERATIONS)
+    form = error_form_finder(OPERATIONS)
 
     assert form("/v1/jobs/none/at/all") is form("/v1/trust") is PLAIN_ERRORS
     assert form("/ollama/none") is form("/api/none") is PLAIN_ERRORS
@@ -60,7 +60,7 @@ def test_unknown_path_has_the_form_of_what_begins_as_it_does() -> None:
 
 
 def test_unknown_path_at_the_port_of_ollama_has_its_form() -> None:
-    form = error_forms(OLLAMA_PORT)
+    form = error_form_finder(OLLAMA_PORT)
 
     assert form("/none") is form("/api/none") is PLAIN_ERRORS
     assert form("/v1/none") is OPENAI_ERRORS

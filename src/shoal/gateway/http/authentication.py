@@ -11,7 +11,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.addresses import is_loopback, is_own_host
 from shoal.domain.credentials import Key, Scope, digest_of, without_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
-from shoal.gateway.http.pages import OWN_SITES, host_name
+from shoal.gateway.http.web_origins import OWN_SITES, host_name
 
 AUTHORIZATION = "Authorization"
 BARE_KEY = "x-api-key"

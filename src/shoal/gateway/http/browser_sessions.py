@@ -16,7 +16,7 @@ from aiohttp import web
 from shoal.config.session_file import SessionFile
 from shoal.domain.credentials import DAY, BrowserSession, Key, digest_of
 from shoal.domain.errors import Forbidden
-from shoal.gateway.http.pages import PagePolicy, host_port
+from shoal.gateway.http.web_origins import PagePolicy, host_port
 
 SESSION_LIFETIME = 7 * DAY  # seconds
 SESSIONS_MAX = 1000  # the oldest one ends

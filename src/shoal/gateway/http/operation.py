@@ -213,7 +213,7 @@ def below(prefix: str, operations: Iterable[Operation]) -> list[Operation]:
     return [replace(each, path=prefix + each.path) for each in operations]
 
 
-def error_forms(operations: Iterable[Operation]) -> Callable[[str], ErrorForm]:
+def error_form_finder(operations: Iterable[Operation]) -> Callable[[str], ErrorForm]:
     """Return the function from a path to the form of errors there.
 
     An unknown path has the form of the first operation that begins as it does.

@@ -8,7 +8,7 @@ import pytest
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat
-from shoal.gateway.chat.parts import Part, PartKind
+from shoal.gateway.chat.answer_parts import Part, PartKind
 from shoal.gateway.chat.responses.body import decode_fields
 from shoal.gateway.chat.responses.items import items_of, messages_of
 from shoal.gateway.chat.responses.request import (

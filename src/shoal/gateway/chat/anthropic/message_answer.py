@@ -15,10 +15,7 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Chat
-from shoal.gateway.chat.anthropic.message_request import estimated_input_tokens
-from shoal.gateway.chat.job_answers import AnswerForm
-from shoal.gateway.chat.options import matched_stop
-from shoal.gateway.chat.parts import (
+from shoal.gateway.chat.answer_parts import (
     Part,
     PartBegun,
     PartEnded,
@@ -29,6 +26,9 @@ from shoal.gateway.chat.parts import (
     call_arguments,
     parts_of,
 )
+from shoal.gateway.chat.anthropic.message_request import estimated_input_tokens
+from shoal.gateway.chat.job_answers import AnswerForm
+from shoal.gateway.chat.options import matched_stop
 from shoal.gateway.http.errors import ErrorForm, ErrorReport, error_body
 from shoal.gateway.http.ids import MESSAGE_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json

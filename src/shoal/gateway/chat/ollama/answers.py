@@ -14,8 +14,7 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Chat, Completion
-from shoal.gateway.chat.job_answers import AnswerForm
-from shoal.gateway.chat.parts import (
+from shoal.gateway.chat.answer_parts import (
     Part,
     PartBegun,
     PartEnded,
@@ -26,6 +25,7 @@ from shoal.gateway.chat.parts import (
     call_arguments,
     parts_of,
 )
+from shoal.gateway.chat.job_answers import AnswerForm
 from shoal.gateway.http import errors
 from shoal.gateway.http.responses import NDJSON_TYPE, encode_event_text, encode_json
 from shoal.ledger.canonical import to_time

@@ -17,8 +17,7 @@ import msgspec
 from shoal.domain.errors import ShoalError
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
-from shoal.gateway.chat.logprobs import LogprobQueue
-from shoal.gateway.chat.parts import (
+from shoal.gateway.chat.answer_parts import (
     Part,
     PartBegun,
     PartEnded,
@@ -27,6 +26,7 @@ from shoal.gateway.chat.parts import (
     PartKind,
     PartReader,
 )
+from shoal.gateway.chat.logprobs import LogprobQueue
 from shoal.gateway.chat.responses import response_object
 from shoal.gateway.http.errors import error_report
 from shoal.gateway.http.responses import encode_event_text, encode_json

@@ -16,7 +16,7 @@ from msgspec import Raw
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, message_text
 from shoal.gateway.chat import messages
-from shoal.gateway.chat.parts import Part, PartKind
+from shoal.gateway.chat.answer_parts import Part, PartKind
 from shoal.gateway.chat.responses import body
 from shoal.gateway.http.decoding import (
     decode_field,

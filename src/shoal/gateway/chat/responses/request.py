@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.chat.answer_parts import Part
 from shoal.gateway.chat.messages import (
     MESSAGES_MAX,
     Message,
@@ -24,7 +25,6 @@ from shoal.gateway.chat.options import (
     requested_options,
     stop_strings,
 )
-from shoal.gateway.chat.parts import Part
 from shoal.gateway.chat.responses.body import (
     RESPONSE_OPTIONS,
     CreateResponse,

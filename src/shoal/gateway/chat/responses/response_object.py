@@ -14,9 +14,9 @@ from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.chat.answer_parts import Part, PartKind, parts_of
 from shoal.gateway.chat.logprobs import LogprobQueue
 from shoal.gateway.chat.messages import Message
-from shoal.gateway.chat.parts import Part, PartKind, parts_of
 from shoal.gateway.chat.responses.body import ResponseFields
 from shoal.gateway.chat.responses.items import items_of
 from shoal.gateway.http.errors import CLIENT, LIMIT, QUOTA, error_report

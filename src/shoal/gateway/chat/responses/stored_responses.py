@@ -12,9 +12,9 @@ from shoal.domain.json_limits import characters_in
 from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
+from shoal.gateway.chat.answer_parts import Part, parts_of
 from shoal.gateway.chat.job_answers import stored_end
 from shoal.gateway.chat.messages import Message
-from shoal.gateway.chat.parts import Part, parts_of
 from shoal.gateway.chat.responses.body import decode_fields
 from shoal.gateway.chat.responses.items import ItemReference, messages_of
 from shoal.gateway.chat.responses.request import ResponseRequest

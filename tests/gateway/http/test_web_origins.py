@@ -11,9 +11,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.serving import KEY, serving
 from shoal.domain.errors import ConfigError, Forbidden
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.calls import CALLS_PATH
-from shoal.gateway.http.pages import PagePolicy, page_policy
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.http.web_origins import PagePolicy, page_policy
 from shoal.protocols.dispatch import Config
 
 CHAT_PAGE = "https://chat.example"

@@ -1,4 +1,4 @@
-"""What HTTP offers: the router and ``/openapi.json`` are made from it."""
+"""All HTTP operations: the router and ``/openapi.json`` are made from them."""
 
 from shoal.gateway import calls, dashboard, openapi, receipts
 from shoal.gateway.accounts import balances, credentials, invitations, sign_in, usage

@@ -7,10 +7,10 @@ from aiohttp import ClientResponse, web
 
 from gateway.serving import Pool, serving
 from shoal.domain.credentials import Scope
+from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.app import make_app
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.http.responses import BYTES_TYPE, NDJSON_TYPE, SSE_TYPE
-from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 
 PARAMETERS = {
     "run": "none",

@@ -1,11 +1,11 @@
-"""Which web pages may use this coordinator.
+"""Which host names and web origins may use this coordinator.
 
 A browser lets every page send requests to this machine and to the local network.  It
 names the page in ``Origin``: with every WebSocket, and with every request that is not a
 plain GET.  That name proves nothing if the page's own host resolves to this machine by
-now (DNS rebinding), but then ``Host`` has that name as well.  So where no key is asked
-for, the coordinator has to be addressed by a name of its own, and a page to be one of
-its own or of those that the operator allows.
+now (DNS rebinding), but then ``Host`` has that name as well.  So where no key is
+required, requests have to use a name of the coordinator, and come from one of its own
+pages or from an origin that the operator allows.
 
 Programs other than browsers may leave ``Origin`` out, and do.
 """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import JSON
-from shoal.gateway.chat.parts import (
+from shoal.gateway.chat.answer_parts import (
     Part,
     PartBegun,
     PartEnded,
