@@ -108,7 +108,7 @@ async def keep_valid(https: Https | None, folder: Path, clock: Clock) -> None:
 
 
 def _local_https(config: ServeConfig, names: frozenset[str], at: float) -> Https:
-    # Imported here, for that takes as long as all the rest of a start.
+    # Imported here, because that takes as long as all the rest of a start.
     from shoal.transports.local_authority import (
         LocalCertificate,
         local_certificate,

@@ -243,7 +243,7 @@ async def run_coordinator(
             strangers=strangers,
         )
         # Clients that still wait at the end are disconnected after the hub has stopped:
-        # their jobs must not be cancelled, for they go on after the next start.
+        # their jobs must not be cancelled, because they continue after the next start.
         async with (
             http_listener(
                 app,

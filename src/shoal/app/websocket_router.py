@@ -35,9 +35,10 @@ log = logging.getLogger("shoal.app")
 class WebSocketRouter:
     """Serves all WebSocket connections, from the opening request to the end.
 
-    Args: endpoints: all endpoints, each with its wire's name; only routes are used.
-        serve: runs a session over its link until the connection ends.  strangers: the
-        unauthenticated connections of all ports.
+    Args:
+        endpoints: all endpoints, each with its wire's name; only routes are used.
+        serve: runs a session over its link until the connection ends.
+        strangers: the unauthenticated connections of all ports.
     """
 
     def __init__(

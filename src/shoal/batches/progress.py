@@ -23,7 +23,7 @@ class StartLines:
 
 @dataclass(frozen=True, slots=True)
 class CancelLines:
-    """Cancel the jobs of the lines that run, for the batch ends without them."""
+    """Cancel the jobs of the lines that run, because the batch ends without them."""
 
 
 @dataclass(frozen=True, slots=True)

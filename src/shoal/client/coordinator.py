@@ -372,7 +372,7 @@ class CoordinatorApi:
         method: str | None,
         headers: Mapping[str, str] | None,
     ) -> Iterator[HTTPResponse]:
-        """Send a request, and yield the answer, which is no refusal, without its body.
+        """Send a request, and yield the answer without its body; raise a refusal.
 
         It is sent once.
         """

@@ -2,7 +2,7 @@
 
 An option is a field of OpenAI's request that changes how a model answers.  A new one is
 a row here; wires and engines that encode an option differently convert it in their
-codec.  The token limit and the temperature are no rows but fields of ``Chat`` and
+codec.  The token limit and the temperature are not rows but fields of ``Chat`` and
 ``Completion``: every wire and every engine has them, each in a form of its own, so that
 no worker has to be chosen for them.
 
@@ -180,7 +180,7 @@ _BY_NAME: Mapping[str, Option] = {each.name: each for each in OPTIONS}
 
 
 def unknown_options(options: Iterable[str]) -> list[str]:
-    """Return the names that are no options: fields that only an engine may know."""
+    """Return the names that are not options: fields that only an engine may know."""
     return [each for each in options if each not in _BY_NAME and each not in UNUSED]
 
 

@@ -141,8 +141,8 @@ def write_gguf(
         name: the model's name, for people; the file's stem by default.
         precision: how matrices are stored.
 
-    Raises InvalidRequest if the model is no Llama model, tensors are missing, unknown
-    or of another shape, or numbers exceed float16; OSError if the disk is full.
+    Raises InvalidRequest if the model is not a Llama model, tensors are missing,
+    unknown or of another shape, or numbers exceed float16; OSError if the disk is full.
     """
     import numpy as np
 

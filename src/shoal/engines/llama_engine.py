@@ -46,12 +46,14 @@ LACKING = {
 class LlamaEngine:
     """Runs a GGUF file.
 
-    Args: model: name that clients request.  path: the GGUF file.  projector: the GGUF
-        file that makes images or audio tokens of the model.  slots: concurrent jobs;
-        each has its own share of memory.  context: maximum tokens of a prompt and its
-        answer together.  threads: CPU threads; None: the engine's choice for this
-        machine.  kinds: the kinds of work that the file declares; loading it shows the
-        rest.
+    Args:
+        model: name that clients request.
+        path: the GGUF file.
+        projector: the GGUF file that makes images or audio tokens of the model.
+        slots: concurrent jobs; each has its own share of memory.
+        context: maximum tokens of a prompt and its answer together.
+        threads: CPU threads; None: the engine's choice for this machine.
+        kinds: the kinds of work that the file declares; loading it shows the rest.
     """
 
     def __init__(

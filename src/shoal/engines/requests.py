@@ -215,7 +215,7 @@ def choice_count(options: Mapping[str, JSON]) -> int:
 
 
 def single_choice(work: TextWork, number: int) -> TextWork:
-    """Return the work that makes one choice, for a server that makes one at a time.
+    """Return the work that makes one choice, for servers that make one at a time.
 
     With the seed of the others, it would be the same.
     """

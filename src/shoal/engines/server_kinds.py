@@ -51,11 +51,11 @@ class ServerKind:
     """A kind of server.
 
     ``ignores`` are options (``domain/options.py``) that it silently ignores.  The token
-    limit and the temperature are no options, and every server obeys them.  Unless it
+    limit and the temperature are not options, and every server obeys them.  Unless it
     ``chooses_tools``, it obeys "auto" and "required", and no other ``tool_choice``.
     With ``continues`` it continues messages of a client by ``Way.FLAGS``: that is
-    believed if it counts no tokens.
-    What it was found to ignore by its answers, a model of it no longer offers.
+    trusted if it counts no tokens.  A model no longer offers an option that its answers
+    show to be ignored.
     """
 
     name: str

@@ -73,7 +73,7 @@ def verify(
     body may mean different things in different dialects.
 
     Returns the steps taken, in order; a failed step is the last.  An invalid worker
-    receipt is no failure if the coordinator's receipt reports it as invalid.
+    receipt is not a failure if the coordinator's receipt reports it as invalid.
     """
     steps = partial(_steps, readings=readings)
     return verification.verify_file(data, ReceiptBundle, steps, public_key)

@@ -26,7 +26,7 @@ def add_trained_model(
     old file until it ends.
 
     Raises InvalidRequest for names that are not valid, and ConfigError if the model
-    exists and must not be replaced, is no Llama model, or cannot be written.
+    exists and must not be replaced, is not a Llama model, or cannot be written.
     """
     folder = models / model_folder_name(name)
     file = folder / f"{folder.name}.gguf"

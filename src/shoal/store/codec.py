@@ -92,7 +92,7 @@ _ends = msgspec.json.Decoder(StoredResult)
 
 
 def encode_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> bytes | None:
-    """Encode work that is no call, and the long texts of its terms; None: neither."""
+    """Encode work other than calls, and the long texts of its terms; None: neither."""
     texts = _long_texts(terms)
     if work is None and not texts:
         return None
@@ -370,7 +370,7 @@ def is_large(job: Job) -> bool:
 
 
 def split_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> SplitWork:
-    """Encode and compress work that is no call, and the long texts of its terms.
+    """Encode and compress work that is not a call, and the long texts of its terms.
 
     Takes tens of milliseconds for the largest.
     """

@@ -63,7 +63,7 @@ class PackedValue:
 
 
 class Form(Enum):
-    """What becomes of values that are no plain data, arrays or the like.
+    """What becomes of values that are not plain data, arrays or the like.
 
     That is: of instances of classes, and of whatever else pickle could send.
     """

@@ -321,7 +321,7 @@ def gather(place: Place, array: Array, root: int) -> MixedOperation:
 def scatter(place: Place, array: Array, root: int) -> MixedOperation:
     """Return this rank's part of the root's array, divided along the first axis.
 
-    The first parts have one element more if the length is no multiple of the size.
+    The first parts have one element more if the length is not a multiple of the size.
     Arrays of other ranks say what shape and dtype is due.
     """
     if not array.ndim:

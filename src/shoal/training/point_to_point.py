@@ -241,10 +241,10 @@ class PointToPoint:
     """The sends and receives of one rank in one generation of a group.
 
     A transfer ends when the group ends.  The group ends if a transfer waits for a rank
-    that is lost; that others have disconnected is no failure.  A rank that is done may
-    disconnect while this one has not noticed yet that all was sent, or has not read all
-    that it sent: for sends, only the failure of a send counts, and for what comes, only
-    the end of the connection that it comes by.
+    that is lost; that others have disconnected is not a failure.  A rank that is done
+    may disconnect while this one has not noticed yet that all was sent, or has not read
+    all that it sent: for sends, only the failure of a send counts, and for what comes,
+    only the end of the connection that it comes by.
     """
 
     def __init__(self, links: GroupLinks) -> None:

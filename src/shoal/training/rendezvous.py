@@ -74,7 +74,7 @@ class Rendezvous:
     ) -> None:
         self.run_id = run_id
         self.over = ""
-        """Why the run does not go on; empty: it does."""
+        """Why the run ended; empty: it has not."""
         self.history: list[str] = []
         self.abandoned: Sequence[int] = ()
         """The ranks that are left without rank 0, which alone would save the model.

@@ -171,7 +171,7 @@ class TcpLink(asyncio.BufferedProtocol):
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, for uvloop's transports are no subclasses of asyncio's.
+        # A cast, because uvloop's transports are not subclasses of asyncio's.
         self.transport = cast(asyncio.Transport, transport)
         # A TLS transport that was closed cannot be asked any more.
         self._encrypted = transport.get_extra_info("sslcontext") is not None

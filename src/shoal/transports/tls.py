@@ -44,7 +44,7 @@ def self_signed_tls(subject: str) -> ServerTls:
     clients must learn its fingerprint in another way.  It takes
     a tenth of a second, most of it once for all.
     """
-    # Imported here, for that takes as long as all the rest of a start.
+    # Imported here, because that takes as long as all the rest of a start.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -131,7 +131,7 @@ def _der_of(certificate: str) -> bytes:
 
 def _fingerprint(certificate: bytes) -> bytes:
     """Return the fingerprint of a server by its certificate.  Raises ValueError."""
-    # Imported here, for that takes as long as all the rest of a start.
+    # Imported here, because that takes as long as all the rest of a start.
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from cryptography.x509 import load_der_x509_certificate

@@ -143,7 +143,7 @@ class UnadmittedConnection(asyncio.Protocol):
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, for uvloop's transports are no subclasses of asyncio's.
+        # A cast, because uvloop's transports are not subclasses of asyncio's.
         self._attach(cast(asyncio.Transport, transport))
         self.run(self._inner.connection_made, transport)
 

@@ -362,7 +362,7 @@ class _Upgrade:
         answer = ended.response
         self.headers = {name.lower(): value for name, value in answer.headers.items()}
         if answer.connection is None:
-            return  # released, for it is a refusal
+            return  # released: it is a refusal
         if answer.connection.transport is None:
             raise aiohttp.ClientConnectionError("connection lost")
         self.transport = answer.connection.transport

@@ -19,7 +19,7 @@ from shoal.domain.work import JSON
 REPLACEMENT = "\ufffd"
 
 HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character: of a pair, or (from U+DC80 to U+DCFF) a byte that is no UTF-8,
+"""A lone surrogate: half of a pair, or (U+DC80 to U+DCFF) a byte that is not UTF-8,
 as Python's ``surrogateescape`` decodes it."""
 
 IMPOSSIBLE = -9999.0  # a log probability of minus infinity, as with OpenAI

@@ -31,7 +31,7 @@ class StopStrings:
         return passed
 
     def rest(self) -> list[AnswerPiece]:
-        """Return what was held back, and is no stop string."""
+        """Return what was held back, and is not a stop string."""
         held, self._held = self._held[self._passed_on :], ""
         self._passed_on = 0
         return [held] if held else []

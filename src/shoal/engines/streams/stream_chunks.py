@@ -153,7 +153,7 @@ def read_odd_chunks(event: bytes) -> Iterator[StreamChunk]:
 
     Texts may have halves of characters; see ``half_characters``.
 
-    Raises ValueError if the event is no JSON object, nor null or an empty text.
+    Raises ValueError if the event is not a JSON object, nor null or an empty text.
     """
     if not event.strip():
         return

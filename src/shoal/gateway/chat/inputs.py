@@ -147,7 +147,7 @@ def load_encoding() -> "tiktoken.Encoding":
         ) from error
     try:
         return tiktoken.get_encoding(ENCODING)
-    # ValueError: what came is no vocabulary, but for instance a login page.
+    # ValueError: what came is not a vocabulary, but for instance a login page.
     except (OSError, ValueError) as error:
         raise EncodingMissing(
             f"the coordinator could not download the vocabulary of {ENCODING}, which "

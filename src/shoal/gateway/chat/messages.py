@@ -174,8 +174,8 @@ class RequestedFunction:
 def function_tools(functions: Sequence[RequestedFunction]) -> list[JSON]:
     """Return the option ``tools`` of a chat.
 
-    Raises InvalidRequest if two functions have the same name, or a schema is no object
-    or too large.
+    Raises InvalidRequest if two functions have the same name, or a schema is not an
+    object or too large.
     """
     if len({each.name for each in functions}) < len(functions):
         raise InvalidRequest("tools: two functions have the same name", "tools")

@@ -174,7 +174,7 @@ class Operations(list[Operation]):
     ) -> Callable[[Handler], Handler]:
         """Return a decorator that adds the operation of a handler.
 
-        What the handler returns, if that is no response, is the answer; the types of
+        What the handler returns, if that is not a response, is the answer; the types of
         the query and of the body are those of the parameters of these names.
         """
 

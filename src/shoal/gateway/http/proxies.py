@@ -44,7 +44,7 @@ class TrustedProxies:
         """Return the address of the client for which a peer forwards a request.
 
         Each proxy appends the address that connected to it, so from the end, the first
-        that is no trusted proxy is the client.  What stands before is its own claim.
+        that is not a trusted proxy is the client.  What stands before is its own claim.
         """
         if not self.networks:
             return peer

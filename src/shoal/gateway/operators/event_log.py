@@ -4,7 +4,7 @@ An event is a fact with its job, its worker and a plain line.
 
 The store has the facts about workers and accounts, for as long as it keeps them.  It
 has facts about jobs with their jobs, so that only the latest of all jobs are listed.
-Those of calls of functions are left out, for there may be thousands a second.
+Those of calls of functions are left out, because there may be thousands a second.
 """
 
 from collections import deque
@@ -154,9 +154,9 @@ def to_event(
 class _LoggedFact(msgspec.Struct, frozen=True):
     """An event as it is kept.
 
-    Every job has two facts that few people read: those are kept, for they are small,
-    and the line about one is written when it is read.  Others may have prompts and
-    answers, so of them only the line is kept.
+    Every job has two facts that few people read: those are kept, because they are
+    small, and the line about one is written when it is read.  Others may have prompts
+    and answers, so of them only the line is kept.
     """
 
     number: int

@@ -120,7 +120,7 @@ def offer_of(message: messages.RegisterProvider, config: Config) -> Offer:
 
 
 def _price(hint: object) -> str:
-    """Return a pricing hint as text; an unusable one is none, for it is optional."""
+    """Return a pricing hint as text; an unusable one is ignored: it is optional."""
     match hint:
         case str():
             return hint[:PRICE_MAX]

@@ -87,7 +87,7 @@ def check_restrictions(
 ) -> None:
     """Raise PeerError if a worker's owner does not accept the job.
 
-    ``only_for`` names users, for an original coordinator has no other names; a job
+    ``only_for`` names users, because an original coordinator has no other names; a job
     whose user or privacy class is missing is not accepted either.
     """
     if only_for and _user_name(message.user_id) not in only_for:

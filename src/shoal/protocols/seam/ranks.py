@@ -141,7 +141,7 @@ class ArrayWire(RankWire, Protocol):
     def array_size(self, head: bytes) -> int:
         """Return the size of the payload after a head.
 
-        Raises PeerError for messages that are no arrays, or exceed ``payload_max``.
+        Raises PeerError for messages that are not arrays, or exceed ``payload_max``.
         """
 
     def decode_array(self, head: bytes, payload: memoryview) -> "Array":

@@ -65,9 +65,9 @@ class GroupCheckpoints:
     def save(self, step: int, state: State, own: Any = None) -> SavedCheckpoint:
         """Write the state, which is the same in all ranks; return what became of it.
 
-        ``own`` is what only this rank has, as JSON.  A disk that is full or fails is no
-        error here: what was saved before stays, and training goes on.  If a rank is
-        lost meanwhile, those that are left begin again.
+        ``own`` is what only this rank has, as JSON.  A disk that is full or fails is
+        not an error here: what was saved before stays, and training goes on.  If a rank
+        is lost meanwhile, those that are left begin again.
 
         Raises InvalidRequest for values that are not written.
         """

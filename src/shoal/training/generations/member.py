@@ -83,7 +83,7 @@ class GenerationMember:
         return ({"announce": self.generation, **self.state.message(), **known},)
 
     def set_step(self, step: int) -> None:
-        """Set the step of training, for the run's story."""
+        """Set the step of training, for the run's history."""
         self.state = replace(self.state, step=step)
 
     def begin(self, key: Hashable, now: float) -> None:

@@ -27,10 +27,10 @@ to a rank                      meaning
 ``formation``: generation      the next generation; see ``Formation``
 ``end``: generation            end the generation, and report it, with ``reason`` and
                                ``cause``; for an admission, after the operation
-``ping``: number               answer it at once ``waiting``: count             number
-of new ranks that wait to be admitted ``out``: reason                it takes no part
-any more; final =============================
-=====================================================
+``ping``: number               answer it at once
+``waiting``: count             number of new ranks that wait to be admitted
+``out``: reason                it takes no part any more; final
+=============================  =====================================================
 
 What a new generation does first, so that no rank misses a result, follows from its
 formation (``settle``).

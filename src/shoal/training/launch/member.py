@@ -70,7 +70,7 @@ class MemberResult(TypedDict):
 
 
 class LeftOut(Unavailable):
-    """The run goes on without this machine: why others ended it is not known here."""
+    """The run goes on without this machine, for a reason that is not known here."""
 
 
 @sent_as(MEMBER_CALL)

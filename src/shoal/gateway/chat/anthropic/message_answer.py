@@ -189,7 +189,7 @@ class MessageStreamEncoder:
         self._block = -1  # the number of the open block, or the last one
         self._grown = b""  # what precedes its text in the event of a delta
         self._hidden = False  # whether the open part is not shown
-        # Arguments of the open call that are no object; None: it is one, or no call.
+        # Arguments of the open call that are not an object; None: they are, or no call.
         self._no_object: list[str] | None = None
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:

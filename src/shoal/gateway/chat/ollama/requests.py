@@ -94,7 +94,7 @@ def decode_ollama_prompt(data: bytes) -> OllamaRequest:
 
 
 def _plain(body: bodies.OllamaGenerate, options: dict[str, JSON]) -> Completion:
-    """Return the work of a prompt that is no question in a conversation."""
+    """Return the work of a prompt that is not a question in a conversation."""
     what = "raw" if body.raw else "suffix"
     for field in ("system", "images"):
         if getattr(body, field):

@@ -191,7 +191,7 @@ _decoder = msgspec.json.Decoder(ResponseFields)
 
 
 def decode_fields(text: str) -> ResponseFields | None:
-    """Decode the fields of a job; None if it is no stored response.
+    """Decode the fields of a job; None if it is not a stored response.
 
     Raises StoreError if they are damaged.
     """

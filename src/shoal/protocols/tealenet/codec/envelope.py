@@ -49,7 +49,7 @@ def decode(data: Data) -> messages.Message | None:
     Ignores keys beside the kind.  The last of duplicate keys counts, as for Rust
     peers.  Numbers without a fraction are integers in any notation.
 
-    Raises BadMessage if it is no JSON object, has two kinds or an invalid payload.
+    Raises BadMessage if it is not a JSON object, has two kinds or an invalid payload.
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     # Fast path: all real peers write the kind first and no space before it.
