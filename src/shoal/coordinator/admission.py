@@ -89,7 +89,7 @@ class WorkerAdmission:
                 found = self._admitted_before(worker, applicant)
             if found is not None:
                 return self._admit(found, worker, applicant)
-            if applicant.token:  # an absent token is no guess
+            if applicant.token:  # an absent token is not a guess
                 # No delay besides: each attempt already takes a connection.
                 self._failures.record_failure(
                     CredentialKind.JOIN_TOKEN, applicant.address, self._clock.now()

@@ -127,7 +127,7 @@ class Answer:
 
         Only a worker that ``continues`` gets a beginning.  Any other starts over; if a
         client has read text already, it must repeat that.  An answer that was read in
-        its thoughts begins anew after them, unless the worker continues these.
+        its thoughts restarts after them, unless the worker continues these.
 
         Raises UnusableOutput if the worker cannot do that, as it ``repeats`` none.
         """

@@ -35,7 +35,7 @@ class Backlog:
     def __init__(self, hub: Hub, owner: str) -> None:
         self._hub = hub
         self._owner = owner
-        # Ordered, for a plain dict takes ever longer to find its first item when those
+        # Ordered: a plain dict takes ever longer to find its first item when those
         # before it were removed.
         self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
         self._reserved = 0  # places of jobs that have begun, and are not submitted yet

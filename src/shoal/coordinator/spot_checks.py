@@ -165,7 +165,7 @@ def comparable(job: Job) -> bool:
 def comparable_part(job: Job, outcome: Outcome) -> object:
     """Return the part of an answer that is the same on every wire, of every engine.
 
-    Only some engines tell the stop string that ended a text.
+    Only some engines report the stop string that ended a text.
     """
     if not isinstance(job.work, Task):
         choices = outcome.choices or (Choice({"content": outcome.text}),)

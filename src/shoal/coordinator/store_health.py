@@ -96,7 +96,7 @@ class StoreHealth:
         return self._repeat(timed, heals=True)
 
     def read(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
-        """As ``write``, for what does not write: its success proves little.
+        """As ``write``, for operations that do not write: their success proves little.
 
         It ends a failure only if it had failed before.
         """
@@ -163,7 +163,7 @@ class StoreHealth:
                 await self._next_change()
             else:
                 if self.is_broken and self.failure is not None:
-                    # Found damaged meanwhile: its clients have been told.
+                    # Found damaged meanwhile: its clients have been notified.
                     raise self.failure
                 if heals and self._failure is not None:
                     self._heal()

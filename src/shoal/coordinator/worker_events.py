@@ -186,7 +186,7 @@ class WorkerEvents:
             self._post(WorkerDisconnected(worker_id, reason))
 
     def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
-        """Note a first output; tell the hub in a moment."""
+        """Note a first output; notify the hub shortly."""
         self._begun[job_id] = lease, now
         if self._hedges:
             self.tell_begun()
@@ -198,7 +198,7 @@ class WorkerEvents:
         self.tell_begun()
 
     def tell_begun(self) -> None:
-        """Tell the hub of the first outputs that it does not know."""
+        """Notify the hub of the first outputs that it does not know."""
         for job_id, (lease, _) in self._begun.items():
             self._post(FirstOutput(job_id, lease))
         self._begun.clear()

@@ -1,6 +1,6 @@
 """How long requests and answers are, and what workers say of that in tokens.
 
-Many servers do not tell the context of a model before they refuse a request.  Counts of
+Many servers do not report a model's context before they refuse a request.  Counts of
 tokens are believed as far as texts can hold them: a token has at least one byte, but
 for special ones, a template's own instructions, and what pictures and sound become.
 """
@@ -127,7 +127,7 @@ class KnownContexts:
             add_shortest(self.refused[key], length, RequestLength.reaches)
 
     def exclude(self, key: ContextKey, length: RequestLength) -> bool:
-        """Return whether a request is no shorter than one that was refused."""
+        """Return whether a request is at least as long as one that was refused."""
         return any(map(length.reaches, self.refused.get(key, ())))
 
 
@@ -159,7 +159,7 @@ def overcount(work: works.Work, outcome: Outcome) -> Overcount | None:
     """Return what is wrong with the reported usage of ``work``; None: it is believed.
 
     A worker that knows no ``max_tokens`` writes more, and one may have thoughts that it
-    does not send: such counts are not believed, and are no fault.
+    does not send: such counts are ignored, and are not a fault.
     """
     usage = outcome.usage
     if usage is None:

@@ -39,7 +39,7 @@ def explain_fact(fact: facts.Fact) -> str:
 
 
 def explain_remark(at: float, text: str) -> str:
-    """Return a line as ``explain`` does, for what is no fact; ``at`` is Unix time."""
+    """Return a line as ``explain`` does, for other events; ``at`` is Unix time."""
     return f"{_time(at)}  {text}"
 
 

@@ -132,7 +132,7 @@ class LoadReported(msgspec.Struct, frozen=True):
 class WorkerSuspension(msgspec.Struct, frozen=True):
     """An operator pauses, drains or removes a worker; as in ``WorkerSuspended``.
 
-    ``how`` is not PENDING, which is no order.
+    ``how`` is not PENDING, which is not an order.
     """
 
     name: str

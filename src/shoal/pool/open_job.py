@@ -109,7 +109,7 @@ class OpenJob:
     needs: frozenset[works.Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``required_name``
     python: str = field(init=False)  # as in ``Call``
-    has_question: bool = field(init=False)  # or is no chat
+    has_question: bool = field(init=False)  # or is not a chat
     need: Need = field(init=False)  # see ``_need_of``
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
@@ -186,7 +186,7 @@ class OpenJob:
 
 
 def _need_of(job: OpenJob) -> Need:
-    """Return what a job needs of a worker, whoever owns it and however long it is.
+    """Return what a job needs of a worker, regardless of its owner and length.
 
     ``eligibility.unsuitability`` is the same for all jobs of one need.
     """

@@ -35,7 +35,7 @@ WRONG_COUNT_POINTS = 1  # points for a count of tokens that cannot be
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
 GRACE_LOOK = 5.0  # seconds: a worker may have come back since
 LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
-WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
+WORKERS_LOST_MAX = 3  # a job fails after losing this many workers
 CALL_WORKERS_LOST_MAX = 2  # the same for a call, whose function may end its worker
 MEMBER_LOSS_EARNED = (
     3600.0  # seconds that a gang's member ran, for one more lost worker

@@ -73,7 +73,7 @@ class Worker:
         None  # tokens per second of one answer, recently; None: unknown
     )
     failures: int = 0  # jobs in a row at which its engine failed
-    resting: str = ""  # why it gets no jobs for a while: what its engine said
+    resting: str = ""  # why it temporarily gets no jobs: what its engine reported
     rests_until: float = 0.0
     points: int = 0  # against it; see ``PoolState.penalties``
     streams: set[JobId] = field(default_factory=set)  # the leases on call streams

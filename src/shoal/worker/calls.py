@@ -211,7 +211,7 @@ class RunningCalls:
             self.cancel(job_id)
 
     def on_connected(self) -> None:
-        """Give the coordinator a while to hand back the members that still run."""
+        """Wait briefly for the coordinator to return running members."""
         self._set_timer(ATTACH_TIMEOUT)
 
     def on_disconnected(self) -> None:

@@ -40,10 +40,10 @@ class SeparateFunctionOffer:
     """Offers functions on a wire whose workers cannot change their offer.
 
     The worker leaves while its owner has paused it, because it cannot say so, and joins
-    anew when its owner lends more or fewer slots.
+    again when its owner lends more or fewer slots.
 
     Args:
-        create_agent: creates the agent that offers the functions in so many slots.
+        create_agent: creates the agent that offers the functions in a number of slots.
         slots: the number of slots at full speed.
         throttle: the owner's.
     """

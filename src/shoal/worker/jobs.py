@@ -75,9 +75,9 @@ class EngineSlots:
     A block ``async with`` the slots holds one of them; those that wait longest come
     first.  ``total`` counts all slots, and ``size`` the concurrent jobs for which the
     owner lends some.  ``jobs`` counts the jobs of all agents, including those that wait
-    for a slot.  ``chosen`` is
-    how many the owner wants, whatever the engine has; 0: as many as that.  ``engine``
-    tells coordinators which offers share them, as in ``Offer``.
+    for a slot.  ``chosen`` is how many the owner wants, whatever the engine has; 0: as
+    many as that.  ``engine`` names for coordinators the offers that share them, as in
+    ``Offer``.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class EngineSlots:
         self._grant()
 
     async def __aenter__(self) -> None:
-        if self._taken < self.size:  # nobody waits then
+        if self._taken < self.size:  # nothing waits then
             self._taken += 1
             return
         granted = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from shoal.config.schedule import ScheduleWindow, is_open
 from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.worker import PAUSED, THROTTLE_MAX, Offer
 
-WATCH_INTERVAL = 1.0  # seconds between looks at the owner's file
+WATCH_INTERVAL = 1.0  # seconds between checks of the owner's file
 RULES_INTERVAL = 5.0  # seconds between readings for the owner's rules
 
 
@@ -56,8 +56,9 @@ class OwnerReadings:
 class OwnerPause:
     """The pause that the rules ask for; ``reason`` is empty without one.
 
-    It begins at once, but for heat, and ends when nothing has asked for it for a while,
-    so that the worker does not come and go.  An activity is such a while by itself.
+    It begins at once, except for heat, and ends when its cause has been absent for a
+    while, so that the worker does not come and go.  An activity is such a while by
+    itself.
     """
 
     def __init__(self, rules: OwnerRules) -> None:
