@@ -79,9 +79,9 @@ class CallGroup:
         Returns the number of released slots.
         """
         now = self._owner.clock.now()
-        others = max(0, waiting - (self.opening is not None))
+        other_calls = max(0, waiting - (self.opening is not None))
         closing = 0
-        idle_max = IDLE_WANTED if others else IDLE_MAX
+        idle_max = IDLE_WANTED if other_calls else IDLE_MAX
         for stream, load in list(self._loads.items()):
             if load.due <= now:
                 self._give_up(stream)
@@ -93,7 +93,7 @@ class CallGroup:
             if not stream.may_continue:
                 load.closing = True
             turn_over = now - load.opened_at >= SLOT_TURN
-            if closing < others and turn_over and not load.closing:
+            if closing < other_calls and turn_over and not load.closing:
                 load.closing = True
                 closing += 1
             idle = not load.in_flight and now - load.active_at >= idle_max

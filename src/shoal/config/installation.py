@@ -41,8 +41,8 @@ class Installation:
 
     ``origin`` is the folder, file or URL that it was installed from; empty: an index.
     ``requirements`` are those of the distribution, as its metadata has them.
-    ``extras`` and ``others`` are what `uv tool` was asked for besides, which it removes
-    if they are not named again.
+    ``extras`` and ``with_packages`` were requested from `uv tool` as well; it removes
+    them if they are not named again.
     """
 
     installer: Installer
@@ -52,14 +52,14 @@ class Installation:
     editable: bool = False
     requirements: Sequence[str] = ()
     extras: Sequence[str] = ()
-    others: Sequence[str] = ()
+    with_packages: Sequence[str] = ()
 
     def add_extra(self, extra: str) -> str:
         """Return the command that installs an extra."""
         if self.origin and self.installer is Installer.UV_TOOL:
-            others = [word for each in self.others for word in ("--with", each)]
+            beside = [word for each in self.with_packages for word in ("--with", each)]
             source = self._source(dict.fromkeys([*self.extras, extra]))
-            return _command(["uv", "tool", "install", *others, *source])
+            return _command(["uv", "tool", "install", *beside, *source])
         if self.origin and self.installer is not Installer.PIPX:
             return _command([*self._install(), *self._source([extra])])
         if needed := self.needed_by(extra):
@@ -155,7 +155,7 @@ def installation_of(
             editable,
             requirements,
             requested.pop(NAME, []),
-            [each for others in requested.values() for each in others],
+            [each for named in requested.values() for each in named],
         )
     installer = Installer.PIP
     if (prefix / "pipx_metadata.json").exists():

@@ -90,8 +90,10 @@ def byte_characters() -> list[str]:
     are themselves, the others follow from U+0100.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    substitutes = iter(range(0x100, 0x200))
+    return [
+        chr(byte if byte in printable else next(substitutes)) for byte in range(256)
+    ]
 
 
 def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:

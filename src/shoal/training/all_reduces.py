@@ -170,8 +170,8 @@ def encoded_all_reduce(
     longest = min(len(own), part_size)
     received, total = (memoryview(bytearray(longest)) for _ in range(2))
     scratch = memoryview(bytearray(coding.encoded_size(longest)))
-    others = [(rank + distance) % size for distance in range(1, size)]
-    for to in others:
+    other_ranks = [(rank + distance) % size for distance in range(1, size)]
+    for to in other_ranks:
         for part in parts(to):
             data = coding.encoded(own[part])
             if losses is not None:
@@ -186,7 +186,7 @@ def encoded_all_reduce(
         coding.begin_sum(own[part], sums)
         if losses is not None and coding.is_selective:
             losses.on_sent(part, own[part], sums)
-        for source in others:
+        for source in other_ranks:
             yield ReceiveSegment(source, arrived)
             coding.decode(arrived, numbers)
             reduction.combine(sums, numbers, sums)
@@ -196,12 +196,12 @@ def encoded_all_reduce(
         coding.decode_sum(head, data, result[part])
         if losses is not None:
             losses.on_result(part, sums, result[part])
-        for to in others:
+        for to in other_ranks:
             if head:
                 yield SendSegment(to, head)
             yield SendSegment(to, data)
     head = memoryview(bytearray(coding.head_size))
-    for source in others:
+    for source in other_ranks:
         for part in parts(source):
             if head:
                 yield ReceiveSegment(source, head)

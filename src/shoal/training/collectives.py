@@ -304,10 +304,10 @@ def _ring_reduce(
     longest = max(end - begin for begin, end in chunks)
     scratch = memoryview(bytearray(min(length, longest)))
     yield from _send(place.right, own[slice(*chunks[first])], reduction.unit)
-    _, *others = ring_order(place, first)
-    for each in others:
+    _, *followers = ring_order(place, first)
+    for each in followers:
         begin, end = chunks[each]
-        is_complete = each == others[-1]
+        is_complete = each == followers[-1]
         for at in range(begin, end, length):
             until = min(end, at + length)
             received, target = scratch[: until - at], result[at:until]
@@ -327,11 +327,11 @@ def _ring_pass(
     unit: int = 1,
 ) -> Operation:
     """Pass whole parts around; the part ``first`` is here, and has been sent."""
-    _, *others = ring_order(place, first)
-    for each in others:
+    _, *followers = ring_order(place, first)
+    for each in followers:
         for segment in segments(result[slice(*parts[each])], unit):
             yield ReceiveSegment(place.left, segment)
-            if each != others[-1]:
+            if each != followers[-1]:
                 yield SendSegment(place.right, segment)
 
 

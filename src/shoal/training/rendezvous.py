@@ -237,15 +237,15 @@ class Rendezvous:
             return []
         if self._ends_by is not None:
             return []
-        others = [each for each in self._roster.values() if each != member]
-        if not others and not self._misses_ranks():
+        pinged = [each for each in self._roster.values() if each != member]
+        if not pinged and not self._misses_ranks():
             return []
         self._pings += 1
-        self._silent = {*others}
+        self._silent = {*pinged}
         self._answers_by = self._not_before(now + self._patience)
         return [
             (other, {"ping": self._pings})
-            for other in others
+            for other in pinged
             if self._members[other].is_connected
         ]
 

@@ -156,8 +156,8 @@ class RunRounds:
     def abandon(self, nodes: Iterable[int], now: float) -> Answers:
         """Restart on these nodes: the others are lost, and the writer is one."""
         left = {*nodes}
-        others = [each for each in self.round.nodes if each not in left]
-        return self._begin_without(others, "had rank 0, which saves the model", now)
+        lost = [each for each in self.round.nodes if each not in left]
+        return self._begin_without(lost, "had rank 0, which saves the model", now)
 
     def expire(self, now: float) -> Answers:
         """Go on without members that have not returned in time."""
@@ -191,9 +191,9 @@ class RunRounds:
 
     def _answer(self, node: int, now: float, *, again: bool) -> Answers:
         """Answer a new process; ``again``: its node may have had one before."""
-        others = {*self._connected()} & {*self.round.nodes} - self._waiting
+        present = {*self._connected()} & {*self.round.nodes} - self._waiting
         begun = self._begun()
-        too_few = len(others) < (self._least if begun else 1)  # to go on without it
+        too_few = len(present) < (self._least if begun else 1)  # to go on without it
         late = self._done or (begun and not too_few and not self._joins())
         if node not in self.round.nodes or (again and late):
             return [(node, Round(self.round.number, (), TOO_LATE).message())]

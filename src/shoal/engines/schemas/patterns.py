@@ -86,10 +86,10 @@ def _limited(node: syntax.Node, least: int, most: int | None) -> syntax.Node:
     repeated = nodes[varying[0]] if len(varying) == 1 else None
     if not isinstance(repeated, syntax.Repetition) or _lengths(repeated.node) != (1, 1):
         raise syntax.UnsupportedPattern("with minLength or maxLength")
-    others = shortest - repeated.least
-    low, high = max(repeated.least, least - others), repeated.most
+    rest_length = shortest - repeated.least
+    low, high = max(repeated.least, least - rest_length), repeated.most
     if most is not None:
-        high = most - others if high is None else min(high, most - others)
+        high = most - rest_length if high is None else min(high, most - rest_length)
     if high is not None and high < low:
         raise syntax.UnsupportedPattern("no text matches, with minLength and maxLength")
     if max(low, high or 0) > syntax.REPEAT_MAX:
