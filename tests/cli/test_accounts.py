@@ -74,7 +74,7 @@ async def test_accounts_and_their_transfers_are_listed(
         (["credit", "alice", "much"], "expected dollars such as $0.010 or 5"),
         (["budget", "alice", "no"], "expected dollars such as $0.010 or 5"),
         (["credit", "world", "5"], "only accounts of keys can be credited"),
-        (["show", "nobody"], "there is nothing on the account user:nobody"),
+        (["show", "nobody"], "the account user:nobody does not exist"),
     ],
 )
 async def test_refusals_name_the_reason(

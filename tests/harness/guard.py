@@ -66,7 +66,7 @@ class Phase:
         spent = max(abs(used - self._used) - LOOK, 0.0)
         share = spent / (now - self._looked)
         self._most = max(self._most, share)
-        # Of a busy machine, or one with slow disks, a test gets less than of a free core.
+        # On a busy machine, or one with slow disks, a test gets less than a free core.
         if share > IDLE / slowness():
             self._active, self._most = now, 0.0
         self._looked, self._used = now, used

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from live.programs import KEY, PATIENCE, TOKEN, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.all_operations import OPERATIONS
 
 PASSCODE, PEERS_PASSCODE = "passcode-4b1f0c9a7d2e8835", "passcode-c40d7e19ab36f582"
 PASSWORD = "password-of-the-engine"
@@ -94,7 +94,9 @@ def test_secrets_are_neither_printed_nor_kept_nor_shown(programs: Programs) -> N
         hook = {"url": url, "secret": HOOK_SECRET}
         job_id = made(pool, "/v1/jobs/commit/cheap", **COMMIT, webhook=hook)["job_id"]
         explained = f"{pool.url}/admin/jobs/{job_id}/explain"
-        eventually(lambda: "not speak HTTP" in sent(explained, reader)[1], "it is tried")
+        eventually(
+            lambda: "not speak HTTP" in sent(explained, reader)[1], "it is tried"
+        )
         answers = {
             each.path: sent(pool.url + each.path.format(id=job_id, **IDS), reader)
             for each in OPERATIONS

@@ -173,7 +173,7 @@ async def test_model_of_unannounced_size_is_limited(
 ) -> None:
     def withhold(message: ModelMessage) -> list[ModelMessage]:
         if isinstance(message, ModelAnswer):
-            return [replace(message, size=None)]
+            return [structs.replace(message, size=None)]
         return [message]
 
     tied.tamper = withhold

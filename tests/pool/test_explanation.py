@@ -92,7 +92,7 @@ def test_every_transition_and_end_has_a_reason() -> None:
         "cancelled: the client left",
         "given up: no worker for m1: draining (1 worker)",
         "done by attempt 1: finish reason stop",
-        "too late: w:one said 'completed' of attempt 1; recorded, not delivered",
+        "too late: w:one reported 'completed' for attempt 1; recorded, not delivered",
     ]
 
 

@@ -356,7 +356,7 @@ async def prompt_tokens(
     It costs one token of an answer; the server keeps what it has read for the request
     that follows.
     """
-    asked = structs.replace(work, max_tokens=1, temperature=0.0)
+    probe = structs.replace(work, max_tokens=1, temperature=0.0)
     try:
         async with aclosing(server.generate(probe, flags or {})) as items:
             async for item in items:

@@ -14,6 +14,7 @@ from shoal.gateway.chat.inputs import TokenTexts
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.proxies import TrustedProxies
+from shoal.gateway.http.web_origins import PagePolicy
 from shoal.gateway.job_service import JobService
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy, WebhookResults

@@ -139,7 +139,7 @@ def _describe_outcome(outcome: Outcome) -> str:
     if outcome.value:
         return f"it returned a value of {len(outcome.value)} B"
     if outcome.blobs:
-        return "it returned a value that is kept in a file of its own"
+        return "it returned a value that is stored in a separate file"
     reason = f"finish reason {outcome.finish_reason}"
     if outcome.usage is None:
         return reason

@@ -156,8 +156,8 @@ async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoade
 async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> OllamaModelInfo:
-    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(asked.model, gateway.jobs.models)
+    decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(decoded.model, gateway.jobs.models)
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
     return described_model(shown, gateway.created_at)
 
@@ -173,8 +173,8 @@ async def pull_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     """Answer that a model of the pool is there; others are copied to workers."""
-    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(asked.model, gateway.jobs.models)
+    decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(decoded.model, gateway.jobs.models)
     try:
         model_summary(gateway.hub.pool, name, seen_by(caller))
     except UnknownModel as error:
@@ -214,7 +214,7 @@ def decode_model_name(data: bytes) -> bodies.OllamaModelName:
     body = decode(_names, data)
     if not (name := body.model or body.name):
         raise missing("model")
-    return msgspec.structs.replace(body, model=name)
+    return replace(body, model=name)
 
 
 async def _answer(
@@ -225,21 +225,21 @@ async def _answer(
     shape: AnswerShape,
     field: str,
 ) -> web.StreamResponse:
-    if isinstance(asked, ModelLoad):
-        return _loaded(gateway, caller, asked, shape)
-    name = asked.work.model
-    work = replace(asked.work, model=resolve_model(name, gateway.jobs.models))
+    if isinstance(decoded, ModelLoad):
+        return _loaded(gateway, caller, decoded, shape)
+    name = decoded.work.model
+    work = replace(decoded.work, model=resolve_model(name, gateway.jobs.models))
     answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
     form = answered.form(gateway.clock.wall())
-    asked = msgspec.structs.replace(asked, work=work)
-    return await answer(gateway, request, caller, asked, form, field=field)
+    decoded = replace(decoded, work=work)
+    return await answer(gateway, request, caller, decoded, form, field=field)
 
 
 def _loaded(
     gateway: Gateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
-    name = resolve_model(asked.model, gateway.jobs.models)
+    name = resolve_model(decoded.model, gateway.jobs.models)
     model_summary(gateway.hub.pool, name, seen_by(caller))
     answer = {
         "model": decoded.model,
@@ -260,8 +260,8 @@ async def _embed(
     field: str,
 ) -> tuple[Outcome, int]:
     """Return the outcome, and the number of tokens that were read."""
-    name = resolve_model(asked.model, gateway.jobs.models)
-    if asked.work is None:
+    name = resolve_model(decoded.model, gateway.jobs.models)
+    if decoded.work is None:
         model_summary(gateway.hub.pool, name, seen_by(caller))
         return Outcome(""), 0
     work: Embedding = replace(decoded.work, model=name)
