@@ -95,10 +95,15 @@ class AnswerCursor:
         self._on_requeue: Callable[[], None] | None = None
         self._write: Callable[[Sequence[AnswerPiece]], bool] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, or this cursor."""
+        return bool(self.answer.end or self._aborted)
+
     async def read(self, *, once: bool = False) -> list[AnswerPiece]:
         """Wait for pieces and return them; an empty list at the end.
 
-        ``once``: also if something else wakes the reader.
+        ``once``: also if something else wakes the reader, and ``is_over`` tells.
         """
         pieces = self._unread.drain()
         while not (pieces or self.answer.end or self._aborted):

@@ -167,7 +167,7 @@ async def stream_answer(
     try:
         async with gateway.access.submit(job, caller, early=True) as reader:
             record.set_reader(reader)
-            first = await _first_pieces(reader)
+            first = await first_pieces(reader)
             if first == []:
                 await reader.outcome()  # an error is still this request's status
             if first is None:
@@ -233,7 +233,7 @@ def _keepalive(
     return b"" if early else form.keepalive
 
 
-async def _first_pieces(reader: AnswerCursor) -> list[AnswerPiece] | None:
+async def first_pieces(reader: AnswerCursor) -> list[AnswerPiece] | None:
     """Return the first pieces, nothing at the end, or None if it takes too long."""
     late = False
 
@@ -245,10 +245,12 @@ async def _first_pieces(reader: AnswerCursor) -> list[AnswerPiece] | None:
     # No asyncio.timeout, which takes ten times the calls.
     timer = asyncio.get_running_loop().call_later(HEADERS_AFTER, end_wait)
     try:
-        pieces = await reader.read(once=True)
+        while not (pieces := await reader.read(once=True)) and not late:
+            if reader.is_over:
+                return []
     finally:
         timer.cancel()
-    return None if late and not pieces else pieces
+    return pieces or None
 
 
 def _naming_workers(
