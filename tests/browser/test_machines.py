@@ -51,6 +51,7 @@ def test_filter_and_dialog_stay_out_of_the_way(admin: Visitor) -> None:
     page.get_by_label("State", exact=True).select_option("active")
     page.get_by_role("button", name="collie", exact=True).click()
     machine = page.get_by_role("dialog", name="collie")
+    expect(machine).to_be_visible()
     page.keyboard.press("Escape")
     expect(machine).to_have_count(0)
     expect(page.get_by_label("State", exact=True)).to_have_value("active")

@@ -74,7 +74,10 @@ def test_an_unknown_model_is_refused_with_what_to_give(tmp_path: Path) -> None:
     done = run(environment(tmp_path), "huge", "ping")
 
     assert done.returncode == 1
-    assert "`shoal join` did not start: model 'huge': no server was" in done.stderr
+    assert (
+        "`shoal join` did not start: model 'huge': no engine on this machine"
+        in done.stderr
+    )
     assert programs_of(environment(tmp_path)) == []
 
 
