@@ -124,6 +124,8 @@ def test_palette_finds_machines_and_views(admin: Visitor) -> None:
 
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Go to").fill("beag")
+    # The machines may not have come yet.
+    expect(page.get_by_role("option", name="beagle")).to_be_visible()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog", name="beagle")).to_be_visible()
 
