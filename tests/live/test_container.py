@@ -1,8 +1,8 @@
 """What the container's files say, tried without a container engine.
 
 The first stage of the Dockerfile is run as it is, but for its paths, and the commands
-of compose.yaml with the variables, secrets and volumes that it gives them.  What needs
-an engine is left: the base image, its user, and the network.
+of compose.yaml and of the Helm chart with the variables, secrets and volumes that these
+give them.  What needs an engine is left: the base image, its user, and the network.
 """
 
 import re
@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -24,6 +24,7 @@ from live.container_files import (
     instruction,
     instructions,
 )
+from live.helm_chart import pods, render, variables
 from live.programs import PATIENCE, eventually
 
 
@@ -58,22 +59,26 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @contextmanager
 def container(
-    image: Image, service: Any, folder: Path, secret: Path, url: str = ""
+    image: Image,
+    command: list[str],
+    given: dict[str, str],
+    folder: Path,
+    mounted: Path,
+    url: str = "",
 ) -> Iterator[dict[str, str]]:
-    """Run a service for the length of the block; gives its variables.
+    """Run a command for the length of the block; gives its variables.
 
-    ``url`` is that of the coordinator, in place of its name in the network.
+    ``given`` are variables beside those of the image, and ``mounted`` is in place of
+    the folder of secrets.  ``url`` is that of the coordinator, in place of its name in
+    the network.
     """
     data = folder / "data"
     data.mkdir(parents=True, mode=0o700)
     given = {
-        name: value.replace(f"{SECRETS}/join-token", str(secret))
-        for name, value in service["environment"].items()
+        name: value.replace(SECRETS, str(mounted)) for name, value in given.items()
     }
     environment = dict(image.environment(data, SHOAL_PORT="0", **given))
-    command = [
-        re.sub(r"^http://coordinator:4010$", url, word) for word in service["command"]
-    ]
+    command = [re.sub(r"^http://[a-z]+:4010$", url, word) for word in command]
     process = image.start(command, environment, folder / "log")
     try:
         yield environment
@@ -85,25 +90,81 @@ def container(
         process.wait()
 
 
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """The folder of secrets, those of the chart in a folder of their own."""
+    folder = tmp_path / "secrets"
+    (folder / "shoal").mkdir(parents=True)
+    for name in ("join-token", "shoal/join-token", "shoal/api-key"):
+        (folder / name).write_text(secrets.token_hex(20) + "\n")
+    return folder
+
+
+def answer(environment: dict[str, str]) -> str:
+    """Return what `shoal chat` prints in a container."""
+    words = ["shoal", "chat", "--max-tokens", "5", "Say hello."]
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout
+
+
+def answers(url: str) -> bool:
+    """Ask as Kubernetes does, by the pod's address; return whether all is well."""
+    asked = Request(url, headers={"Host": "10.1.2.3:4010"})
+    with urlopen(asked) as response:
+        return bool(response.status == 200)
+
+
+def url_in(folder: Path) -> str:
+    """Return the address of a coordinator."""
+    return (folder / "data" / "url").read_text().strip()
+
+
 @pytest.mark.long
-def test_services_of_compose_answer_a_chat(image: Image, tmp_path: Path) -> None:
-    services, secret = compose()["services"], tmp_path / "token"
-    secret.write_text(secrets.token_hex(20) + "\n")
+def test_services_of_compose_answer_a_chat(
+    image: Image, mounted: Path, tmp_path: Path
+) -> None:
+    services = compose()["services"]
     with ExitStack() as stack:
-        start = stack.enter_context
-        served = start(
-            container(image, services["coordinator"], tmp_path / "serve", secret)
-        )
-        eventually(lambda: image.healthy(served), "the coordinator is healthy")
-        url = (tmp_path / "serve" / "data" / "url").read_text().strip()
-        joining = container(image, services["worker"], tmp_path / "join", secret, url)
-        start(joining)
 
-        def answer() -> str:
-            words = ["shoal", "chat", "--max-tokens", "5", "Say hello."]
-            done = subprocess.run(
-                words, env=served, capture_output=True, text=True, check=False
+        def run(name: str, url: str = "") -> dict[str, str]:
+            command, given = (services[name][key] for key in ("command", "environment"))
+            return stack.enter_context(
+                container(image, command, given, tmp_path / name, mounted, url)
             )
-            return done.stdout
 
-        eventually(answer, "the worker answers")
+        served = run("coordinator")
+        eventually(lambda: image.healthy(served), "the coordinator is healthy")
+        run("worker", url_in(tmp_path / "coordinator"))
+        eventually(lambda: answer(served), "the worker answers")
+
+
+@pytest.mark.long
+def test_pods_of_the_chart_answer_a_chat(
+    image: Image, mounted: Path, tmp_path: Path
+) -> None:
+    found = pods(render(ingress={"enabled": True, "host": "pool.example.com"}))
+    with ExitStack() as stack:
+
+        def run(name: str, url: str = "") -> dict[str, str]:
+            (described,) = found[name]["containers"]
+            command, given = described["args"], variables(described)
+            return stack.enter_context(
+                container(image, command, given, tmp_path / name, mounted, url)
+            )
+
+        served = run("shoal")
+        eventually(lambda: image.healthy(served), "the coordinator is healthy")
+        url = url_in(tmp_path / "shoal")
+        (coordinator,) = found["shoal"]["containers"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert answers(url + coordinator[probe]["httpGet"]["path"])
+        run("shoal-cpu", url)
+        eventually(lambda: answer(served), "the worker answers")
+        (test,) = found["shoal-test"]["containers"]
+        words = [re.sub(r"^http://[a-z]+:4010$", url, each) for each in test["args"]]
+        key = (mounted / "shoal" / "api-key").read_text().strip()
+        subprocess.run(
+            ["shoal", *words], env={**served, "SHOAL_API_KEY": key}, check=True
+        )
