@@ -14,11 +14,14 @@ from harness.forks import LINUX, Forks
 from harness.guard import Guard
 from harness.leftovers import Reaper
 from harness.speed import slowness
-from tasks.ray_cluster import ray_cluster
+from tasks.clusters.real import dask_cluster, ray_cluster
 
 LONGEST = {"simulation", "training", "browser"}  # folders
 
-__all__ = ["ray_cluster"]  # of which there is one for the whole suite
+__all__ = [
+    "dask_cluster",
+    "ray_cluster",
+]  # of which there is one each for the whole suite
 
 profiles.register()
 

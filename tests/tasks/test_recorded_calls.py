@@ -13,7 +13,7 @@ from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import Call
 from shoal.tasks.values import ValueReader
 from tasks.callers import ProcessCaller, caller_of, ignore_progress, no_blobs
-from tasks.ray_cluster import DEMO_FILE, TYPED_FILE
+from tasks.clusters.real import DEMO_FILE, TYPED_FILE
 
 HEAD = 24  # bytes before the payload of a frame
 TYPE = slice(4, 6)  # of a frame, in its head

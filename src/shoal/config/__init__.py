@@ -227,8 +227,8 @@ class JoinConfig:
     )
     engine: tuple[str, ...] = setting(
         "engine for models: auto (the servers found on this machine, else embedded), "
-        "embedded, the URL of an OpenAI-compatible server, or ray: a Ray cluster, "
-        "which also runs the tasks; repeatable",
+        "embedded, the URL of an OpenAI-compatible server, ray: a Ray cluster, which "
+        "also runs the tasks, or dask: a Dask cluster, for tasks only; repeatable",
         (),
         everyday=True,
     )
@@ -236,6 +236,10 @@ class JoinConfig:
         "address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one running "
         "on this machine) or local (one that ends with this worker)",
         "auto",
+    )
+    dask_address: str = setting(
+        "address of the Dask cluster's scheduler: HOST:PORT, or tls://HOST:PORT",
+        "127.0.0.1:8786",
     )
     name: str = setting(
         "name of the worker (default: the host name)", "", everyday=True

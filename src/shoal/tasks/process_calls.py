@@ -18,8 +18,6 @@ from shoal.tasks.process_messages import Mode
 
 OnReturned = Callable[[list[CallResult]], None]
 
-TOO_MANY_CALLS = f"more than {limits.STREAM_CALLS_MAX} calls wait in the call stream"
-
 _encode = msgspec.msgpack.Encoder().encode
 _returns = msgspec.msgpack.Decoder(list[CallResult])
 
@@ -33,6 +31,12 @@ def mode_of(work: Call | CallStream) -> Mode:
     """Return how the calls of some work are made."""
     code = Mode.CODE if Feature.CODE in work.needs else Mode(0)
     return code | (Mode.EXACT if work.exact else Mode(0))
+
+
+def too_many_calls(calls: Sequence[StreamedCall]) -> list[CallResult]:
+    """Return the results of calls that a call stream has no room for."""
+    reason = f"more than {limits.STREAM_CALLS_MAX} calls wait in the call stream"
+    return [CallResult(each.number, b"", reason) for each in calls]
 
 
 class ProcessCallStream:
@@ -92,9 +96,7 @@ class ProcessCallStream:
 
     def push(self, calls: Sequence[StreamedCall]) -> None:
         if len(self._queue) + len(calls) > limits.STREAM_CALLS_MAX:
-            self._on_returned(
-                [CallResult(each.number, b"", TOO_MANY_CALLS) for each in calls]
-            )
+            self._on_returned(too_many_calls(calls))
             return
         self._queue.extend(calls)
         self._pump()

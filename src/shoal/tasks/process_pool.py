@@ -3,7 +3,14 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,6 +34,22 @@ OnProcess = Callable[[CallProcess | errors.Unavailable], None]
 StartProcess = Callable[[Callable[[CallProcess], None]], Awaitable[CallProcess]]
 
 log = logging.getLogger("shoal.tasks")
+
+
+def check_supported(
+    work: Call | CallStream, names: Collection[str], *, trusts_code: bool
+) -> None:
+    """Raise an error if a caller cannot do the work; see ``FunctionCaller``."""
+    if Feature.CODE in work.needs:
+        if not trusts_code:
+            raise errors.InvalidRequest(CODE_NOT_TRUSTED)
+        if work.python not in ("", PYTHON):
+            # Another version's bytecode can crash the process.
+            raise errors.Unavailable(
+                f"code of Python {work.python}; this worker has {PYTHON}"
+            )
+    elif work.name not in names:
+        raise errors.NotFound(unknown_task_message(work.name, sorted(names)))
 
 
 class ProcessPool:
@@ -104,7 +127,7 @@ class ProcessPool:
     async def call(
         self, call: Call, fetch: FetchBlob, on_progress: OnProgress, grant: str = ""
     ) -> bytes:
-        self._check_supported(call)
+        check_supported(call, self.names, trusts_code=self.trusts_code)
         timeout = self._timeout(call)
         if timeout is not None and timeout <= 0:
             raise errors.JobError(process_calls.timeout_message(timeout))
@@ -148,7 +171,7 @@ class ProcessPool:
         on_returned: Callable[[list[CallResult]], None],
         grant: str = "",
     ) -> CallStreamSlot:
-        self._check_supported(stream)
+        check_supported(stream, self.names, trusts_code=self.trusts_code)
         if self._streams >= self._capacity * self._sharers:
             raise errors.Unavailable(f"all {self._capacity} slots are taken")
         self._streams += 1
@@ -230,19 +253,6 @@ class ProcessPool:
 
     def _on_stream_closed(self) -> None:
         self._streams -= 1
-
-    def _check_supported(self, work: Call | CallStream) -> None:
-        """Raise an error if this pool cannot make the call; see ``FunctionCaller``."""
-        if Feature.CODE in work.needs:
-            if not self.trusts_code:
-                raise errors.InvalidRequest(CODE_NOT_TRUSTED)
-            if work.python not in ("", PYTHON):
-                # Another version's bytecode can crash the process.
-                raise errors.Unavailable(
-                    f"code of Python {work.python}; this worker has {PYTHON}"
-                )
-        elif work.name not in self.names:
-            raise errors.NotFound(unknown_task_message(work.name, sorted(self.names)))
 
     def _timeout(self, work: Call | CallStream) -> float | None:
         if work.timeout is not None or Feature.CODE in work.needs:

@@ -243,7 +243,7 @@ def _import_one(module: str) -> ModuleType:
     is_file = module.endswith(".py")
     try:
         if is_file:
-            return _import_file(Path(module).expanduser().resolve())
+            return _import_file(task_file(module))
         _check_module_name(module)
         return importlib.import_module(module)
     except ConfigError:
@@ -304,10 +304,16 @@ def _has_tasks(module: ModuleType) -> bool:
     )
 
 
-def _import_file(file: Path) -> ModuleType:
-    name = file.stem
+def task_file(name: str) -> Path:
+    """Return a file with tasks.  Raises ConfigError if it is missing."""
+    file = Path(name).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"--tasks {file}: no such file")
+    return file
+
+
+def _import_file(file: Path) -> ModuleType:
+    name = file.stem
     loaded = sys.modules.get(name)
     if loaded is not None:
         if getattr(loaded, "__file__", None) == str(file):

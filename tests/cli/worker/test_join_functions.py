@@ -1,5 +1,6 @@
 """Offers of functions, and the coordinator that gets them."""
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -16,8 +17,9 @@ from shoal.app.fleet_files import save_fleet
 from shoal.cli.worker import join_functions, join_target
 from shoal.cli.worker.join_functions import (
     check_task_options,
+    cluster_caller,
+    cluster_engines,
     function_membership,
-    ray_engines,
     resolve_call_target,
     start_functions,
 )
@@ -195,10 +197,11 @@ async def test_code_cannot_be_offered_where_only_tasks_are_given_out(
 
     with pytest.raises(ConfigError, match="sends no code; offer tasks with --tasks"):
         check_task_options(JoinConfig(trust_code=True), target, models=False)
-    ray = JoinConfig(tasks=("mine",), engine=("ray",))
-    with pytest.raises(ConfigError, match="one connection for both tasks and models"):
-        check_task_options(ray, target, models=True)
-    check_task_options(ray, target, models=False)
+    for cluster in ("ray", "dask"):
+        joined = JoinConfig(tasks=("mine",), engine=(cluster,))
+        with pytest.raises(ConfigError, match="one connection for both tasks and mod"):
+            check_task_options(joined, target, models=True)
+        check_task_options(joined, target, models=False)
 
 
 async def test_functions_are_offered_to_a_discovered_coordinator(
@@ -239,7 +242,7 @@ def serve() -> Iterator[ServerLocation]:
 
 
 async def test_ray_serve_is_an_engine_if_it_has_models(serve: ServerLocation) -> None:
-    engines = await ray_engines(("ray",), tasks=False, serve=serve)
+    engines = await cluster_engines(("ray",), tasks=False, serve=serve)
 
     assert engines == (f"http://127.0.0.1:{serve.port}/v1",)
 
@@ -247,13 +250,13 @@ async def test_ray_serve_is_an_engine_if_it_has_models(serve: ServerLocation) ->
 async def test_named_server_replaces_ray_serve(serve: ServerLocation) -> None:
     named = ("ray", "http://serve.example:8000/v1", "embedded")
 
-    assert await ray_engines(named, tasks=False, serve=serve) == named[1:]
+    assert await cluster_engines(named, tasks=False, serve=serve) == named[1:]
 
 
 async def test_without_models_only_tasks_are_offered(
     closed_port: ServerLocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await ray_engines(("ray",), tasks=True, serve=closed_port) == ()
+    assert await cluster_engines(("ray",), tasks=True, serve=closed_port) == ()
     assert "offering tasks only" in capsys.readouterr().err
 
 
@@ -261,4 +264,23 @@ async def test_without_models_and_tasks_the_error_has_a_remedy(
     closed_port: ServerLocation,
 ) -> None:
     with pytest.raises(ConfigError, match="--tasks MODULE"):
-        await ray_engines(("ray",), tasks=False, serve=closed_port)
+        await cluster_engines(("ray",), tasks=False, serve=closed_port)
+
+
+async def test_dask_runs_functions_only() -> None:
+    assert await cluster_engines(("dask", "embedded"), tasks=True) == ("embedded",)
+    with pytest.raises(ConfigError, match="add --tasks MODULE"):
+        await cluster_engines(("dask",), tasks=False)
+    with pytest.raises(ConfigError, match="a worker of its own"):
+        await cluster_engines(("dask", "ray"), tasks=True)
+
+
+def test_missing_dask_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [])  # where it would be found
+
+    with pytest.raises(
+        ConfigError, match=r"Dask is not installed: .*install .*\[dask\]"
+    ):
+        cluster_caller(JoinConfig(tasks=("mine",), engine=("dask",)))

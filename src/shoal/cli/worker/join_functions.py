@@ -1,7 +1,7 @@
 """Offers function calls: their coordinator, and the processes that run them.
 
-Functions run in processes of this machine or in a Ray cluster; the cluster's models are
-offered as well.
+Functions run in processes of this machine or in a cluster of Ray or Dask; the models of
+Ray Serve are offered as well.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import structs
@@ -29,6 +30,7 @@ from shoal.cli.worker.join_models import (
     make_agent,
 )
 from shoal.config import JoinConfig
+from shoal.config.installation import install_extra
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import Feature, JobKind, Work
@@ -55,6 +57,9 @@ from shoal.worker.function_offers import (
 )
 from shoal.worker.jobs import EngineSlots
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
+
+if TYPE_CHECKING:
+    from shoal.tasks.on_dask.caller import DaskCaller
 
 CODE_WITHOUT_TOKEN = (
     "--trust-code has no effect without --token: in an open fleet, anyone could send "
@@ -353,10 +358,10 @@ def check_task_options(
             f"--trust-code: {target.display_url} sends no code; offer tasks with "
             "--tasks MODULE"
         )
-    if models and RAY in config.engine:
+    if models and (cluster := cluster_in(config.engine)):
         raise ConfigError(
-            f"--engine ray: the protocol {target.protocol.name} has one connection for "
-            "both tasks and models; offer only one of them"
+            f"--engine {cluster}: the protocol {target.protocol.name} has one "
+            "connection for both tasks and models; offer only one of them"
         )
 
 
@@ -365,20 +370,36 @@ def supports_calls(protocol: AnyWireProtocol) -> bool:
     return JobKind.CALL in protocol.kinds
 
 
-RAY = "ray"  # its name among the engines
+RAY, DASK = CLUSTERS = "ray", "dask"  # their names among the engines
 SERVE = local_servers.ServerLocation(8000, "Ray Serve")
 
 
-async def ray_engines(
+def cluster_in(engines: Collection[str]) -> str:
+    """Return the cluster among the engines, or nothing.
+
+    Raises ConfigError if there are two.
+    """
+    named = [each for each in CLUSTERS if each in engines]
+    if len(named) > 1:
+        raise ConfigError("--engine: join each cluster with a worker of its own")
+    return named[0] if named else ""
+
+
+async def cluster_engines(
     engines: Sequence[str], *, tasks: bool, serve: local_servers.ServerLocation = SERVE
 ) -> tuple[str, ...]:
-    """Return the engines to open in place of ``ray``: Ray Serve, if it has models.
+    """Return the engines to open in place of a cluster: Ray Serve, if it has models.
 
     An engine given by its URL stands for Ray Serve.
 
     Raises ConfigError if there is neither Ray Serve nor a task.
     """
-    others = tuple(each for each in engines if each != RAY)
+    cluster = cluster_in(engines)
+    others = tuple(each for each in engines if each != cluster)
+    if cluster == DASK:
+        if not tasks:
+            raise ConfigError("--engine dask runs functions: add --tasks MODULE")
+        return others
     if any(each.startswith(("http://", "https://")) for each in others):
         return others
     found = await local_servers.find_servers([serve])
@@ -396,7 +417,25 @@ async def ray_engines(
     return *others, *found
 
 
-async def ray_membership(
+def cluster_caller(
+    config: JoinConfig,
+) -> "tuple[type[RayCaller] | type[DaskCaller], str]":
+    """Return what calls functions in the cluster, and its address.
+
+    Raises ConfigError if Dask is not installed; for Ray, ``start`` does.
+    """
+    if cluster_in(config.engine) == RAY:
+        return RayCaller, config.ray_address
+    if find_spec("distributed") is None:
+        raise ConfigError(
+            f"--engine dask: Dask is not installed: {install_extra('dask')}"
+        )
+    from shoal.tasks.on_dask.caller import DaskCaller  # late: with Dask
+
+    return DaskCaller, config.dask_address
+
+
+async def cluster_membership(
     config: JoinConfig,
     target: join_target.JoinTarget,
     stack: AsyncExitStack,
@@ -411,9 +450,10 @@ async def ray_membership(
     stack.push_async_callback(blobs.close)
 
     async def connect() -> RemoteFunctionCaller:
-        caller = RayCaller(
+        kind, address = cluster_caller(config)
+        caller = kind(
             config.tasks,
-            config.ray_address,
+            address,
             config.slots,
             trust_code=config.trust_code,
             variables=_coordinator_variables(target),

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 from shoal.app.worker_ports import WorkerPorts
 from shoal.cli.worker import worker_report
 from shoal.cli.worker.join_functions import (
-    RAY,
     CreateMember,
     check_task_options,
+    cluster_engines,
+    cluster_in,
+    cluster_membership,
     function_membership,
     functions_beside_models,
     listening_membership,
-    ray_engines,
-    ray_membership,
     resolve_call_target,
     start_functions,
     supports_calls,
@@ -148,8 +148,8 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     """Find the coordinator and the engines; leaving ``stack`` releases them."""
     config = arguments.config
     engines = config.engine
-    if RAY in engines:
-        engines = await ray_engines(engines, tasks=arguments.with_functions)
+    if cluster_in(engines):
+        engines = await cluster_engines(engines, tasks=arguments.with_functions)
     with_models = bool(engines or arguments.models) or not arguments.with_functions
     targets = await _targets(arguments, with_models=with_models)
     if config.pairing_code:
@@ -359,7 +359,7 @@ async def _memberships(
     config, functions = arguments.config, targets.functions
     offered: list[Membership] = []
     only_tasks = functions is not None and not supports_calls(functions.protocol)
-    with_ray = RAY in config.engine
+    cluster = cluster_in(config.engine)
     beside: FunctionsBeside | None = None
     if only_tasks:
         check_task_options(config, targets.main, models=targets.models is not None)
@@ -367,14 +367,16 @@ async def _memberships(
         # Over one connection.
         backend = await start_functions(config, functions, stack)
         worker = replace(worker, functions=backend)
-    elif functions is not None and _on_one_connection(targets) and not with_ray:
+    elif functions is not None and _on_one_connection(targets) and not cluster:
         backend = await start_functions(config, functions, stack)
         beside = functions_beside_models(worker, backend)
     elif functions is not None:
         caller = replace(
             worker,
-            # Beside models, Ray is another worker: it leaves with its cluster.
-            name=f"{worker.name}-{RAY}" if _on_one_connection(targets) else worker.name,
+            # Beside models, a cluster is another worker, which leaves by itself.
+            name=f"{worker.name}-{cluster}"
+            if _on_one_connection(targets)
+            else worker.name,
             target=functions,
             signer=_signer(functions, config, worker.name, arguments.data),
         )
@@ -439,9 +441,9 @@ async def _functions(
     stack: AsyncExitStack,
 ) -> FunctionMembership:
     """Start what runs the functions, and return their offer."""
-    if RAY in worker.config.engine:
-        on_event = partial(worker.on_event, worker.name, {"engine": RAY})
-        return await ray_membership(
+    if cluster := cluster_in(worker.config.engine):
+        on_event = partial(worker.on_event, worker.name, {"engine": cluster})
+        return await cluster_membership(
             worker.config, worker.target, stack, create_member, on_event
         )
     functions = await start_functions(worker.config, worker.target, stack)

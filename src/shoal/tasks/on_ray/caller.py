@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.config.installation import install_extra
@@ -15,6 +14,7 @@ from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import BLOB_MISSING
 from shoal.tasks.limits import CLOSE_TIMEOUT, CLUSTER_START_TIMEOUT, PROCESSES_MAX
 from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.registry import task_file
 
 
 class SendToDriver(Protocol):
@@ -266,9 +266,4 @@ def _ignore_exit(driver: process.ChildProcess) -> None:
 
 def _driver_module(module: str) -> str:
     """Return a module in the driver's form; raises ConfigError if a file is missing."""
-    if not module.endswith(".py"):
-        return module
-    file = Path(module).expanduser().resolve()
-    if not file.is_file():
-        raise ConfigError(f"--tasks {file}: no such file")
-    return str(file)
+    return str(task_file(module)) if module.endswith(".py") else module

@@ -1,8 +1,10 @@
-"""Function calls in a real Ray cluster."""
+"""Function calls in real clusters of Ray and of Dask."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,8 @@ from shoal.domain.errors import (
 )
 from shoal.domain.work import Call, CallStream
 from shoal.tasks.exception_record import decode_exception
-from shoal.tasks.on_ray.caller import RayCaller
+from shoal.tasks.on_dask.caller import DaskCaller
+from shoal.tasks.on_ray.caller import DRIVER, RayCaller
 from shoal.tasks.values import Form, Ref, ValueReader, pack
 from tasks.callers import (
     Gate,
@@ -32,21 +35,45 @@ from tasks.callers import (
     ignore_progress,
     no_blobs,
 )
+from tasks.clusters.real import DEMO_FILE, TYPED_FILE, started_dask
 from tasks.demo_tasks import Point
-from tasks.ray_cluster import DEMO_FILE, TYPED_FILE
 
 # Connecting takes seconds: most tests share one connection, and so its loop.
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster, and what its tests need to know."""
+
+    kind: type[RayCaller] | type[DaskCaller]
+    address: str
+    option: str
+    ended: str  # what is said of a call that has ended its process
+    copies: int  # of a large argument, at most
+
+    def caller(
+        self, *modules: str, address: str = "", slots: int = 0, trust: bool = True
+    ) -> RayCaller | DaskCaller:
+        return self.kind(modules, address or self.address, slots, trust_code=trust)
+
+
+@pytest.fixture(scope="module", params=["ray", "dask"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    address: str = request.getfixturevalue(f"{request.param}_cluster")
+    if request.param == "ray":
+        return Cluster(RayCaller, address, "--ray-address", "in the Ray cluster has", 1)
+    return Cluster(DaskCaller, address, "--dask-address", "made the call ended", 2)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def caller(ray_cluster: str) -> AsyncIterator[ProcessCaller]:
-    ray = RayCaller([DEMO_FILE, TYPED_FILE], ray_cluster, 0, trust_code=True)
+async def caller(cluster: Cluster) -> AsyncIterator[ProcessCaller]:
+    running = cluster.caller(DEMO_FILE, TYPED_FILE)
     try:
-        await ray.start()
-        yield ProcessCaller(ray)
+        await running.start()
+        yield ProcessCaller(running)
     finally:
-        await ray.close()
+        await running.close()
 
 
 async def test_cluster_has_a_slot_for_each_processor(caller: ProcessCaller) -> None:
@@ -84,9 +111,9 @@ async def test_errors_match_those_of_processes(caller: ProcessCaller) -> None:
 
 
 async def test_crash_fails_the_call_and_the_next_one_runs(
-    caller: ProcessCaller,
+    caller: ProcessCaller, cluster: Cluster
 ) -> None:
-    with pytest.raises(JobError, match="in the Ray cluster has ended"):
+    with pytest.raises(JobError, match=cluster.ended):
         await caller("leave", 3)
 
     assert await caller("demo.add", 1) == 1
@@ -141,7 +168,7 @@ async def test_last_progress_precedes_the_value(
 
 
 async def test_large_argument_is_put_into_the_cluster_once(
-    caller: ProcessCaller, tmp_path: Path
+    caller: ProcessCaller, cluster: Cluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "blob"
     path.write_bytes(pack(np.ones(100_000)).data)
@@ -158,7 +185,8 @@ async def test_large_argument_is_put_into_the_cluster_once(
     )
 
     assert {ValueReader().read(each) for each in (first, *others)} == {100_000.0}
-    assert requested == [b"d" * 32]
+    assert {*requested} == {b"d" * 32}
+    assert len(requested) <= cluster.copies
 
 
 async def test_missing_large_argument_is_unavailable(
@@ -187,7 +215,7 @@ async def test_stream_returns_in_order_while_the_next_call_runs(
 
 
 async def test_stream_continues_after_a_crash(
-    caller: ProcessCaller,
+    caller: ProcessCaller, cluster: Cluster
 ) -> None:
     calling = RecordedStream.open(caller.processes, CallStream("crash_if"))
 
@@ -195,7 +223,7 @@ async def test_stream_continues_after_a_crash(
     returned = await calling.wait_for(6)
 
     assert [value for _, value in returned if isinstance(value, int)] == [0, 1, 2, 4, 5]
-    assert "has ended" in dict(returned)[3]
+    assert cluster.ended in dict(returned)[3]
     assert calling.stream is not None
     calling.stream.close()
 
@@ -235,26 +263,50 @@ async def test_closed_streams_free_their_processors(caller: ProcessCaller) -> No
     assert await caller("demo.add", 1) == 1
 
 
-async def test_lost_cluster_requeues_calls(ray_cluster: str, tmp_path: Path) -> None:
-    gate = Gate.make(tmp_path)
+@asynccontextmanager
+async def losable(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[tuple[RayCaller | DaskCaller, Callable[[], None]]]:
+    """Connect to a cluster; gives also what ends the connection."""
+    if kind == "dask":
+        with started_dask(tmp_path) as (address, kill):
+            running = DaskCaller([DEMO_FILE], address, 1, trust_code=False)
+            await running.start()
+            yield running, kill
+            await running.close()
+        return
+    address = request.getfixturevalue("ray_cluster")
     others = {each.pid for each in psutil.Process().children()}
-    ray = RayCaller([DEMO_FILE], ray_cluster, 1, trust_code=False)
+    ray = RayCaller([DEMO_FILE], address, 1, trust_code=False)
     await ray.start()
-    before = asyncio.create_task(ray.wait_lost())
-    running = asyncio.create_task(
-        ray.call(call("waits", *gate.args), no_blobs, ignore_progress)
-    )
-    await gate.reached()
-    for child in psutil.Process().children():
-        if child.pid not in others and "shoal.tasks.on_ray.driver" in child.cmdline():
-            child.kill()
 
-    with pytest.raises(Unavailable, match="connection to the Ray cluster has ended"):
-        await running
-    assert "has ended" in await before
-    with pytest.raises(Unavailable, match="has ended"):
-        await ray.call(call("demo.add", 1), no_blobs, ignore_progress)
+    def disconnect() -> None:
+        for child in psutil.Process().children():
+            if child.pid not in others and DRIVER in child.cmdline():
+                child.kill()
+
+    yield ray, disconnect
     await ray.close()
+
+
+@pytest.mark.parametrize("kind", ["ray", "dask"])
+async def test_lost_cluster_requeues_calls(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    gate = Gate.make(tmp_path)
+    async with losable(kind, request, tmp_path) as (running, kill):
+        lost = asyncio.create_task(running.wait_lost())
+        calling = asyncio.create_task(
+            running.call(call("waits", *gate.args), no_blobs, ignore_progress)
+        )
+        await gate.reached()
+        kill()
+
+        with pytest.raises(Unavailable):
+            await calling
+        assert "cluster has ended" in await lost
+        with pytest.raises(Unavailable, match="cluster has ended"):
+            await running.call(call("demo.add", 1), no_blobs, ignore_progress)
 
 
 @pytest.mark.parametrize(
@@ -262,19 +314,19 @@ async def test_lost_cluster_requeues_calls(ray_cluster: str, tmp_path: Path) -> 
     [
         (["nothing_of_this_name"], "", "nothing_of_this_name: no such module"),
         (["nowhere/sums.py"], "", r"nowhere/sums\.py: no such file"),
-        ([], "127.0.0.1:1", "--ray-address 127.0.0.1:1.*refused"),
-        ([], "rubbish", "--ray-address rubbish.*Invalid address"),
+        ([], "127.0.0.1:1", "OPTION 127.0.0.1:1.*cannot be used"),
+        ([], "rubbish", "OPTION rubbish.*cannot be used"),
     ],
 )
 async def test_unusable_configuration_is_explained(
-    ray_cluster: str, modules: list[str], address: str, reason: str
+    cluster: Cluster, modules: list[str], address: str, reason: str
 ) -> None:
-    ray = RayCaller(modules, address or ray_cluster, 0, trust_code=True)
+    running = cluster.caller(*modules, address=address)
 
-    with pytest.raises(ConfigError, match=reason):
-        await ray.start()
+    with pytest.raises(ConfigError, match=reason.replace("OPTION", cluster.option)):
+        await running.start()
 
-    await ray.close()
+    await running.close()
 
 
 async def test_missing_ray_error_says_how_to_install_it(

@@ -1,6 +1,7 @@
-"""``shoal join --engine ray`` as a process: a real Ray cluster, in a real pool."""
+"""``shoal join --engine ray`` and ``dask``: real clusters, in a real pool."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +18,8 @@ from live.programs import (
     text_in,
 )
 from models.tiny_answers import ANSWERS
+from tasks.clusters.real import DEMO_FILE, started_dask
 from tasks.demo_tasks import add, adds, pid
-from tasks.ray_cluster import DEMO_FILE
 
 LONG = "join-me-please"
 PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
@@ -74,6 +75,32 @@ def test_cluster_runs_tasks_and_chats_and_reconnects(
 
         assert pool.submit(add, 20, 22).result(PATIENCE) == 42
     assert worker.terminate() == 0
+
+
+def test_dask_cluster_runs_tasks_and_the_worker_reconnects(
+    coordinator: Pool, tmp_path: Path
+) -> None:
+    with started_dask(tmp_path / "first") as (address, kill):
+        worker = coordinator.join(
+            *("dask", "--engine", "dask", "--dask-address", address),
+            *("--tasks", DEMO_FILE),
+            token=LONG,
+        )
+        assert worker.event("joined")["slots"] == 2
+        with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
+            assert [*quick.map(add, range(200))] == [*range(200)]
+        with shoal.Pool(coordinator.url, KEY) as pool:
+            assert pool.submit(add, 20, 22).result(PATIENCE) == 42
+            assert pool.submit(pid).result(PATIENCE) not in _family(worker)
+            assert pool.submit(adds, 20, 22).result(PATIENCE) == 42
+            kill()
+            assert "Dask cluster has ended" in worker.event("unavailable")["reason"]
+            port = address.rpartition(":")[2]
+            with started_dask(tmp_path / "second", int(port)):
+                worker.event("available")
+                worker.event("joined")
+                assert pool.submit(add, 20, 22).result(PATIENCE) == 42
+                assert worker.terminate() == 0
 
 
 def _family(worker: Program) -> dict[int, psutil.Process]:
