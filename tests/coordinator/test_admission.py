@@ -24,7 +24,7 @@ from shoal.protocols.seam.token_proof import (
     ProofRole,
     prove_token,
 )
-from shoal.store.sqlite.keys import SqliteKeys
+from shoal.store.sql.keys import SqlKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from store.in_memory import memory_store
@@ -53,17 +53,17 @@ class RecordedLink:
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[SqliteKeys]:
+async def store() -> AsyncIterator[SqlKeys]:
     async with memory_store() as store:
         yield store.keys
 
 
 @pytest.fixture
-async def admission(store: SqliteKeys) -> WorkerAdmission:
+async def admission(store: SqlKeys) -> WorkerAdmission:
     return await opened(store)
 
 
-async def opened(store: SqliteKeys) -> WorkerAdmission:
+async def opened(store: SqlKeys) -> WorkerAdmission:
     return WorkerAdmission(await load_join_tokens(store), store, LoopClock(lambda: NOW))
 
 
@@ -152,7 +152,7 @@ async def test_wrong_proofs_count_as_guesses(admission: WorkerAdmission) -> None
 
 
 async def test_guesses_of_tokens_count_with_those_of_other_secrets(
-    store: SqliteKeys,
+    store: SqlKeys,
 ) -> None:
     failures = AuthThrottle()
     tokens = await load_join_tokens(store)
@@ -289,7 +289,7 @@ def admit_key(
     "limits", [{"uses_max": 1}, {"expires_at": NOW + 1}], ids=["uses", "time"]
 )
 async def test_worker_rejoins_by_its_key_without_the_token(
-    admission: WorkerAdmission, store: SqliteKeys, limits: dict[str, Any]
+    admission: WorkerAdmission, store: SqlKeys, limits: dict[str, Any]
 ) -> None:
     await make(admission, **limits)
     await admission.record_use(admit_key(admission, "jt-lab", KEY))
@@ -306,7 +306,7 @@ async def test_worker_rejoins_by_its_key_without_the_token(
 
 
 async def test_worker_with_a_new_key_rejoins_by_the_token(
-    admission: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqlKeys
 ) -> None:
     await make(admission, uses_max=1)
     await admission.record_use(admit_key(admission, "jt-lab", KEY))
@@ -347,7 +347,7 @@ async def test_key_binds_to_no_unlimited_token(admission: WorkerAdmission) -> No
 
 
 async def test_recorded_use_survives_a_restart(
-    admission: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqlKeys
 ) -> None:
     await make(admission, uses_max=1)
     await admission.record_use(admit(admission, "jt-lab", "first one"))
@@ -360,7 +360,7 @@ async def test_recorded_use_survives_a_restart(
 
 
 async def test_unlimited_token_records_no_uses(
-    admission: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqlKeys
 ) -> None:
     await make(admission)
 
@@ -372,7 +372,7 @@ async def test_unlimited_token_records_no_uses(
 
 
 async def test_worker_without_a_token_uses_none(
-    admission: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqlKeys
 ) -> None:
     await make(admission, uses_max=1)
 

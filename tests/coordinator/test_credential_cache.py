@@ -8,12 +8,12 @@ from shoal.coordinator import credential_cache as module
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
-from shoal.store.sqlite.keys import KEY_TABLE, SqliteCredentials
+from shoal.store.sql.keys import KEY_TABLE, SqlCredentials
 from shoal.store.sqlite.store import SqliteStore
 from store.in_memory import memory_store
 
 
-class FullDisk(SqliteCredentials[Key]):
+class FullDisk(SqlCredentials[Key]):
     """A table that rejects writes while its disk is full."""
 
     full = True
@@ -38,7 +38,7 @@ async def opened_store() -> AsyncIterator[SqliteStore]:
 
 
 @pytest.fixture
-async def store(opened_store: SqliteStore) -> SqliteCredentials[Key]:
+async def store(opened_store: SqliteStore) -> SqlCredentials[Key]:
     return opened_store.keys.keys
 
 
@@ -52,12 +52,12 @@ def key(name: str, number: int = 1) -> Key:
     return Key(f"key_{number}", name, digest_of(secret), "", Scope.USE, 0.0)
 
 
-def opened(store: SqliteCredentials[Key], *kept: Key) -> CredentialCache[Key]:
+def opened(store: SqlCredentials[Key], *kept: Key) -> CredentialCache[Key]:
     return CredentialCache("key", kept, store, ("default",))
 
 
 async def test_key_is_found_by_its_secret_its_id_and_its_name(
-    store: SqliteCredentials[Key],
+    store: SqlCredentials[Key],
 ) -> None:
     book = opened(store)
     alice = key("alice")
@@ -72,7 +72,7 @@ async def test_key_is_found_by_its_secret_its_id_and_its_name(
         book.find("bob")
 
 
-async def test_added_key_is_stored(store: SqliteCredentials[Key]) -> None:
+async def test_added_key_is_stored(store: SqlCredentials[Key]) -> None:
     await opened(store).add(key("alice"))
 
     assert list(opened(store, *await store.all())) == [key("alice")]
@@ -89,7 +89,7 @@ async def test_added_key_is_stored(store: SqliteCredentials[Key]) -> None:
     ],
 )
 async def test_invalid_name_is_rejected(
-    store: SqliteCredentials[Key], name: str, said: str
+    store: SqlCredentials[Key], name: str, said: str
 ) -> None:
     book = opened(store, key("alice"))
 
@@ -102,7 +102,7 @@ async def test_invalid_name_is_rejected(
 
 
 async def test_concurrent_keys_of_one_name_do_not_both_succeed(
-    store: SqliteCredentials[Key],
+    store: SqlCredentials[Key],
 ) -> None:
     book = opened(store)
 
@@ -116,7 +116,7 @@ async def test_concurrent_keys_of_one_name_do_not_both_succeed(
 
 
 async def test_revoked_key_is_known_and_frees_its_name(
-    store: SqliteCredentials[Key],
+    store: SqlCredentials[Key],
 ) -> None:
     book = opened(store)
     await book.add(key("alice"))
@@ -134,7 +134,7 @@ async def test_revoked_key_is_known_and_frees_its_name(
 
 
 def test_key_that_was_revoked_earlier_does_not_keep_its_name(
-    store: SqliteCredentials[Key],
+    store: SqlCredentials[Key],
 ) -> None:
     book = opened(store, replace(key("alice"), revoked_at=5.0))
 
@@ -167,7 +167,7 @@ async def test_key_is_revoked_in_memory_if_the_store_fails(
 
 
 async def test_revocation_is_retried_until_stored(
-    full_disk: FullDisk, store: SqliteCredentials[Key]
+    full_disk: FullDisk, store: SqlCredentials[Key]
 ) -> None:
     await store.add(key("alice"))
     book = opened(full_disk, key("alice"))
@@ -187,7 +187,7 @@ async def test_revocation_is_retried_until_stored(
 
 
 async def test_number_of_keys_is_bounded(
-    store: SqliteCredentials[Key], monkeypatch: pytest.MonkeyPatch
+    store: SqlCredentials[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREDENTIALS_MAX", 2)
     book = opened(store, key("a", 1), key("b", 2))
@@ -196,7 +196,7 @@ async def test_number_of_keys_is_bounded(
         await book.add(key("c", 3))
 
 
-def test_old_expired_keys_are_forgotten(store: SqliteCredentials[Key]) -> None:
+def test_old_expired_keys_are_forgotten(store: SqlCredentials[Key]) -> None:
     expired = replace(key("a", 1), expires_at=5.0)
     revoked = replace(key("b", 2), revoked_at=8.0)
     book = opened(store, expired, revoked, key("c", 3))
@@ -211,7 +211,7 @@ def test_old_expired_keys_are_forgotten(store: SqliteCredentials[Key]) -> None:
 
 
 async def test_repeated_revocation_leaves_the_next_key_of_the_name_alone(
-    store: SqliteCredentials[Key],
+    store: SqlCredentials[Key],
 ) -> None:
     old, new = key("alice"), key("alice", 2)
     book = opened(store)

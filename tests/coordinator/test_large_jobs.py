@@ -20,7 +20,7 @@ PROMPT = random.Random(0).randbytes(PARTS * PART_SIZE // 2 - 1000).hex()
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.store.codec.PART_SIZE", PART_SIZE)
-    monkeypatch.setattr("shoal.store.sqlite.work_parts.WRITTEN_AT_ONCE", PART_SIZE)
+    monkeypatch.setattr("shoal.store.sql.work_parts.WRITTEN_AT_ONCE", PART_SIZE)
 
 
 async def used_parts(coordinator: Coordinator) -> int:

@@ -39,7 +39,7 @@ from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.remote_peer import ModelSharing
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Data, Output, Send
-from shoal.store.sqlite.keys import SqliteKeys
+from shoal.store.sql.keys import SqlKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from transports.memory_links import MemoryLink
@@ -162,7 +162,7 @@ class PeerCoordinator:
     coordinator: Coordinator
     connections: PeerConnections
     admission: WorkerAdmission
-    keys: SqliteKeys
+    keys: SqlKeys
 
     async def connect(self, wire: str = "wire") -> ScriptedConnection:
         """Open a connection."""
@@ -182,7 +182,7 @@ async def accept_peers(
     coordinator: Coordinator,
     policy: PeerJobPolicy = DEFAULT_POLICY,
     share: ModelSharing | None = None,
-    keys: SqliteKeys | None = None,
+    keys: SqlKeys | None = None,
 ) -> PeerCoordinator:
     """Let a coordinator accept connections with several peers."""
     keys = keys or coordinator.store.keys

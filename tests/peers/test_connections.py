@@ -53,7 +53,7 @@ from shoal.protocols.seam.peer_session import (
     Protection,
 )
 from shoal.protocols.seam.session import UNDESCRIBED, CloseCode, PeerProfile
-from shoal.store.sqlite.keys import SqliteKeys
+from shoal.store.sql.keys import SqlKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink
 
@@ -683,7 +683,7 @@ async def token(peers: PeerCoordinator, uses_max: int | None = None) -> JoinToke
 
 
 def test_peer_joins_after_its_token_use_is_stored() -> None:
-    class SlowKeys(SqliteKeys):
+    class SlowKeys(SqlKeys):
         disk = asyncio.Event()
 
         async def bind_worker(self, token_id: str, worker: str) -> None:
@@ -720,7 +720,7 @@ def test_peer_joins_after_its_token_use_is_stored() -> None:
 
 
 def test_peer_is_dismissed_if_its_token_use_cannot_be_stored() -> None:
-    class FullKeys(SqliteKeys):
+    class FullKeys(SqlKeys):
         async def bind_worker(self, token_id: str, worker: str) -> None:
             raise StoreError("shoal.db: disk I/O error")
 

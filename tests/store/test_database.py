@@ -13,8 +13,9 @@ import pytest
 
 from shoal.config.private_files import create_private
 from shoal.domain.errors import StoreBroken, StoreError
+from shoal.store.sql.database import LIST_READERS
 from shoal.store.sqlite import database as module
-from shoal.store.sqlite.database import LIST_READERS, Database
+from shoal.store.sqlite.database import SqliteDatabase
 
 COUNT = "SELECT count(*) FROM payments"
 LONG_QUERY = """
@@ -30,8 +31,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def database(path: Path) -> AsyncIterator[Database]:
-    opened = Database(path)
+async def database(path: Path) -> AsyncIterator[SqliteDatabase]:
+    opened = SqliteDatabase(path)
     await opened.open()
     yield opened
     await opened.close()
@@ -52,7 +53,7 @@ def count(sql: sqlite3.Connection) -> int:
 
 async def write_and_close(path: Path) -> None:
     """Leave a database whose last pages are those of rows."""
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     for number in range(50):
         await database.transact(add(f"{number}", 3_000))
@@ -112,7 +113,7 @@ def slow_reads(number: int) -> Iterator[list[SlowRead]]:
 
 
 @asynccontextmanager
-async def continual_reads(database: Database) -> AsyncIterator[None]:
+async def continual_reads(database: SqliteDatabase) -> AsyncIterator[None]:
     """Run lists one after the other within the block, several at once."""
     stop = asyncio.Event()
 
@@ -130,7 +131,7 @@ async def continual_reads(database: Database) -> AsyncIterator[None]:
 
 
 async def test_commits_and_short_reads_do_not_wait_for_lists(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     with slow_reads(LIST_READERS + 10) as reads:
         listing = [asyncio.create_task(database.read_list(each)) for each in reads]
@@ -146,7 +147,7 @@ async def test_commits_and_short_reads_do_not_wait_for_lists(
     assert await asyncio.gather(*listing[LIST_READERS:]) == [(2, 2)] * 10
 
 
-async def test_reads_cannot_write(database: Database) -> None:
+async def test_reads_cannot_write(database: SqliteDatabase) -> None:
     for read in (database.read, database.read_list):
         with pytest.raises(StoreError, match="readonly"):
             await read(add("a"))
@@ -154,7 +155,9 @@ async def test_reads_cannot_write(database: Database) -> None:
     assert await database.read(count) == 0
 
 
-async def test_failed_read_leaves_its_connection_usable(database: Database) -> None:
+async def test_failed_read_leaves_its_connection_usable(
+    database: SqliteDatabase,
+) -> None:
     def fail(sql: sqlite3.Connection) -> None:
         sql.execute(COUNT).fetchone()
         raise StoreError("no")
@@ -169,7 +172,7 @@ async def test_failed_read_leaves_its_connection_usable(database: Database) -> N
 
 
 async def test_reads_under_way_end_before_the_database_closes(path: Path) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     with slow_reads(1) as (read,):
         listing = asyncio.create_task(database.read_list(read))
@@ -186,7 +189,7 @@ async def test_reads_under_way_end_before_the_database_closes(path: Path) -> Non
 
 
 async def test_other_programs_can_read_an_open_database(
-    database: Database, path: Path
+    database: SqliteDatabase, path: Path
 ) -> None:
     await database.transact(add("a"))
 
@@ -205,7 +208,7 @@ async def test_overlapping_reads_do_not_let_the_log_grow(
 ) -> None:
     monkeypatch.setattr(module, "WAL_MAX", 1 << 16)
     monkeypatch.setattr(module, "WAL_WAIT", 60.0)
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     wal = path.with_name("shoal.db-wal")
 
@@ -222,7 +225,7 @@ async def test_a_long_read_of_another_program_delays_few_commits(
 ) -> None:
     monkeypatch.setattr(module, "WAL_MAX", 1 << 18)
     monkeypatch.setattr(module, "WAL_WAIT", 0.0)
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     checkpoints: list[str] = []
 
@@ -248,7 +251,7 @@ async def test_a_long_read_of_another_program_delays_few_commits(
 async def test_no_commit_goes_to_a_file_that_has_lost_its_name(
     path: Path, suffix: str, how: str
 ) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     await database.transact(add("a"))
     file = beside(path, suffix)
@@ -267,7 +270,7 @@ async def test_no_commit_goes_to_a_file_that_has_lost_its_name(
 async def test_a_file_that_loses_its_name_during_a_commit_is_noticed(
     path: Path, how: str
 ) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     await database.transact(lambda _: take_name(path, how))
 
@@ -280,14 +283,14 @@ async def test_a_file_that_loses_its_name_during_a_commit_is_noticed(
 async def test_commits_in_a_deleted_log_are_saved_when_that_is_noticed(
     path: Path, tmp_path: Path
 ) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     await database.transact(add("a"))
     for suffix in ("-wal", "-shm"):
         take_name(beside(path, suffix), "deleted")
 
     with pytest.raises(StoreBroken):
-        await database.check_files()
+        await database.check()
 
     # As after a kill: what the open files have is gone.
     copy = tmp_path / "copy.db"
@@ -300,46 +303,46 @@ async def test_commits_in_a_deleted_log_are_saved_when_that_is_noticed(
 @pytest.mark.parametrize("suffix", ["", "-wal"])
 async def test_truncation_is_noticed_without_a_read(path: Path, suffix: str) -> None:
     await write_and_close(path)
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     await database.transact(add("more", 100_000))
     truncate(beside(path, suffix), 20_000)
 
     with pytest.raises(StoreBroken):
-        await database.check_files()
+        await database.check()
     with pytest.raises(StoreBroken):
         await database.transact(add("b"))
     await database.close()
 
 
 async def test_a_log_that_another_program_has_emptied_is_no_damage(
-    database: Database, path: Path
+    database: SqliteDatabase, path: Path
 ) -> None:
     await database.transact(add("a", 100_000))
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     assert content_of(beside(path, "-wal")) == b""
 
-    await database.check_files()
+    await database.check()
     await database.transact(add("b"))
 
     assert await database.read(count) == 2
 
 
 async def test_a_database_that_another_program_has_compacted_is_no_damage(
-    database: Database, path: Path
+    database: SqliteDatabase, path: Path
 ) -> None:
     await database.transact(add("a", 100_000))
     await database.transact(lambda sql: sql.execute("DELETE FROM payments"))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        await database.check_files()
+        await database.check()
         before = len(content_of(path) or b"")
         other.execute("VACUUM")
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     assert 0 < len(content_of(path) or b"") < before
 
-    await database.check_files()
+    await database.check()
     await database.transact(add("b"))
 
     assert await database.read(count) == 1
@@ -348,7 +351,7 @@ async def test_a_database_that_another_program_has_compacted_is_no_damage(
 async def test_a_read_of_a_damaged_page_is_reported(path: Path) -> None:
     await write_and_close(path)
     overwrite_end(path, b"\xff" * 40_000)
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
 
     with pytest.raises(StoreBroken) as caught:
@@ -362,7 +365,7 @@ async def test_a_read_of_a_damaged_page_is_reported(path: Path) -> None:
 
 async def test_a_damaged_beginning_is_noticed_without_a_read(path: Path) -> None:
     await write_and_close(path)
-    database = Database(path)
+    database = SqliteDatabase(path)
     await database.open()
     with closing(sqlite3.connect(path)) as other:  # the log has no newer one
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -370,7 +373,7 @@ async def test_a_damaged_beginning_is_noticed_without_a_read(path: Path) -> None
         file.write(b"nothing of SQLite's")
 
     with pytest.raises(StoreBroken, match="not a database"):
-        await database.check_files()
+        await database.check()
     await database.close()
 
 
@@ -382,12 +385,12 @@ async def test_a_database_is_not_begun_anew_unasked(
         create_private(path)
 
     with pytest.raises(StoreBroken, match="is missing" if content is None else "empty"):
-        await Database(path).open(create=False)
+        await SqliteDatabase(path).open(create=False)
 
     assert content_of(path) == content
 
 
-async def test_reads_see_what_was_written_before(database: Database) -> None:
+async def test_reads_see_what_was_written_before(database: SqliteDatabase) -> None:
     writes = [asyncio.create_task(database.transact(add(f"{n}"))) for n in range(100)]
     await asyncio.sleep(0)
 
@@ -395,7 +398,9 @@ async def test_reads_see_what_was_written_before(database: Database) -> None:
     await asyncio.gather(*writes)
 
 
-async def test_reads_do_not_wait_for_later_transactions(database: Database) -> None:
+async def test_reads_do_not_wait_for_later_transactions(
+    database: SqliteDatabase,
+) -> None:
     with slow_reads(1) as (slow,):
         reading = asyncio.create_task(database.read(count))
         await asyncio.sleep(0)
@@ -406,7 +411,7 @@ async def test_reads_do_not_wait_for_later_transactions(database: Database) -> N
     await writing
 
 
-async def test_failed_transaction_does_not_stop_reads(database: Database) -> None:
+async def test_failed_transaction_does_not_stop_reads(database: SqliteDatabase) -> None:
     failing = asyncio.create_task(database.transact(lambda sql: sql.execute("SELEKT")))
     await asyncio.sleep(0)
 

@@ -30,8 +30,9 @@ from shoal.store.batches import (
     StoredFile,
     line_key,
 )
-from shoal.store.sqlite import pruning
-from shoal.store.sqlite.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
+from shoal.store.sql import pruning
+from shoal.store.sql.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
+from shoal.store.sqlite import database
 from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
 
@@ -124,7 +125,7 @@ async def test_file_shrinks_after_a_prune(tmp_path: Path) -> None:
 
     left = await value(store, "PRAGMA page_count")
     assert left < pages / 4
-    assert await value(store, "PRAGMA freelist_count") <= left * pruning.FREE_SHARE
+    assert await value(store, "PRAGMA freelist_count") <= left * database.FREE_SHARE
     await store.close()
     with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
         assert sql.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -144,9 +145,9 @@ async def test_free_pages_are_given_back_many_at_once(tmp_path: Path) -> None:
     await store.prune(2.0)
 
     freed = pages - await value(store, "PRAGMA page_count")
-    assert freed > 2 * pruning.PAGES_AT_ONCE
+    assert freed > 2 * database.PAGES_AT_ONCE
     deleting = JOBS // JOBS_AT_ONCE + FACTS // FACTS_AT_ONCE
-    assert transactions <= freed // pruning.PAGES_AT_ONCE + deleting + 10
+    assert transactions <= freed // database.PAGES_AT_ONCE + deleting + 10
     await store.close()
 
 

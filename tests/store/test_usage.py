@@ -38,8 +38,8 @@ from shoal.store.ledger import (
     UsagePage,
     UsageSum,
 )
+from shoal.store.sql.usage import UsageDays, _WantedSums
 from shoal.store.sqlite.store import SqliteStore
-from shoal.store.sqlite.usage import UsageDays, _WantedSums
 from shoal.store.webhooks import WebhookDelivery
 from store.query_plans import SUMS, recorded_statements
 
@@ -133,7 +133,7 @@ async def test_usage_is_told_apart_by_all_four(store: SqliteStore) -> None:
 async def test_pages_together_have_each_sum_once(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch, examined_max: int
 ) -> None:
-    monkeypatch.setattr("shoal.store.sqlite.usage.EXAMINED_MAX", examined_max)
+    monkeypatch.setattr("shoal.store.sql.usage.EXAMINED_MAX", examined_max)
     for number in range(12):
         owner, model = ("al", "bo")[number % 2], ("m", "n", "o")[number % 3]
         at, node = (number % 5) * DAY, f"w:{number // 2 % 3}"

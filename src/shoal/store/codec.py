@@ -150,8 +150,10 @@ def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]
 
     The texts are those that are not empty.
     """
-    if isinstance(stored, str):
-        read = StoredWork(msgspec.json.decode(stored) if stored else None)
+    if not stored:
+        read = StoredWork()
+    elif isinstance(stored, str):
+        read = StoredWork(msgspec.json.decode(stored))
     else:
         read = _works.decode(unpack(stored))
     texts = _long_texts(read)
@@ -264,6 +266,10 @@ def decode_history(
 
 def decode_marked(text: str) -> facts.WorkerMarked:
     return msgspec.json.decode(text, type=facts.WorkerMarked)
+
+
+def decode_joined(text: str) -> facts.WorkerJoined:
+    return msgspec.json.decode(text, type=facts.WorkerJoined)
 
 
 def decode_worker_fact(name: str, text: str) -> Fact:

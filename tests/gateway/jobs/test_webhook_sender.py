@@ -28,8 +28,8 @@ from shoal.gateway.jobs.webhook_sender import (
 )
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX, EgressPolicy
 from shoal.store.port import StoredJob
+from shoal.store.sql.webhooks import SqlWebhooks
 from shoal.store.sqlite.store import SqliteStore
-from shoal.store.sqlite.webhooks import SqliteWebhooks
 from shoal.store.webhooks import DeliveryState
 from shoal.transports.clock import Clock, LoopClock, Timer
 
@@ -481,17 +481,17 @@ async def test_deliveries_wait_while_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.coordinator.store_health.RETRY_MIN", 0.01)
-    recording = SqliteWebhooks.record_attempt
+    recording = SqlWebhooks.record_attempt
     failures = iter([StoreError("disk is full", temporary=True)] * 3)
 
     async def record(
-        webhooks: SqliteWebhooks, job_id: JobId, error: str | None, due: float | None
+        webhooks: SqlWebhooks, job_id: JobId, error: str | None, due: float | None
     ) -> None:
         for failure in failures:
             raise failure
         await recording(webhooks, job_id, error, due)
 
-    monkeypatch.setattr(SqliteWebhooks, "record_attempt", record)
+    monkeypatch.setattr(SqlWebhooks, "record_attempt", record)
     async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
         await complete_job(pool, receiver.url)
         tried = await wait_delivered(pool)

@@ -1,25 +1,18 @@
-"""One SQLite file: a connection that writes, and others that read beside it.
+"""One SQLite file as the database of a store."""
 
-No transaction waits for a read.  A read waits for the transactions that were begun
-before it, so that it sees what they wrote.  Reads of a few rows have a connection of
-their own: they do not wait for lists.
-"""
-
-import asyncio
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 from shoal.config import private_files
-from shoal.domain.errors import InvalidRequest, StoreBroken, StoreError
+from shoal.domain.errors import StoreBroken, StoreError
+from shoal.store.sql.database import Database, Sql
 from shoal.store.sqlite.schema import migrate
 
 T = TypeVar("T")
@@ -30,13 +23,15 @@ LOCK_ATTEMPTS = 100  # to lock the file: another coordinator may just be stoppin
 LOCK_PAUSE = 0.05  # seconds between them
 BUSY_TIMEOUT = 5.0  # seconds to wait for other programs that use the file
 HEAD = "SELECT count(*), (SELECT max(size) FROM checkpoints) FROM sqlite_schema"
-LIST_READERS = 2  # lists at once; the interpreter runs their Python code in turn
 
 LOG_HEADER, FRAME_HEADER = 32, 24  # bytes, in the log; each frame has a page
 WAL_KEPT = 16 << 20  # bytes of the log's file that are kept for reuse
 WAL_MAX = 64 << 20  # bytes of the log from which on a commit waits for readers
 WAL_WAIT = 0.1  # seconds of that
 
+
+PAGES_AT_ONCE = 200  # given back in one transaction, of a few milliseconds
+FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
 
 SUFFIXES = ("", "-wal", "-shm")  # of the names of a database's files
 
@@ -64,8 +59,6 @@ DAMAGED = frozenset(
 )
 
 
-# What reading a damaged row raises.
-UNDECODABLE = (ValueError, KeyError, TypeError, InvalidRequest)
 # All texts were written as UTF-8, and all JSON here: these errors have no code.
 MALFORMED_TEXTS = ("Could not decode to UTF-8", "malformed JSON")
 # Kinds whose message is the same for several causes.
@@ -77,10 +70,6 @@ MALFORMED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 _identity = attrgetter("st_dev", "st_ino")  # of a file, whatever its name
-TRANSLATED = (sqlite3.Error, UnicodeDecodeError, StoreBroken)
-_QueuedCall: TypeAlias = tuple[
-    Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]
-]
 
 
 def is_temporary(error: sqlite3.Error) -> bool:
@@ -121,150 +110,49 @@ def _code(error: sqlite3.Error) -> int:
     return code
 
 
-def decode(make: Callable[..., T], *values: object) -> T:
-    """Return what ``make`` makes of values from rows.
-
-    Raises StoreBroken if it cannot: this program has written them.
-    """
-    try:
-        return make(*values)
-    except UNDECODABLE as error:
-        # Without its text, which may have a prompt.
-        name = type(error).__name__
-        raise StoreBroken(f"a row of the database is damaged ({name})") from error
-
-
-def select(
-    make: Callable[..., T], query: str, *values: object
-) -> Callable[[sqlite3.Connection], list[T]]:
-    """Return what reads the rows of a query; ``make`` takes the columns of each."""
-    return lambda sql: [decode(make, *row) for row in sql.execute(query, values)]
-
-
-def select_first(
-    make: Callable[..., T], query: str, *values: object
-) -> Callable[[sqlite3.Connection], T | None]:
-    """Return what reads the first row of a query; None: there is none."""
-
-    def read(sql: sqlite3.Connection) -> T | None:
-        row = sql.execute(query, values).fetchone()
-        return None if row is None else decode(make, *row)
-
-    return read
-
-
-def execute(query: str, *values: object) -> Callable[[sqlite3.Connection], int]:
-    """Return what carries a statement out, and returns how many rows it changed."""
-    return lambda sql: sql.execute(query, values).rowcount
-
-
-class Database:
+class SqliteDatabase(Database[sqlite3.Connection]):
     """An SQLite file that one process at a time may write.
 
     The lock is a file of its own, so that other programs can read and copy the
-    database while it is in use.  A database in memory has one connection only.  What
-    runs SQL raises StoreError.
+    database while it is in use.  One in memory has one connection only.
     """
+
+    errors = (sqlite3.Error, UnicodeDecodeError, StoreBroken)
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._in_memory = path == MEMORY
-        # What needs no disk needs no thread.
-        self._thread = _Threads(0 if self._in_memory else 1, "shoal-store")
-        self._writer: sqlite3.Connection | None = None
-        self._last_write: asyncio.Future[Any] | None = None
-        self._readers = _Readers(1, "shoal-read")
-        self._list_readers = _Readers(LIST_READERS, "shoal-list")
+        super().__init__(str(path), threads=not self._in_memory)
         self._closing = ExitStack()
         self._paths = [f"{path}{suffix}" for suffix in SUFFIXES]
         self._wal_max = WAL_MAX
         self._files: dict[str, os.stat_result] = {}  # as the last transaction left them
-        self._damage: asyncio.Future[StoreBroken] | None = None
 
-    async def open(self, *, create: bool = True) -> None:
-        """Open the file, and migrate it; ``create``: make it if there is none.
-
-        Raises StoreError; StoreBroken if it is damaged, or missing or empty and not to
-        be created.
-        """
-        self._damage = asyncio.get_running_loop().create_future()
-        await self._run(self._thread, lambda: self._open(create=create))
-
-    async def check_files(self) -> None:
+    async def check(self) -> None:
         """Look whether the files are what they were, and can be opened.
 
         Raises StoreBroken if they were deleted, replaced or truncated, or if what
         another program would read first is damaged.
         """
         if self._path != MEMORY:
-            await self._run(self._thread, self._check_opening)
+            await self.run(self._check_opening)
 
-    async def wait_damaged(self) -> StoreBroken:
-        """Wait until a read, a transaction or a check finds damage; return it."""
-        if self._damage is None:
-            raise self._not_open()
-        return await asyncio.shield(self._damage)
+    async def give_back(self) -> None:
+        while await self.transact(_shrink):
+            pass
 
-    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in one transaction, after all that were begun before."""
-        self._last_write = write = self._thread.run(lambda: self._transact(work))
-        return await self._result(write)
-
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work``, which reads a few rows by a key."""
-        return await self._read(self._readers, work)
-
-    async def read_list(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work``, which reads many rows."""
-        return await self._read(self._list_readers, work)
-
-    async def close(self) -> None:
-        await self._run(self._thread, self._closing.close)
-        self._thread.close()
-
-    async def _run(self, threads: "_Threads", call: Callable[[], T]) -> T:
-        return await self._result(threads.run(call))
-
-    async def _result(self, future: asyncio.Future[T]) -> T:
-        try:
-            return await future
-        except TRANSLATED as error:
-            translated = self._translated(error)
-            if translated is error:
-                raise
-            raise translated from error
-
-    async def _read(
-        self, readers: "_Readers", work: Callable[[sqlite3.Connection], T]
-    ) -> T:
-        if self._in_memory:
-            return await self._run(
-                self._thread, lambda: _read_snapshot(self._opened, work)
-            )
-        if self._writer is None:
-            raise self._not_open()
-        if self._last_write is not None and not self._last_write.done():
-            await asyncio.wait([self._last_write])
-        return await self._run(readers.threads, lambda: readers.read(work))
-
-    def _translated(
-        self, error: "sqlite3.Error | UnicodeDecodeError | StoreBroken"
+    def translated(
+        self, error: sqlite3.Error | UnicodeDecodeError | StoreBroken
     ) -> StoreError:
-        """Turn SQLite's errors into StoreError, and note damage."""
-        path = str(self._path)
+        """Turn SQLite's errors into StoreError."""
         if isinstance(error, sqlite3.Error):
             reason = reason_of(error, self._path)
-            if not is_damage(error):
-                return StoreError(reason, path, temporary=is_temporary(error))
-            broken = StoreBroken(reason, path)
-        elif isinstance(error, UnicodeDecodeError):  # of the module itself
-            broken = StoreBroken("a text of the database is damaged", path)
-        else:
-            broken = error
-            broken.path = broken.path or path
-        if self._damage is not None and not self._damage.done():
-            self._damage.set_result(broken)
-        return broken
+            if is_damage(error):
+                return StoreBroken(reason)
+            return StoreError(reason, self.name, temporary=is_temporary(error))
+        if isinstance(error, UnicodeDecodeError):  # of the module itself
+            return StoreBroken("a text of the database is damaged")
+        return error
 
     # The methods below run in the writer's thread.
 
@@ -281,10 +169,10 @@ class Database:
                 if "locked" in str(error):
                     raise _in_use(self._path) from error
                 raise
-            if self._path != MEMORY:
-                for readers in (self._readers, self._list_readers):
-                    undo.callback(readers.close)
-                    readers.open(self._path)
+            for readers in (self._readers, self._list_readers):
+                if readers is not None:
+                    undo.callback(readers.close, sqlite3.Connection.close)
+                    readers.open(partial(read_only, self._path))
             self._closing = undo.pop_all()
         self._writer = writer
         self._files = self._current_files()
@@ -311,14 +199,20 @@ class Database:
         migrate(writer)
         return writer
 
+    def _close(self) -> None:
+        self._closing.close()
+
     def _forget(self) -> None:
         self._writer = None
 
-    @property
-    def _opened(self) -> sqlite3.Connection:
-        if self._writer is None:
-            raise self._not_open()
-        return self._writer
+    def _read_snapshot(
+        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
+    ) -> T:
+        connection.execute("BEGIN")
+        try:
+            return work(connection)
+        finally:
+            connection.execute("ROLLBACK")  # there is nothing to commit
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         writer = self._opened
@@ -433,11 +327,6 @@ class Database:
         writer.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1e3)}")
         self._note_sizes()
 
-    # Errors.
-
-    def _not_open(self) -> StoreError:
-        return StoreError("the database is not open", str(self._path))
-
 
 @cache
 def _empty_database() -> bytes:
@@ -498,119 +387,25 @@ def read_only(path: Path) -> sqlite3.Connection:
     )
 
 
-class _Threads:
-    """Threads that run calls, each one at a time; without threads they run at once.
-
-    Each commit passes here, twice for a chat: the way to an executor of the standard
-    library and back takes several locks, and ten times the calls.
-    """
-
-    def __init__(self, count: int, name: str) -> None:
-        self._calls: SimpleQueue[_QueuedCall | None] = SimpleQueue()
-        self._threads = [
-            Thread(target=self._run, name=f"{name}-{number}", daemon=True)
-            for number in range(count)
-        ]
-        self._started = self._closed = False
-
-    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a call; one that is cancelled before its turn is left out.
-
-        Raises StoreError after the end.
-        """
-        if self._closed:
-            raise StoreError("the database is not open")
-        if not self._started:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        if self._threads:
-            self._calls.put((call, loop, future))
-        else:
-            _finish(future, *_outcome_of(call))
-        return future
-
-    def close(self) -> None:
-        """Wait for the calls under way, and end the threads."""
-        self._closed = True
-        if self._started:
-            for _ in self._threads:
-                self._calls.put(None)
-            for thread in self._threads:
-                thread.join()
-
-    def _run(self) -> None:
-        while (queued := self._calls.get()) is not None:
-            call, loop, future = queued
-            if future.cancelled():
-                continue
-            result, error = _outcome_of(call)
-            with suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(_finish, future, result, error)
-            del queued, call, future, result, error  # not until the next call
-
-
-def _outcome_of(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Call; return the result, and what was raised."""
-    try:
-        return call(), None
-    except BaseException as error:  # for who waits
-        return None, error
-
-
-def _finish(
-    future: asyncio.Future[Any], result: object, error: BaseException | None
-) -> None:
-    if future.done():
-        return  # its caller has left
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-
-
-class _Readers:
-    """Connections that only read, and a thread for each."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self.threads = _Threads(count, name)
-        self._count = count
-        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
-
-    def open(self, path: Path) -> None:
-        for _ in range(self._count):
-            self._idle.put(read_only(path))
-
-    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in one of the threads."""
-        reader = self._idle.get_nowait()  # there is one for each thread
-        try:
-            return _read_snapshot(reader, work)
-        finally:
-            self._idle.put(reader)
-
-    def close(self) -> None:
-        """Wait for the reads under way, and close the connections."""
-        self.threads.close()
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
-
-
-def _read_snapshot(
-    sql: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
-) -> T:
-    """Run ``work`` so that all its statements see the same commit."""
-    sql.execute("BEGIN")
-    try:
-        return work(sql)
-    finally:
-        sql.execute("ROLLBACK")  # there is nothing to commit
-
-
 def _in_use(path: Path) -> StoreError:
     return StoreError(
         f"{path} is in use: stop the other `shoal serve`, or give this one another "
         "--data-dir"
     )
+
+
+def _shrink(sql: Sql) -> bool:
+    """Give free pages back to the file system; return whether there may be more.
+
+    A file that was made before it could shrink stays as large as it is.
+    """
+    ((free,),) = sql.execute("PRAGMA freelist_count")
+    ((pages,),) = sql.execute("PRAGMA page_count")
+    if free <= pages * FREE_SHARE:
+        return False
+    for _ in range(PAGES_AT_ONCE):
+        # A larger number would free one page as well: Python's module takes one step
+        # of a statement without columns.
+        sql.execute("PRAGMA incremental_vacuum(1)")
+    ((left,),) = sql.execute("PRAGMA freelist_count")
+    return bool(left < free)

@@ -1,13 +1,18 @@
-"""Webhook deliveries in the SQLite store."""
+"""Webhook deliveries in the store."""
 
-import json
-import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.database import Database, execute, select, select_first
+from shoal.store.sql.database import (
+    Database,
+    Sql,
+    Texts,
+    execute,
+    select,
+    select_first,
+)
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 # A place alone names a host only, if an earlier version wrote it.
@@ -21,13 +26,13 @@ FIRST_OF_LANES = f"""
                 WHERE due_at IS NOT NULL AND owner >= ''
                 ORDER BY owner, host LIMIT 1)
         UNION ALL
-        SELECT ifnull(
+        SELECT coalesce(
             (SELECT rowid FROM webhook_deliveries WHERE due_at IS NOT NULL
              AND owner = lane.owner AND host > lane.host ORDER BY host LIMIT 1),
             (SELECT rowid FROM webhook_deliveries WHERE due_at IS NOT NULL
              AND owner > lane.owner ORDER BY owner, host LIMIT 1)
         )
-        FROM lanes CROSS JOIN webhook_deliveries AS lane ON lane.rowid = first
+        FROM lanes CROSS JOIN webhook_deliveries AS lane WHERE lane.rowid = first
     )
     {DELIVERY} WHERE rowid IN (
         SELECT (SELECT rowid FROM webhook_deliveries
@@ -35,24 +40,24 @@ FIRST_OF_LANES = f"""
                 AND owner = lane.owner AND host = lane.host
                 AND job_id NOT IN (SELECT value FROM json_each(?))
                 ORDER BY due_at LIMIT 1)
-        FROM lanes CROSS JOIN webhook_deliveries AS lane ON lane.rowid = first
+        FROM lanes CROSS JOIN webhook_deliveries AS lane WHERE lane.rowid = first
     )"""
 
 
-class SqliteWebhooks:
+class SqlWebhooks:
     """Reads what ``write_deliveries`` wrote beside the jobs, and records attempts."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def first_of_lanes(
         self, without: Collection[JobId] = ()
     ) -> Sequence[DeliveryState]:
-        first = select(_state, FIRST_OF_LANES, json.dumps(list(without)))
+        first = select(_state, FIRST_OF_LANES, Texts(without))
         return await self._database.read_list(first)
 
     async def limit_delays(self, at: float, delays: Sequence[float]) -> None:
-        def limit(sql: sqlite3.Connection) -> None:
+        def limit(sql: Sql) -> None:
             sql.executemany(
                 "UPDATE webhook_deliveries SET due_at = ?"
                 " WHERE due_at > ? AND attempts = ?",
@@ -66,10 +71,10 @@ class SqliteWebhooks:
     ) -> None:
         query = (
             "UPDATE webhook_deliveries"
-            " SET attempts = attempts + 1, error = ?, due_at = ?,"
-            " secret = iif(? IS NULL, '', secret) WHERE job_id = ?"
+            " SET attempts = attempts + 1, error = ?1, due_at = ?2,"
+            " secret = CASE WHEN ?2 IS NULL THEN '' ELSE secret END WHERE job_id = ?3"
         )
-        attempt = execute(query, error, due_at, due_at, job_id)
+        attempt = execute(query, error, due_at, job_id)
         await self._database.transact(attempt)
 
     async def state_of(self, job_id: JobId) -> DeliveryState | None:
@@ -78,7 +83,7 @@ class SqliteWebhooks:
 
 
 def write_deliveries(
-    sql: sqlite3.Connection, deliveries: Sequence[WebhookDelivery], at: float
+    sql: Sql, deliveries: Sequence[WebhookDelivery], at: float
 ) -> None:
     """Write new deliveries, due at once, in the caller's transaction."""
     sql.executemany(

@@ -1,7 +1,6 @@
-"""Receipts, their log, and accounts in the SQLite store."""
+"""Receipts, their log, and accounts in the store."""
 
 import heapq
-import sqlite3
 from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
@@ -15,21 +14,21 @@ from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
 from shoal.store import ledger
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import Database, select, select_first
+from shoal.store.sql.database import Database, Sql, select, select_first
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 LAST = 2**63 - 1  # not below any number of a row
 HEAD = "SELECT size, root, note, at FROM checkpoints"
 
 
-class SqliteLedger:
+class SqlLedger:
     """Reads what ``write_entries`` has written beside the jobs."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def load(self) -> ledger.LedgerOpening:
-        def opening(sql: sqlite3.Connection) -> ledger.LedgerOpening:
+        def opening(sql: Sql) -> ledger.LedgerOpening:
             rows = sql.execute("SELECT name, balance, budget FROM accounts")
             accounts = {name: ledger.Account(name, *rest) for name, *rest in rows}
             return ledger.LedgerOpening(accounts, _head(sql, None))
@@ -39,7 +38,7 @@ class SqliteLedger:
     async def nodes(self, wanted: Sequence[NodePosition]) -> dict[NodePosition, bytes]:
         query = "SELECT hash FROM tree WHERE number = ?"
 
-        def nodes(sql: sqlite3.Connection) -> dict[NodePosition, bytes]:
+        def nodes(sql: Sql) -> dict[NodePosition, bytes]:
             found = {
                 place: sql.execute(query, (_number(*place),)).fetchone()
                 for place in wanted
@@ -67,7 +66,7 @@ class SqliteLedger:
     async def claim_payment(
         self, names: Collection[str], job_id: JobId, at: float
     ) -> bool:
-        def claim(sql: sqlite3.Connection) -> bool:
+        def claim(sql: Sql) -> bool:
             find = "SELECT 1 FROM payments WHERE reference = ?"
             if any(sql.execute(find, (name,)).fetchone() for name in names):
                 return False
@@ -87,11 +86,11 @@ class SqliteLedger:
     async def transfers(
         self, account: str, limit: int, before: int | None = None
     ) -> list[ledger.PostedTransfer]:
-        query = """SELECT number, at, debit, credit, amount, why, job_id
-                   FROM transfers WHERE {} = ? AND number < ? ORDER BY number DESC"""
-        values = (account, LAST if before is None else before)
+        query = """SELECT number, at, debit, credit, amount, why, job_id FROM transfers
+                   WHERE {} = ? AND number < ? ORDER BY number DESC LIMIT ?"""
+        values = (account, LAST if before is None else before, limit)
 
-        def transfers(sql: sqlite3.Connection) -> list[ledger.PostedTransfer]:
+        def transfers(sql: Sql) -> list[ledger.PostedTransfer]:
             sides = (
                 sql.execute(query.format(side), values) for side in ("debit", "credit")
             )
@@ -101,9 +100,7 @@ class SqliteLedger:
         return await self._database.read_list(transfers)
 
 
-def write_entries(
-    sql: sqlite3.Connection, entries: ledger.LedgerEntries, at: float
-) -> None:
+def write_entries(sql: Sql, entries: ledger.LedgerEntries, at: float) -> None:
     """Write what belongs to a batch of facts, in the transaction that writes them."""
     _write_transfers(sql, entries.transfers, at)
     if entries.head is not None:
@@ -126,18 +123,16 @@ def write_entries(
         )
 
 
-def write_limit(sql: sqlite3.Connection, fact: AccountLimited) -> None:
+def write_limit(sql: Sql, fact: AccountLimited) -> None:
     """Write how far an account may go."""
     sql.execute(
         "INSERT INTO accounts (name, balance, budget) VALUES (?, 0, ?)"
-        " ON CONFLICT DO UPDATE SET budget = excluded.budget",
+        " ON CONFLICT (name) DO UPDATE SET budget = excluded.budget",
         (fact.account, fact.budget),
     )
 
 
-def _write_transfers(
-    sql: sqlite3.Connection, transfers: Sequence[Transfer], at: float
-) -> None:
+def _write_transfers(sql: Sql, transfers: Sequence[Transfer], at: float) -> None:
     changes: dict[str, int] = {}
     for each in transfers:
         changes[each.debit] = changes.get(each.debit, 0) - each.amount
@@ -153,7 +148,8 @@ def _write_transfers(
     # One row for each account that a batch touches, however often.
     sql.executemany(
         "INSERT INTO accounts (name, balance) VALUES (?, ?)"
-        " ON CONFLICT DO UPDATE SET balance = balance + excluded.balance",
+        " ON CONFLICT (name) DO UPDATE"
+        " SET balance = accounts.balance + excluded.balance",
         changes.items(),
     )
 
@@ -167,7 +163,7 @@ def _number(level: int, position: int) -> int:
     return 2 * leaf - leaf.bit_count() + level
 
 
-def _head(sql: sqlite3.Connection, size: int | None) -> ledger.LogHead | None:
+def _head(sql: Sql, size: int | None) -> ledger.LogHead | None:
     if size is None:
         query = f"{HEAD} WHERE size <= ? ORDER BY size DESC LIMIT 1"
         return select_first(ledger.LogHead, query, LAST)(sql)
@@ -181,7 +177,7 @@ def _receipt(
     return ledger.LoggedReceipt(index, read(body).claims, body, signature, at)
 
 
-def read_usage(sql: sqlite3.Connection, job_id: JobId) -> Usage | None:
+def read_usage(sql: Sql, job_id: JobId) -> Usage | None:
     """Read the token counts of a job's newest receipt; None: there are none."""
     query = "SELECT body FROM receipts WHERE job_id = ? ORDER BY leaf DESC LIMIT 1"
     for (packed,) in sql.execute(query, (job_id,)):

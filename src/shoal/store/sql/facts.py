@@ -1,4 +1,4 @@
-"""Writes facts, and the changes they make to jobs, to the SQLite store.
+"""Writes facts, and the changes they make to jobs, to the store.
 
 The facts about a job are in its row, and from some length on in rows of their own.
 Most jobs have a few facts, which a compressed row holds in a tenth of the space of rows
@@ -6,7 +6,6 @@ of their own.  Appending rewrites the row, so only a limited number is appended.
 that earlier versions wrote have rows of their own for all.
 """
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,7 +15,7 @@ import msgspec
 from shoal.domain import facts
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import FACT_NAMES, Fact
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, peer_of
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, JobKind
@@ -25,9 +24,10 @@ from shoal.store import codec
 from shoal.store.blobs import BlobStore
 from shoal.store.packing import pack, unpack
 from shoal.store.port import RecordedFact, listed_model
-from shoal.store.sqlite.ledger import write_limit
-from shoal.store.sqlite.usage import UsageBatch
-from shoal.store.sqlite.work_parts import WorkParts
+from shoal.store.sql.database import Sql
+from shoal.store.sql.ledger import write_limit
+from shoal.store.sql.usage import UsageBatch
+from shoal.store.sql.work_parts import WorkParts
 
 HISTORY_MAX = 4 << 10  # bytes in a job's row from which on nothing is appended
 
@@ -68,7 +68,7 @@ STATE_AFTER: Mapping[type[Fact], str] = {
 
 
 def write_facts(
-    sql: sqlite3.Connection,
+    sql: Sql,
     recorded: Iterable[RecordedFact],
     apart: LargeValues,
     usage: UsageBatch,
@@ -106,7 +106,7 @@ class _FactBatch:
     A short job usually has several facts in one batch.
     """
 
-    sql: sqlite3.Connection
+    sql: Sql
     apart: LargeValues
     usage: UsageBatch
     _rows: dict[JobId, _RowChange] = field(default_factory=dict)
@@ -119,12 +119,12 @@ class _FactBatch:
         fact, at = recorded.fact, recorded.at
         match fact:
             case facts.WorkerTrusted(owner, user, public_key):
-                query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
+                query = "INSERT INTO trusted VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
                 self.sql.execute(query, (owner, user, public_key, at))
                 self._facts.append(fact_row(recorded, None))
                 return
             case facts.WorkerDistrusted(owner, user, public_key):
-                pair = "owner = ? AND user = ? AND public_key = ?"
+                pair = 'owner = ? AND "user" = ? AND public_key = ?'
                 # A worker presents its code at each start: it must not pair it again.
                 for table in ("trusted", "pairing_codes"):
                     query = f"DELETE FROM {table} WHERE {pair}"
@@ -132,15 +132,22 @@ class _FactBatch:
                 self._facts.append(fact_row(recorded, None))
                 return
             case facts.WorkerSuspended(name, how, by):
-                query = "INSERT OR REPLACE INTO suspensions VALUES (?, ?, ?, ?)"
+                query = """INSERT INTO suspensions VALUES (?, ?, ?, ?)
+                           ON CONFLICT (name) DO UPDATE SET how = excluded.how,
+                               by = excluded.by, at = excluded.at"""
                 self.sql.execute(query, (name, how.value, by, at))
                 self._facts.append(fact_row(recorded, None))
                 return
             case facts.WorkerResumed(name):
-                # Of a worker, or of a machine and all its workers: see ``peer_of``.
-                query = """DELETE FROM suspensions
-                           WHERE ? IN (name, substr(name, 1, instr(name, '/') - 1))"""
-                self.sql.execute(query, (name,))
+                # Of a worker, or of a machine and all its workers.
+                suspended = self.sql.execute("SELECT name FROM suspensions")
+                resumed = [
+                    (each,)
+                    for (each,) in suspended.fetchall()
+                    if name in (each, peer_of(each))
+                ]
+                query = "DELETE FROM suspensions WHERE name = ?"
+                self.sql.executemany(query, resumed)
                 self._facts.append(fact_row(recorded, None))
                 return
             case facts.WorkerApproved(name, by, public_key):
@@ -153,7 +160,9 @@ class _FactBatch:
                 self._facts.append(fact_row(recorded, None))
                 return
             case facts.WorkerDisapproved(name, _, public_key):
-                query = "DELETE FROM approvals WHERE name = ? AND public_key IS ?"
+                query = """DELETE FROM approvals
+                           WHERE name = ?1 AND (public_key = ?2
+                               OR (public_key IS NULL AND ?2 IS NULL))"""
                 self.sql.execute(query, (name, public_key))
                 self._facts.append(fact_row(recorded, None))
                 return
@@ -301,7 +310,7 @@ class _FactBatch:
 
 INSERT = """
     INSERT INTO jobs (id, kind, model, owner, work, packed_work, limits, priority,
-                      idempotency_key, terms, user, submitted_at, function_call,
+                      idempotency_key, terms, "user", submitted_at, function_call,
                       state, lease, packed_history, packed_outcome, value, error,
                       ended_at)
     VALUES (?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?, ?)"""
@@ -337,7 +346,7 @@ def begin_history(recorded: Sequence[RecordedFact], *, ended: bool) -> bytes:
 
 
 def extend_history(
-    sql: sqlite3.Connection,
+    sql: Sql,
     job_id: JobId,
     recorded: Sequence[RecordedFact],
     *,
@@ -368,9 +377,7 @@ def fact_row(recorded: RecordedFact, job_id: JobId | None) -> FactRow:
     return recorded.at, FACT_NAMES[type(fact)], job_id, codec.encode_fact(fact)
 
 
-def read_history(
-    sql: sqlite3.Connection, job: Job, outcome: Outcome | None
-) -> list[RecordedFact]:
+def read_history(sql: Sql, job: Job, outcome: Outcome | None) -> list[RecordedFact]:
     """Read the facts about a job, in order."""
     query = "SELECT packed_history FROM jobs WHERE id = ?"
     (packed,) = sql.execute(query, (job.id,)).fetchone() or (None,)

@@ -1,27 +1,23 @@
-"""Deletes what is old from the SQLite store, in short transactions.
+"""Deletes what is old from the store, in short transactions.
 
 Other transactions run between them, so nothing waits longer than for one of them.
 """
 
 import math
-import sqlite3
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
 from shoal.store.batches import BATCH_ID_LENGTH
-from shoal.store.sqlite.database import Database
-from shoal.store.sqlite.keys import add_up_usage, forget_ended, forget_expired
-from shoal.store.sqlite.work_parts import WorkParts, disown_parts
+from shoal.store.sql.database import Database, Sql
+from shoal.store.sql.keys import add_up_usage, forget_ended, forget_expired
+from shoal.store.sql.work_parts import WorkParts, disown_parts
 
 # Of one transaction, which takes a few milliseconds.
 JOBS_AT_ONCE = 50
 FACTS_AT_ONCE = 500  # of workers
 OWNERS_AT_ONCE = 200
-PAGES_AT_ONCE = 200
-
-FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
 
 
 MAY_GO = f"""idempotency_key IS NULL OR NOT EXISTS (
@@ -40,7 +36,7 @@ class SeenJob(NamedTuple):
 NO_JOB = SeenJob(-math.inf, 0)  # before the first
 
 
-async def prune(database: Database, works: WorkParts, before: float) -> int:
+async def prune(database: Database[Any], works: WorkParts, before: float) -> int:
     """Delete what ended before a Unix time; return the number of jobs."""
     await database.transact(lambda sql: _forget(sql, before))
     jobs = 0
@@ -58,26 +54,23 @@ async def prune(database: Database, works: WorkParts, before: float) -> int:
         first = await database.transact(
             partial(add_up_usage, day=day_of(before), first=first, limit=OWNERS_AT_ONCE)
         )
-    while await database.transact(_shrink):
-        pass
+    await database.give_back()
     return jobs
 
 
-def _forget(sql: sqlite3.Connection, before: float) -> None:
+def _forget(sql: Sql, before: float) -> None:
     forget_ended(sql, before)
     forget_expired(sql, before)
     sql.execute("DELETE FROM batches WHERE ended_at < ? AND NOT has_results", (before,))
 
 
-def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
+def delete_job(sql: Sql, job_id: JobId) -> bool:
     """Delete a job that has ended and may go; return whether there was one."""
     query = f"SELECT id FROM jobs WHERE id = ? AND ended_at IS NOT NULL AND ({MAY_GO})"
     return _delete_with_traces(sql, sql.execute(query, (job_id,)).fetchall()) > 0
 
 
-def _delete_jobs(
-    sql: sqlite3.Connection, before: float, after: SeenJob
-) -> tuple[int, SeenJob | None]:
+def _delete_jobs(sql: Sql, before: float, after: SeenJob) -> tuple[int, SeenJob | None]:
     """Delete those that may go of some jobs, with their facts and deliveries.
 
     Returns the number of jobs deleted, and the last one seen; None: there are no more.
@@ -91,7 +84,7 @@ def _delete_jobs(
     return _delete_with_traces(sql, jobs), seen
 
 
-def _delete_with_traces(sql: sqlite3.Connection, jobs: list[tuple[str]]) -> int:
+def _delete_with_traces(sql: Sql, jobs: list[tuple[str]]) -> int:
     disown_parts(sql, jobs)
     sql.executemany("DELETE FROM facts WHERE job_id = ?", jobs)
     sql.executemany("DELETE FROM webhook_deliveries WHERE job_id = ?", jobs)
@@ -99,25 +92,8 @@ def _delete_with_traces(sql: sqlite3.Connection, jobs: list[tuple[str]]) -> int:
     return len(jobs)
 
 
-def _delete_facts(sql: sqlite3.Connection, before: float) -> int:
+def _delete_facts(sql: Sql, before: float) -> int:
     """Delete some facts of workers; return their number."""
     query = """DELETE FROM facts WHERE number IN (
                    SELECT number FROM facts WHERE job_id IS NULL AND at < ? LIMIT ?)"""
     return sql.execute(query, (before, FACTS_AT_ONCE)).rowcount
-
-
-def _shrink(sql: sqlite3.Connection) -> bool:
-    """Give free pages back to the file system; return whether there may be more.
-
-    A file that was made before it could shrink stays as large as it is.
-    """
-    ((free,),) = sql.execute("PRAGMA freelist_count")
-    ((pages,),) = sql.execute("PRAGMA page_count")
-    if free <= pages * FREE_SHARE:
-        return False
-    for _ in range(PAGES_AT_ONCE):
-        # A larger number would free one page as well: Python's module takes one step
-        # of a statement without columns.
-        sql.execute("PRAGMA incremental_vacuum(1)")
-    ((left,),) = sql.execute("PRAGMA freelist_count")
-    return bool(left < free)

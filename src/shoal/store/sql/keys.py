@@ -1,7 +1,6 @@
-"""API keys, join tokens, pairing codes, and usage by key in the SQLite store."""
+"""API keys, join tokens, pairing codes, and usage by key in the store."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
@@ -15,7 +14,7 @@ from shoal.domain.credentials import (
 )
 from shoal.domain.job import Priority
 from shoal.store.port import PairedWorker, PairingCode
-from shoal.store.sqlite.database import Database, execute, select
+from shoal.store.sql.database import Database, Sql, Texts, execute, select
 
 C = TypeVar("C", Key, JoinToken)
 
@@ -27,15 +26,21 @@ TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_ma
                    models
             FROM join_tokens ORDER BY rowid"""
 
-CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claimed_at
+CODE = """SELECT code, owner, "user", expires_at, coalesce(public_key, ''), claimed_at
           FROM pairing_codes"""
 
 
 LAST = "\U0010ffff"  # sorts after everything that a code may go on with
 EARLIER_DAYS = -1  # the day of the row with the usage of all earlier days
 
+ADDED = """requests = usage.requests + excluded.requests,
+    prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens,
+    completion_tokens = usage.completion_tokens + excluded.completion_tokens"""
+"""To the row of an owner and day."""
+
 USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens),
-                 sum(iif(day = ?, prompt_tokens + completion_tokens, 0))
+                 sum(CASE WHEN day = ? THEN prompt_tokens + completion_tokens
+                          ELSE 0 END)
           FROM usage"""
 
 
@@ -44,14 +49,14 @@ class CredentialTable(Generic[C]):
     """The table of one kind of credential."""
 
     name: str
-    read: Callable[[sqlite3.Connection], list[C]]  # the oldest first
+    read: Callable[[Sql], list[C]]  # the oldest first
     columns: Callable[[C], tuple[object, ...]]
 
 
-class SqliteCredentials(Generic[C]):
+class SqlCredentials(Generic[C]):
     """Keeps the credentials of one kind."""
 
-    def __init__(self, database: Database, table: CredentialTable[C]) -> None:
+    def __init__(self, database: Database[Any], table: CredentialTable[C]) -> None:
         self._database = database
         self._table: CredentialTable[C] = table
 
@@ -72,23 +77,23 @@ class SqliteCredentials(Generic[C]):
         await self._database.transact(lambda sql: sql.execute(query, (at, id_)))
 
 
-class SqliteKeys:
+class SqlKeys:
     """Keeps keys, tokens and usage beside the jobs."""
 
-    def __init__(self, database: Database) -> None:
-        self.keys = SqliteCredentials(database, KEY_TABLE)
-        self.tokens = SqliteCredentials(database, TOKEN_TABLE)
+    def __init__(self, database: Database[Any]) -> None:
+        self.keys = SqlCredentials(database, KEY_TABLE)
+        self.tokens = SqlCredentials(database, TOKEN_TABLE)
         self._database = database
 
     async def bind_worker(self, token_id: str, worker: str) -> None:
-        query = "INSERT OR IGNORE INTO join_token_workers VALUES (?, ?)"
+        query = "INSERT INTO join_token_workers VALUES (?, ?) ON CONFLICT DO NOTHING"
         values = (token_id, worker)
         await self._database.transact(lambda sql: sql.execute(query, values))
 
     async def usage_of(self, owner: str, today: int) -> KeyUsage:
         query = f"{USED} WHERE owner = ? GROUP BY owner"
 
-        def read(sql: sqlite3.Connection) -> KeyUsage:
+        def read(sql: Sql) -> KeyUsage:
             row = sql.execute(query, (today, owner)).fetchone()
             return KeyUsage() if row is None else KeyUsage(*row[1:])
 
@@ -98,35 +103,31 @@ class SqliteKeys:
         self, today: int, owners: Collection[str]
     ) -> dict[str, KeyUsage]:
         among = "owner IN (SELECT value FROM json_each(?))"
-        values = (today, json.dumps(sorted(owners)))
+        values = (today, Texts(sorted(owners)))
 
-        def read(sql: sqlite3.Connection) -> dict[str, KeyUsage]:
+        def read(sql: Sql) -> dict[str, KeyUsage]:
             rows = sql.execute(f"{USED} WHERE {among} GROUP BY owner", values)
             return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
         return await self._database.read_list(read)
 
 
-def add_up_usage(
-    sql: sqlite3.Connection, day: int, first: str, limit: int
-) -> str | None:
+def add_up_usage(sql: Sql, day: int, first: str, limit: int) -> str | None:
     """Make one row of each owner's usage before a day.
 
     Does so for ``limit`` owners from ``first`` on, in the order of their names.
     Returns the first of the others; None if there are none.
     """
-    query = "SELECT owner FROM usage WHERE owner >= ? GROUP BY owner LIMIT ?"
+    query = """SELECT owner FROM usage WHERE owner >= ?
+               GROUP BY owner ORDER BY owner LIMIT ?"""
     owners = sql.execute(query, (first, limit + 1)).fetchall()
     others = owners[limit:]
     del owners[limit:]
     sql.executemany(
-        """INSERT INTO usage
+        f"""INSERT INTO usage
            SELECT owner, ?2, sum(requests), sum(prompt_tokens), sum(completion_tokens)
            FROM usage WHERE owner = ?1 AND day > ?2 AND day < ?3 GROUP BY owner
-           ON CONFLICT DO UPDATE SET
-           requests = requests + excluded.requests,
-           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-           completion_tokens = completion_tokens + excluded.completion_tokens""",
+           ON CONFLICT (owner, day) DO UPDATE SET {ADDED}""",
         [(owner, EARLIER_DAYS, day) for (owner,) in owners],
     )
     sql.executemany(
@@ -136,7 +137,7 @@ def add_up_usage(
     return others[0][0] if others else None
 
 
-def forget_ended(sql: sqlite3.Connection, before: float) -> None:
+def forget_ended(sql: Sql, before: float) -> None:
     """Delete the keys and tokens for which ``was_unusable_before`` holds."""
     query = "DELETE FROM keys WHERE revoked_at < ? OR expires_at < ?"
     sql.execute(query, (before, before))
@@ -148,7 +149,7 @@ def forget_ended(sql: sqlite3.Connection, before: float) -> None:
     sql.execute(f"DELETE FROM join_token_workers WHERE token_id NOT IN ({known})")
 
 
-def _read_keys(sql: sqlite3.Connection) -> list[Key]:
+def _read_keys(sql: Sql) -> list[Key]:
     read = [_key(row) for row in sql.execute(KEYS)]
     return sorted(read, key=lambda key: key.created_at)
 
@@ -185,7 +186,7 @@ def _key(row: tuple[Any, ...]) -> Key:
     )
 
 
-def _read_tokens(sql: sqlite3.Connection) -> list[JoinToken]:
+def _read_tokens(sql: Sql) -> list[JoinToken]:
     bound: dict[str, set[str]] = {}
     for token_id, worker in sql.execute("SELECT * FROM join_token_workers"):
         bound.setdefault(token_id, set()).add(worker)
@@ -225,15 +226,15 @@ KEY_TABLE = CredentialTable("keys", _read_keys, _key_columns)
 TOKEN_TABLE = CredentialTable("join_tokens", _read_tokens, _token_columns)
 
 
-class SqlitePairing:
+class SqlPairing:
     """Keeps codes beside the keys."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def add(self, code: PairingCode) -> bool:
-        query = """INSERT OR IGNORE INTO pairing_codes
-                   (code, owner, user, expires_at) VALUES (?, ?, ?, ?)"""
+        query = """INSERT INTO pairing_codes (code, owner, "user", expires_at)
+                   VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"""
         values = (code.code, code.owner, code.user, code.expires_at)
         return await self._database.transact(execute(query, *values)) > 0
 
@@ -260,11 +261,12 @@ class SqlitePairing:
         return paired
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
-        query = "SELECT public_key, paired_at FROM trusted WHERE owner = ? AND user = ?"
+        query = """SELECT public_key, paired_at FROM trusted
+                   WHERE owner = ? AND "user" = ?"""
         found = await self._database.read(select(PairedWorker, query, owner, user))
         return sorted(found, key=lambda each: (each.paired_at, each.public_key))
 
 
-def forget_expired(sql: sqlite3.Connection, before: float) -> None:
+def forget_expired(sql: Sql, before: float) -> None:
     """Delete the codes that could not be claimed any more by then."""
     sql.execute("DELETE FROM pairing_codes WHERE expires_at < ?", (before,))

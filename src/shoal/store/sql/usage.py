@@ -1,7 +1,5 @@
-"""Usage in the SQLite store: by key for its limits, and by model and node."""
+"""Usage in the store: by key for its limits, and by model and node."""
 
-import json
-import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,8 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.store import codec, ledger
 from shoal.store.codec import head_of
-from shoal.store.sqlite.database import Database, select
+from shoal.store.sql.database import Database, Numbers, Sql, Texts, select
+from shoal.store.sql.keys import ADDED
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
 """Kinds whose model is the name of a function, which clients may choose."""
@@ -37,10 +36,11 @@ ALL_BITS = 7
 """The fields of ``usage_by_model``; ``usage_sums`` has the rows of some bits."""
 
 ADD_UP = """INSERT INTO usage_sums
-    SELECT value, day, iif(value & 1, owner, ''), iif(value & 2, model, ''),
-           iif(value & 4, node, ''), sum(requests), sum(prompt_tokens),
-           sum(completion_tokens), sum(cost)
-    FROM usage_by_model, json_each('[0,1,2,3,4,5,6]') WHERE day = ?
+    SELECT value, day, CASE WHEN value & 1 > 0 THEN owner ELSE '' END,
+           CASE WHEN value & 2 > 0 THEN model ELSE '' END,
+           CASE WHEN value & 4 > 0 THEN node ELSE '' END, sum(requests),
+           sum(prompt_tokens), sum(completion_tokens), sum(cost)
+    FROM usage_by_model, json_each(?) WHERE day = ?
     GROUP BY 1, 2, 3, 4, 5"""
 OPEN = "SELECT coalesce(max(day) + 1, 0) FROM usage_sums WHERE fields = 0"
 """The first day that is not added up: each day before that has usage is."""
@@ -80,7 +80,7 @@ class UsageDays:
         """Record that a batch, by its number, was committed."""
         self._committed = batch
 
-    def bounded(self, sql: sqlite3.Connection, row: Row) -> Row:
+    def bounded(self, sql: Sql, row: Row) -> Row:
         """Return the row to count a new key, model and node in."""
         day, owner, _, _ = row
         if self._rows >= self.rows_max:
@@ -88,7 +88,7 @@ class UsageDays:
         self._rows += 1
         return row
 
-    def add_up(self, sql: sqlite3.Connection) -> bool:
+    def add_up(self, sql: Sql) -> bool:
         """Add up the first day that is over; return whether there was one."""
         until = self._day
         if until < 0:
@@ -98,10 +98,10 @@ class UsageDays:
         ((day,),) = sql.execute(query, (until,))
         if day is None:
             return False
-        sql.execute(ADD_UP, (day,))
+        sql.execute(ADD_UP, (Numbers(range(ALL_BITS)), day))
         return True
 
-    def begin(self, sql: sqlite3.Connection, day: int) -> None:
+    def begin(self, sql: Sql, day: int) -> None:
         """Prepare for writing to a day, which may be any if the clock was set."""
         if day == self._day:
             return
@@ -123,7 +123,7 @@ class UsageDays:
 class UsageBatch:
     """The usage of the jobs that end in one batch; each row is written once."""
 
-    sql: sqlite3.Connection
+    sql: Sql
     days: UsageDays
     places: Mapping[JobId, ledger.JobPlace]
     _rows: dict[Row, list[int]] = field(default_factory=dict)
@@ -165,14 +165,12 @@ class UsageBatch:
             # Calls of functions use no tokens, and there may be thousands a second.
             among = "id IN (SELECT value FROM json_each(?))"
             query = f"SELECT owner FROM jobs WHERE {among}"
-            owners = self.sql.execute(query, (json.dumps(job_ids),))
+            owners = self.sql.execute(query, (Texts(job_ids),))
             for owner, calls in Counter(name for (name,) in owners).items():
                 self._count((day, owner, "", ""), calls, 0, 0, 0)
         self.sql.executemany(
-            """INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-               requests = requests + excluded.requests,
-               prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-               completion_tokens = completion_tokens + excluded.completion_tokens""",
+            f"""INSERT INTO usage VALUES (?, ?, ?, ?, ?)
+                ON CONFLICT (owner, day) DO UPDATE SET {ADDED}""",
             [
                 (owner, day, *counts[:3])
                 for (day, owner, _, _), counts in self._rows.items()
@@ -214,7 +212,7 @@ class UsageBatch:
             self.sql.execute(query, (*row, *counts))
 
 
-def _write_minute(sql: sqlite3.Connection, used: ledger.MinuteUsage) -> None:
+def _write_minute(sql: Sql, used: ledger.MinuteUsage) -> None:
     query = """UPDATE usage_by_minute
                SET jobs = jobs + ?, tokens = tokens + ?,
                    running = max(running, ?), queued = max(queued, ?)
@@ -228,10 +226,10 @@ def _write_minute(sql: sqlite3.Connection, used: ledger.MinuteUsage) -> None:
     sql.execute(query, (used.minute - ledger.MINUTES_KEPT,))
 
 
-class SqliteUsage:
+class SqlUsage:
     """Reads what ``UsageBatch`` has written."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def minutes(self, since: int) -> list[ledger.MinuteUsage]:
@@ -266,9 +264,7 @@ class _WantedSums:
     limit: int
     owner: str | None
 
-    def page(
-        self, sql: sqlite3.Connection, place: ledger.UsagePlace | None
-    ) -> ledger.UsagePage:
+    def page(self, sql: Sql, place: ledger.UsagePlace | None) -> ledger.UsagePage:
         """Read a page, until it is full or has added up many rows."""
         begin = place or ledger.UsagePlace(self.since)
         if "day" not in self.by:
@@ -292,7 +288,7 @@ class _WantedSums:
                 return ledger.UsagePage(found, following)
         return ledger.UsagePage(found, None)
 
-    def _days(self, sql: sqlite3.Connection, since: int) -> list[int]:
+    def _days(self, sql: Sql, since: int) -> list[int]:
         """Return the days with usage from one on, in order."""
         query = """SELECT day FROM usage_sums
                    WHERE fields = 0 AND day BETWEEN ? AND ? ORDER BY day"""
@@ -308,7 +304,7 @@ class _WantedSums:
 
     def _read(
         self,
-        sql: sqlite3.Connection,
+        sql: Sql,
         days: Sequence[int],
         begin: ledger.UsagePlace,
         limit: int,
@@ -321,8 +317,8 @@ class _WantedSums:
         others = [day for day in days if day >= opened or fields == ALL_BITS]
         sums = days[: len(days) - len(others)]
         values: dict[str, object] = {
-            "sums": json.dumps(sums),
-            "others": json.dumps(others),
+            "sums": Numbers(sums),
+            "others": Numbers(others),
             "fields": fields,
             "key": begin.key if self.owner is None else self.owner,
             "model": begin.model,
@@ -361,7 +357,7 @@ class _WantedSums:
         group = f" GROUP BY {grouped} ORDER BY {grouped}" if grouped else ""
         return f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
                           sum(completion_tokens), sum(cost), count(*)
-                   FROM ({rows}){group} LIMIT :limit OFFSET :skip"""
+                   FROM ({rows}) AS added{group} LIMIT :limit OFFSET :skip"""
 
 
 def _rows(
@@ -386,13 +382,13 @@ def _rows(
 
 
 def _end(
-    sql: sqlite3.Connection, days: Sequence[int], rows: str, values: Mapping[str, Any]
+    sql: Sql, days: Sequence[int], rows: str, values: Mapping[str, Any]
 ) -> UsageNames | None:
     """Return the key, model and node until which each day has the rows of a page.
 
     None: no day has more.
     """
-    query = f"""SELECT owner, model, node FROM ({rows})
+    query = f"""SELECT owner, model, node FROM ({rows}) AS listed
                 ORDER BY owner, model, node LIMIT 1 OFFSET :rows"""
     found = []
     for day in days:
@@ -413,9 +409,7 @@ def _place_after(
     return ledger.UsagePlace(begin.day, *names, skip)
 
 
-def _estimate(
-    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
-) -> Usage | None:
+def _estimate(sql: Sql, job_id: JobId, end: Outcome | int) -> Usage | None:
     """Estimate the usage of a job from its work, which this decodes unless large."""
     query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
     ((kind, stored),) = sql.execute(query, (job_id,))

@@ -5,14 +5,14 @@ what has happened: the commit was made before, another coordinator has taken ove
 the database is an older copy.
 """
 
-import sqlite3
 from typing import get_args
 
 from shoal.domain.errors import Fenced, WentBack
 from shoal.store.port import CommitId, Epoch, Writer
+from shoal.store.sql.database import Sql
 
 
-def take_over(sql: sqlite3.Connection) -> Epoch:
+def take_over(sql: Sql) -> Epoch:
     """Begin an epoch, in which no writer has made a commit."""
     query = """UPDATE writers SET epoch = epoch + 1, number = 0 WHERE name = ?
                RETURNING epoch"""
@@ -21,7 +21,7 @@ def take_over(sql: sqlite3.Connection) -> Epoch:
     return Epoch(epoch)  # the same of all writers
 
 
-def begin_commit(sql: sqlite3.Connection, commit: CommitId) -> bool:
+def begin_commit(sql: Sql, commit: CommitId) -> bool:
     """Count a commit in the open transaction; return False if it was made before.
 
     Raises Fenced or WentBack, as ``Store.append`` does.

@@ -5,15 +5,15 @@ transactions of their own, and others pass between them.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Call, CallStream, JsonWork
 from shoal.store import codec
-from shoal.store.sqlite.database import Database
+from shoal.store.sql.database import Database, Sql
 
 WRITTEN_AT_ONCE = codec.PART_SIZE  # bytes of one transaction
 DELETED_AT_ONCE = 16  # parts of one transaction
@@ -28,7 +28,7 @@ class WorkParts:
     ``submit`` runs in the thread that writes, all else in the event loop.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
         # One part is written at a time, of the jobs in turn.
         self._turn = asyncio.Lock()
@@ -86,7 +86,7 @@ class WorkParts:
                 await self.delete(job_id)
             return len(unused)
 
-    def submit(self, sql: sqlite3.Connection, job: Job) -> bytes | None:
+    def submit(self, sql: Sql, job: Job) -> bytes | None:
         """Return what goes to the row of a job, in the transaction that submits it."""
         row = self._rows.get(job.id)
         if row is None:
@@ -102,9 +102,7 @@ class WorkParts:
         self._rows.pop(job_id, None)
 
 
-def read_work(
-    sql: sqlite3.Connection, job_id: JobId, stored: bytes | str
-) -> bytes | str:
+def read_work(sql: Sql, job_id: JobId, stored: bytes | str) -> bytes | str:
     """Return the work of a job, whose row has ``stored``.  Raises StoreError."""
     head = codec.head_of(stored)
     if head is None:
@@ -113,7 +111,7 @@ def read_work(
     return codec.join_parts(head, (data for (data,) in sql.execute(query, (job_id,))))
 
 
-def disown_parts(sql: sqlite3.Connection, job_ids: Iterable[tuple[str]]) -> None:
+def disown_parts(sql: Sql, job_ids: Iterable[tuple[str]]) -> None:
     """Let the parts of jobs be deleted later, in the transaction that deletes them."""
     query = """INSERT INTO unclaimed_works
                SELECT job_id FROM work_parts WHERE job_id = ? AND part = 0"""
@@ -140,22 +138,18 @@ def _slices(parts: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
         yield first, parts[first:]
 
 
-def _write_ahead(
-    sql: sqlite3.Connection, job_id: JobId, first: int, parts: Sequence[bytes]
-) -> None:
+def _write_ahead(sql: Sql, job_id: JobId, first: int, parts: Sequence[bytes]) -> None:
     if first == 0:
         sql.execute("INSERT INTO unclaimed_works VALUES (?)", (job_id,))
     _write(sql, job_id, first, parts)
 
 
-def _write(
-    sql: sqlite3.Connection, job_id: JobId, first: int, parts: Sequence[bytes]
-) -> None:
+def _write(sql: Sql, job_id: JobId, first: int, parts: Sequence[bytes]) -> None:
     rows = enumerate(parts, start=first)
     sql.executemany(INSERT_PART, [(job_id, number, data) for number, data in rows])
 
 
-def _delete_unclaimed(sql: sqlite3.Connection, job_id: JobId) -> bool:
+def _delete_unclaimed(sql: Sql, job_id: JobId) -> bool:
     """Delete some parts that no job claims; return whether there may be more.
 
     The job may have been submitted since it was found to be unclaimed.

@@ -1,7 +1,6 @@
-"""Clients' files, batches and the results of their lines, in the SQLite store."""
+"""Clients' files, batches and the results of their lines, in the store."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +8,13 @@ from typing import Any
 from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from shoal.store import batches
 from shoal.store.packing import pack, unpack
-from shoal.store.sqlite.database import Database, select, select_first
+from shoal.store.sql.database import (
+    Database,
+    Sql,
+    in_steps,
+    select,
+    select_first,
+)
 
 FILE_COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
@@ -23,14 +28,14 @@ NEXT_NUMBER = """1 + max(coalesce((SELECT max(number) FROM {}), 0),
 OPEN_BATCHES = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
 
 
-class SqliteFiles:
+class SqlFiles:
     """The files of all owners."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def add(self, new: batches.StoredFile, total_max: int) -> None:
-        def add(sql: sqlite3.Connection) -> None:
+        def add(sql: Sql) -> None:
             _check_room(sql, new.owner, 1, new.size, total_max)
             _write_file(sql, new)
 
@@ -66,7 +71,7 @@ class SqliteFiles:
     async def remove(self, file_id: str) -> bool:
         used_by = "SELECT id FROM batches WHERE input_file = ? AND ended_at IS NULL"
 
-        def remove(sql: sqlite3.Connection) -> bool:
+        def remove(sql: Sql) -> bool:
             if (user := sql.execute(used_by, (file_id,)).fetchone()) is not None:
                 raise InvalidRequest(
                     f"the batch {user[0]} reads this file: cancel it first"
@@ -90,17 +95,13 @@ class SqliteFiles:
         )
 
 
-def _find_place(
-    table: str, id_: str
-) -> Callable[[sqlite3.Connection], batches.ListPlace | None]:
+def _find_place(table: str, id_: str) -> Callable[[Sql], batches.ListPlace | None]:
     query = f"""SELECT owner, number FROM {table} WHERE id = ?1
                 UNION ALL SELECT owner, number FROM deleted_places WHERE id = ?1"""
     return select_first(batches.ListPlace, query, id_)
 
 
-def _check_room(
-    sql: sqlite3.Connection, owner: str, files: int, size: int, total_max: int
-) -> None:
+def _check_room(sql: Sql, owner: str, files: int, size: int, total_max: int) -> None:
     """Raise TooLarge if an owner may not have ``files`` more files of ``size`` bytes.
 
     The files that open batches may write count, but not their bytes.
@@ -120,7 +121,7 @@ def _check_room(
         )
 
 
-def _write_file(sql: sqlite3.Connection, new: batches.StoredFile) -> None:
+def _write_file(sql: Sql, new: batches.StoredFile) -> None:
     """Add a file in the caller's transaction."""
     sql.execute(
         f"INSERT INTO files (number, {FILE_COLUMNS})"
@@ -132,7 +133,7 @@ def _write_file(sql: sqlite3.Connection, new: batches.StoredFile) -> None:
     )
 
 
-def _count(sql: sqlite3.Connection, owner: str) -> tuple[int, int]:
+def _count(sql: Sql, owner: str) -> tuple[int, int]:
     """Return the number and the bytes of an owner's files."""
     query = "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE owner = ?"
     ((count, total),) = sql.execute(query, (owner,))
@@ -145,16 +146,16 @@ def _file(
     return batches.StoredFile(id_, owner, name, batches.FilePurpose(purpose), *rest)
 
 
-class SqliteBatches:
+class SqlBatches:
     """The batches of all owners."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database[Any]) -> None:
         self._database = database
 
     async def add(self, new: batches.StoredBatch, total_max: int) -> None:
         file = "SELECT 1 FROM files WHERE id = ?"
 
-        def add(sql: sqlite3.Connection) -> None:
+        def add(sql: Sql) -> None:
             ((count,),) = sql.execute(OPEN_BATCHES, (new.owner,))
             if count >= batches.BATCHES_OPEN_MAX:
                 raise QueueFull(
@@ -213,7 +214,7 @@ class SqliteBatches:
         change: batches.BatchChange,
         expected: Collection[batches.BatchStatus],
     ) -> bool:
-        def update(sql: sqlite3.Connection) -> bool:
+        def update(sql: Sql) -> bool:
             before = _find(batch_id)(sql)
             if before is None or before.status not in expected:
                 return False
@@ -245,15 +246,15 @@ class SqliteBatches:
         self, batch_id: str, results: Sequence[batches.LineResult]
     ) -> None:
         insert = (
-            "INSERT OR IGNORE INTO batch_results (batch_id, line, failed, body)"
-            " VALUES (?, ?, ?, ?)"
+            "INSERT INTO batch_results (batch_id, line, failed, body)"
+            " VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
         )
         count = (
             "UPDATE batches SET completed = completed + ?, failed = failed + ?"
             " WHERE id = ?"
         )
 
-        def record(sql: sqlite3.Connection) -> None:
+        def record(sql: Sql) -> None:
             counts = [0, 0]
             for each in results:
                 row = (batch_id, each.line, each.failed, pack(each.body))
@@ -285,9 +286,9 @@ class SqliteBatches:
             " WHERE batch_id = ? AND line > ? ORDER BY line"
         )
 
-        def read(sql: sqlite3.Connection) -> list[batches.LineResult]:
+        def read(sql: Sql) -> list[batches.LineResult]:
             found, left = list[batches.LineResult](), size
-            for line, body, failed in sql.execute(query, (batch_id, after)):
+            for line, body, failed in in_steps(sql, query, batch_id, after):
                 found.append(batches.LineResult(line, unpack(body), bool(failed)))
                 left -= found[-1].size
                 if left <= 0:
@@ -300,17 +301,17 @@ class SqliteBatches:
         some = "SELECT id FROM batches WHERE has_results AND ended_at IS NOT NULL"
         sizes = (
             "SELECT line, length(body) FROM batch_results"
-            " WHERE batch_id = ? ORDER BY line"
+            " WHERE batch_id = ? AND line > ? ORDER BY line"
         )
         delete = "DELETE FROM batch_results WHERE batch_id = ? AND line <= ?"
-        emptied = "UPDATE batches SET has_results = 0 WHERE id = ?"
+        emptied = "UPDATE batches SET has_results = false WHERE id = ?"
 
-        def drop(sql: sqlite3.Connection) -> bool:
+        def drop(sql: Sql) -> bool:
             if (found := sql.execute(f"{some} LIMIT 1").fetchone()) is None:
                 return False
             (id_,) = found
             last, left = 0, size
-            for line, length in sql.execute(sizes, (id_,)):
+            for line, length in in_steps(sql, sizes, id_, 0):
                 last = line
                 left -= batches.RESULT_COST + length
                 if left <= 0:
@@ -327,7 +328,7 @@ def _errors_text(errors: Sequence[batches.BatchError]) -> str:
     return json.dumps([asdict(each) for each in errors])
 
 
-def _find(batch_id: str) -> Callable[[sqlite3.Connection], batches.StoredBatch | None]:
+def _find(batch_id: str) -> Callable[[Sql], batches.StoredBatch | None]:
     query = f"SELECT {COLUMNS} FROM batches WHERE id = ?"
     return select_first(_batch, query, batch_id)
 

@@ -1,0 +1,1 @@
+"""The store in SQL: one set of queries for all databases."""
