@@ -239,7 +239,7 @@ class SqlPairing:
         return await self._database.transact(execute(query, *values)) > 0
 
     async def find(self, beginning: str) -> list[PairingCode]:
-        query = f"{CODE} WHERE code >= ? AND code < ?"
+        query = f"{CODE} WHERE code >= ? AND code < ? ORDER BY code"
         found = select(PairingCode, query, beginning, beginning + LAST)
         return await self._database.read(found)
 

@@ -206,7 +206,7 @@ class SqlStore:
         )
 
     async def approvals(self) -> list[WorkerApproved]:
-        query = "SELECT name, by, public_key FROM approvals"
+        query = "SELECT name, by, public_key FROM approvals ORDER BY rowid"
         return await self.database.read(select(WorkerApproved, query))
 
     async def penalties_since(self, since: float) -> list[port.RecordedFact]:

@@ -69,11 +69,10 @@ class SqlWebhooks:
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
     ) -> None:
-        query = (
-            "UPDATE webhook_deliveries"
-            " SET attempts = attempts + 1, error = ?1, due_at = ?2,"
-            " secret = CASE WHEN ?2 IS NULL THEN '' ELSE secret END WHERE job_id = ?3"
-        )
+        ended = ", secret = ''" if due_at is None else ""
+        query = f"""UPDATE webhook_deliveries
+                    SET attempts = attempts + 1, error = ?, due_at = ?{ended}
+                    WHERE job_id = ?"""
         attempt = execute(query, error, due_at, job_id)
         await self._database.transact(attempt)
 

@@ -1,0 +1,225 @@
+"""A PostgreSQL database, which one coordinator at a time writes.
+
+The session that writes holds an advisory lock, and each write is its own: a coordinator
+that has lost the session, and so the lock, writes nothing before it has both again.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from shoal.domain.errors import Fenced, StoreBroken, StoreError
+from shoal.store.postgres.schema import migrate
+from shoal.store.postgres.session import Session, connect
+from shoal.store.sql.database import Database
+
+T = TypeVar("T")
+
+LOCK_ATTEMPTS = 100  # another coordinator may just be stopping
+LOCK_PAUSE = 0.05  # seconds between them
+LOCK = "1, hashtext('shoal ' || current_schema())"  # one for each pool of a database
+MIGRATION_LOCK = "2, hashtext('shoal ' || current_schema())"
+TERMINATE = """SELECT pg_terminate_backend(pid) FROM pg_locks
+               WHERE locktype = 'advisory' AND classid = 1
+               AND objid = hashtext('shoal ' || current_schema())::oid
+               AND database = (SELECT oid FROM pg_database
+                               WHERE datname = current_database())"""
+BACKEND = "SELECT pg_backend_pid()"
+POOLER_LOOKS = 4
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+# Classes of errors, and errors, after which the same may succeed later: the server
+# stops, starts, has too many connections or a full disk, or has ended a transaction.
+TEMPORARY = ("08", "40", "53", "57", "58", "25P03", "25006", "55P03")
+DAMAGED = ("XX001", "XX002")
+
+
+def shown(url: str) -> str:
+    """Return which database a URL names, without its password."""
+    found = conninfo_to_dict(url)
+    host = found.get("host") or found.get("hostaddr") or ""
+    port = f":{found['port']}" if "port" in found else ""
+    user = f"{found['user']}@" if "user" in found else ""
+    return f"postgresql://{user}{host}{port}/{found.get('dbname', '')}"
+
+
+class PostgresDatabase(Database[Session]):
+    """A database on a server; another coordinator on it is refused."""
+
+    errors = (psycopg.Error, StoreBroken)
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreError if the URL is none."""
+        try:
+            super().__init__(shown(url))
+        except psycopg.Error as error:
+            raise StoreError(f"no URL of a PostgreSQL database: {error}") from error
+        self._url = url
+        self._holder = ""  # as the lease names this coordinator
+        self._closing = ExitStack()
+        self._pid = 0  # of the server's process for the session that writes
+
+    async def check(self) -> None:
+        await self.read(lambda sql: sql.execute("SELECT max(size) FROM checkpoints"))
+
+    async def give_back(self) -> None:
+        """PostgreSQL does that by itself."""
+
+    def translated(self, error: psycopg.Error | StoreBroken) -> StoreError:
+        if isinstance(error, StoreBroken):
+            return error
+        reason = " ".join(str(error).split())
+        state = error.sqlstate or ""
+        if state in DAMAGED:
+            return StoreBroken(reason)
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        temporary = state.startswith(TEMPORARY) or (not state and lost)
+        return StoreError(reason, self.name, temporary=temporary)
+
+    def _open(self, *, create: bool) -> None:
+        with ExitStack() as undo:
+            writer = Session(connect(self._url))
+            undo.callback(self._release, writer)
+            self._check_server(writer)
+            writer.execute("BEGIN")
+            writer.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+            migrate(writer, create=create)
+            writer.execute("COMMIT")
+            self._lock(writer)
+            # Two coordinators may have one name, as in two containers.
+            query = """UPDATE lease SET holder = ? || CAST(gen_random_uuid() AS text),
+                           pid = ?, at = clock_timestamp() RETURNING holder"""
+            name = f"{socket.gethostname()}, process {os.getpid()}, "
+            ((self._holder,),) = writer.execute(query, (name, self._pid)).fetchall()
+            for readers in (self._readers, self._list_readers):
+                assert readers is not None
+                undo.callback(readers.close, Session.close)
+                readers.open(lambda: Session(connect(self._url)))
+            self._closing = undo.pop_all()
+        self._writer = writer
+
+    def _close(self) -> None:
+        self._closing.close()
+
+    def _release(self, writer: Session) -> None:
+        """End the session that writes, and say that its holder has left."""
+        self._writer = None
+        with suppress(psycopg.Error):
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            query = "UPDATE lease SET holder = '', pid = 0 WHERE holder = ?"
+            writer.execute(query, (self._holder,))
+        writer.close()
+
+    def _transact(self, work: Callable[[Session], T]) -> T:
+        writer = self._opened
+        self._begin(writer, "BEGIN", self._resume)
+        try:
+            result = work(writer)
+            writer.execute("COMMIT")
+        except BaseException as error:
+            with suppress(psycopg.Error):
+                writer.execute("ROLLBACK")
+            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                writer.close()  # the next connection may find the primary server
+            raise
+        return result
+
+    def _read_snapshot(self, connection: Session, work: Callable[[Session], T]) -> T:
+        self._begin(connection, SNAPSHOT, self._reconnect)
+        try:
+            return work(connection)
+        finally:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")  # there is nothing to commit
+
+    def _begin(
+        self, sql: Session, statement: str, reconnect: Callable[[Session], None]
+    ) -> None:
+        """Begin a transaction, with another connection if this one was lost."""
+        try:
+            if sql.in_transaction:  # a rollback has failed
+                sql.execute("ROLLBACK")
+            sql.execute(statement)
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            if not sql.is_closed:
+                raise
+            reconnect(sql)
+            sql.execute(statement)
+
+    def _reconnect(self, sql: Session) -> None:
+        sql.close()
+        sql.connection = connect(self._url)
+
+    def _resume(self, writer: Session) -> None:
+        """Connect again, and lock.  Raises Fenced if another has had the lock."""
+        lost = self._pid
+        self._reconnect(writer)
+        try:
+            # The server may not have noticed yet that the session was lost.
+            writer.execute(f"{TERMINATE} AND pid = ?", (lost,))
+            self._lock(writer)
+            query = """UPDATE lease SET pid = ?, at = clock_timestamp()
+                       WHERE holder = ?"""
+            if not writer.execute(query, (self._pid, self._holder)).rowcount:
+                raise Fenced(
+                    "another coordinator has taken over the database while this one "
+                    "could not reach it: this one stops"
+                )
+        except BaseException:
+            writer.close()
+            raise
+
+    def _check_server(self, sql: Session) -> None:
+        """Raise StoreError if the server, or what is before it, cannot be used."""
+        encoding = sql.execute("SHOW server_encoding").fetchone()[0]
+        if encoding != "UTF8":
+            raise StoreError(
+                f"its encoding is {encoding}: create a database with ENCODING 'UTF8'",
+                self.name,
+            )
+        if sql.execute("SHOW synchronous_commit").fetchone()[0] == "off":
+            # "Accepted" means on disk, so each commit waits for the disk.
+            sql.execute("SET synchronous_commit = on")
+        # Without a pooler, a session has a process of its own for as long as it lasts.
+        other = Session(connect(self._url))
+        try:
+            sql.execute("BEGIN")
+            ours = sql.execute(BACKEND).fetchone()
+            others = [other.execute(BACKEND).fetchone()]
+            sql.execute("ROLLBACK")
+            others += [other.execute(BACKEND).fetchone() for _ in range(POOLER_LOOKS)]
+            if {*others} != {others[0]} or sql.execute(BACKEND).fetchone() != ours:
+                raise StoreError(
+                    "a pooler gives each transaction another session, as PgBouncer "
+                    "does with pool_mode = transaction: use pool_mode = session for "
+                    "this database, or the server's own address",
+                    self.name,
+                )
+        finally:
+            other.close()
+
+    def _lock(self, sql: Session) -> None:
+        """Lock the database, for as long as the session lasts.
+
+        Raises StoreError if another process has locked it.
+        """
+        (self._pid,) = sql.execute(BACKEND).fetchone()
+        for _ in range(LOCK_ATTEMPTS):
+            query = f"SELECT pg_try_advisory_lock({LOCK})"
+            if sql.execute(query).fetchone()[0]:
+                return
+            time.sleep(LOCK_PAUSE)
+        query = "SELECT holder, to_char(at, 'YYYY-MM-DD HH24:MI:SS TZ') FROM lease"
+        holder, at = sql.execute(query).fetchone()
+        raise StoreError(
+            f"{self.name} is in use by {holder.rpartition(',')[0]} since {at}: stop "
+            "that `shoal serve`, or give this one a database of its own",
+            self.name,
+        )

