@@ -167,14 +167,17 @@ class ScriptedWorker:
 class Client:
     """A client of one job, with the received answer."""
 
-    def __init__(self, hub: Hub, job: Job) -> None:
+    def __init__(
+        self, hub: Hub, job: Job, seen: Sequence[AnswerPiece] | None = None
+    ) -> None:
         self.job_id = JobId("")
         self.accepted = False
         self.pieces: list[AnswerPiece] = []
         self.outcome: Outcome | None = None
         self.error: ShoalError | None = None
         self._hub = hub
-        self._job = job
+        self.job = job
+        self._seen = seen
         self.task = asyncio.create_task(self._read())
 
     @property
@@ -190,7 +193,7 @@ class Client:
 
     async def _read(self) -> None:
         try:
-            async with self._hub.run_job(self._job) as reader:
+            async with self._hub.run_job(self.job, seen=self._seen) as reader:
                 self.accepted = True
                 self.job_id = reader.job_id
                 while pieces := await reader.read():
@@ -295,6 +298,7 @@ async def running_coordinator(
     fee: int = 0,
     *,
     approve_nodes: bool = False,
+    await_clients: float = 0.0,
 ) -> AsyncIterator[Coordinator]:
     """Run a hub within the block; then end it as ``kill -9`` does.
 
@@ -306,7 +310,10 @@ async def running_coordinator(
             await store.open()
             resources.push_async_callback(store.close)
         yield await resources.enter_async_context(
-            _run_hub(store, queue_max, hedge_after, fee, approve_nodes=approve_nodes)
+            _run_hub(
+                *(store, queue_max, hedge_after, fee, await_clients),
+                approve_nodes=approve_nodes,
+            )
         )
 
 
@@ -316,6 +323,7 @@ async def _run_hub(
     queue_max: int,
     hedge_after: float | None,
     fee: int,
+    await_clients: float,
     *,
     approve_nodes: bool,
 ) -> AsyncIterator[Coordinator]:
@@ -333,7 +341,7 @@ async def _run_hub(
         fee,
         approve_nodes=approve_nodes,
     )
-    await hub.restore()
+    await hub.restore(await_clients)
     task = asyncio.create_task(hub.run())
     try:
         yield Coordinator(hub, store, task)

@@ -65,15 +65,15 @@ class Node:
         self._serving: dict[asyncio.Task[object], Wire] = {}
         self._clients: set[asyncio.Task[Any]] = set()
 
-    async def start(self) -> None:
+    async def start(self, await_clients: float) -> None:
         """Take the database over, and go on with what its last owner left."""
-        await self.process.start(self._restore())
+        await self.process.start(self._restore(await_clients))
         work = (self.hub.run(), self.calls.run())
         self.running = [self.process.start(each) for each in work]
         self.up = True
 
-    async def _restore(self) -> None:
-        await self.hub.restore()
+    async def _restore(self, await_clients: float) -> None:
+        await self.hub.restore(await_clients)
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self._clock)
         self.peers = PeerConnections(self.hub, self._clock, admission)

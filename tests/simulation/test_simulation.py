@@ -56,8 +56,11 @@ async def live_through(
     orders: int = 0,
     kinds: Mapping[Fault, int] = FAULTS,
     price: int = 0,
+    await_clients: float = 0.0,
 ) -> World:
     """Let clients ask ``jobs`` questions while ``faults`` faults happen.
+
+    If coordinators ``await_clients``, most of these stay at their fronts.
 
     ``stalls`` is the share of jobs at which a worker is silent for long, and operators
     give so many ``orders`` about workers, which they have to approve then.
@@ -68,6 +71,7 @@ async def live_through(
         hedge_after=hedge_after,
         price=price,
         approve_nodes=orders > 0,
+        await_clients=await_clients,
     )
     await world.open()
     fleet = fleet_of(world, workers)
@@ -79,6 +83,9 @@ async def live_through(
         model = world.random.choice(MODELS)
         if world.random.random() < 0.1:
             await world.insist(model)
+            return
+        if await_clients and world.random.random() < 0.8:
+            await world.stay(model)
             return
         leaves = world.random.random() < 0.1
         patience = world.random.uniform(0.0, 5.0) if leaves else None

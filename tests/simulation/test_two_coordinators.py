@@ -16,6 +16,9 @@ one_short = pytest.mark.parametrize(
 )
 
 
+GATE = 2.0  # seconds for clients to come back
+
+
 async def check_laws(world: World) -> None:
     """Check what must hold over all coordinators of a world."""
     assert world.tally.wrong == []
@@ -48,6 +51,29 @@ def test_every_job_ends_once_though_coordinators_take_over(
         assert world.tally.whole > 30
         assert world.store.faults.unanswered > 0
         assert world.hub.epoch > 2
+        await world.close()
+
+    pauses.run(scenario())
+
+
+@one_short
+def test_answers_go_on_at_another_coordinator(
+    protocol: AnyWireProtocol, seed: int
+) -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(protocol, seed),
+            workers=20,
+            jobs=150,
+            faults=30,
+            kinds=WITH_TAKEOVERS,
+            price=7,
+            await_clients=GATE,
+        )
+
+        await check_laws(world)
+        assert world.tally.whole > 75
+        assert world.tally.survived > 0
         await world.close()
 
     pauses.run(scenario())

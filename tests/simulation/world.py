@@ -16,7 +16,7 @@ from msgspec import structs
 from protocols.contexts import protocol_context, require_token
 from shoal.calls.durable import DurableCalls
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import JobError, ShoalError
+from shoal.domain.errors import Fenced, JobError, ShoalError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -26,6 +26,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
+from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
@@ -57,6 +58,7 @@ class Tally:
 
     whole: int = 0
     refused: int = 0
+    survived: int = 0  # whole answers of more than one coordinator
     ended_badly: int = 0
     left: int = 0
     asked_again: int = 0
@@ -77,7 +79,9 @@ class World:
         token: str = "",
         price: int = 0,
         approve_nodes: bool = False,
+        await_clients: float = 0.0,
     ) -> None:
+        self._await_clients = await_clients  # seconds, as in ``Hub.restore``
         self._approve_nodes = approve_nodes
         self.approved: set[str] = set()  # machines that operators have seen
         self._price = price
@@ -138,7 +142,7 @@ class World:
             self._hedge_after,
             approve_nodes=self._approve_nodes,
         )
-        await node.start()
+        await node.start(self._await_clients)
         for each in self._nodes:
             each.watch()
         self.node = node
@@ -246,6 +250,42 @@ class World:
             self.tally.ended_badly += 1
         else:
             self._check(text, prompt)
+
+    async def stay(self, model: str) -> None:
+        """Be a client at a front, which goes on at whichever coordinator is active."""
+        job, seen, nodes = self._job(model), list[AnswerPiece](), set[Node]()
+        while True:
+            while not self.up:  # noqa: ASYNC110  # nothing tells when it is
+                await asyncio.sleep(self.random.uniform(0.0, 0.5))
+            node = self.node
+            reading = self.start_client(self._read_on(job, seen, again=bool(nodes)))
+            nodes.add(node)
+            while not reading.done() and node is self.node and node.up:
+                await asyncio.wait([reading], timeout=0.25)
+            reading.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled() and not isinstance(reading.exception(), Fenced):
+                break
+            await asyncio.sleep(self.random.uniform(0.0, 0.5))
+        text, right = "".join(map(words_of, seen)), "".join(answer_to(job.work.text))
+        if not right.startswith(text):
+            self.tally.wrong.append(f"{job.work.text}: {text!r} is not of {right!r}")
+        if isinstance(error := reading.exception(), ShoalError):
+            self.tally.ended_badly += 1
+        elif error is not None:
+            raise error
+        else:
+            self._check(text, job.work.text)
+            self.tally.survived += len(nodes) > 1
+
+    async def _read_on(self, job: Job, seen: list[AnswerPiece], *, again: bool) -> None:
+        """Read the answer to a job after the pieces in ``seen``, and add what comes."""
+        began = [*seen] if again else None
+        async with self.hub.run_job(job, seen=began) as reader:
+            self.accepted[reader.job_id] = None
+            while pieces := await reader.read():
+                seen += pieces
+            await reader.outcome()
 
     async def first_piece(self, model: str) -> float:
         """Be a client, and say how many seconds it waited for the first piece."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from shoal.coordinator.answer_reader import AnswerCursor, PieceBuffer, memory_cost
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import JobListener
-from shoal.domain.answer_assembly import assemble, replay
-from shoal.domain.errors import Cancelled, ShoalError
+from shoal.domain.answer_assembly import assemble, is_thought, pieces_after, replay
+from shoal.domain.errors import Cancelled, ShoalError, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.vocabulary import CallResult
@@ -18,6 +18,10 @@ NOT_CONTINUED = (
     "it. Repeat the request. Answers survive on engines that continue them (`shoal "
     "status` says which do), and with the temperature 0 or a seed, for then another "
     "worker can repeat them"
+)
+OTHER_ANSWER = (
+    "the coordinator was lost in the middle of the answer, and this one has another "
+    "beginning of it. Repeat the request"
 )
 TOKENS_MAX = 2**31 - 1  # the most that a worker may report for one answer
 
@@ -102,9 +106,20 @@ class Answer:
         """Whether a client that requested the job still reads."""
         return any(reading.asked for reading in self._readings)
 
-    def open_reader(self, *, asked: bool = True) -> AnswerCursor:
-        """Return a cursor at the beginning; without ``asked`` it only observes."""
-        reading = AnswerCursor(self, self._pieces.all(), asked=asked)
+    def open_reader(
+        self, *, asked: bool = True, after: Sequence[AnswerPiece] = ()
+    ) -> AnswerCursor:
+        """Return a cursor at the beginning; without ``asked`` it only observes.
+
+        ``after``: begin after these pieces, which the client has.  Raises WorkerLost if
+        the answer does not begin so.
+        """
+        so_far: list[AnswerPiece] | None = self._pieces.all()
+        if after:
+            so_far = pieces_after(so_far or (), after)
+            if so_far is None:
+                raise WorkerLost(OTHER_ANSWER)
+        reading = AnswerCursor(self, so_far or [], asked=asked)
         self._readings.append(reading)
         return reading
 
@@ -112,6 +127,19 @@ class Answer:
         """Detach a cursor."""
         if reading in self._readings:
             self._readings.remove(reading)
+
+    def seed(self, begun: Sequence[AnswerPiece], now: float) -> None:
+        """Begin with what a client has read of the answer at another coordinator.
+
+        Of several clients, the longest beginning counts.  Nothing changes if it is of
+        another answer, or once a worker has had the job here.
+        """
+        if self.lease or self.end is not None:
+            return
+        if rest := pieces_after(begun, self._pieces.all()):
+            self.was_read = True
+            self.append(rest, now)
+            self.last_output = None  # no worker's
 
     # Leases.
 
@@ -206,7 +234,7 @@ class Answer:
                 self._written += piece.written
                 cost += memory_cost(piece)
                 self.size += piece.size
-                self._joinable = self._joinable and _is_thought(piece)
+                self._joinable = self._joinable and is_thought(piece)
         self._cost += cost
         if self._cost > ANSWER_MAX:
             limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
@@ -293,7 +321,7 @@ class Answer:
             if not isinstance(piece, str):
                 if not self._expected:
                     beyond.append(piece)
-                elif not _is_thought(piece):
+                elif not is_thought(piece):
                     raise _different_answer()
             elif not self._expected:
                 beyond.append(piece)
@@ -316,15 +344,6 @@ class Answer:
             reading.abort(Cancelled("the client reads too slowly"))
         if any(reading.asked for reading in slow) and not self.has_readers:
             raise ReaderTooSlow
-
-
-def _is_thought(piece: AnswerPiece) -> bool:
-    """Return whether a piece is reasoning of the only choice, and nothing else."""
-    return (
-        isinstance(piece, Delta)
-        and piece.fields.keys() == {THOUGHTS}
-        and not (piece.choice or piece.logprobs or piece.finish_reason)
-    )
 
 
 def _different_answer() -> UnusableOutput:

@@ -34,10 +34,12 @@ from shoal.coordinator.recovery import restore_pool
 from shoal.coordinator.store_health import StoreHealth
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import Fenced, ShoalError, ShuttingDown, StoreError
-from shoal.domain.facts import Fact, JobCancelled, JobExpired
+from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobLeased
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
+from shoal.domain.outcome import AnswerPiece
 from shoal.domain.vocabulary import Completed
+from shoal.domain.work import Call, CallStream
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool import inputs
@@ -135,6 +137,7 @@ class Hub:
         self._batch: list[HubMail] = []  # the last that was taken from it
         # Callers that wait for the next batch, with their input.
         self._waiting: list[tuple[inputs.HubInput, asyncio.Future[None]]] = []
+        self._awaited: dict[JobId, Job] = {}  # whose clients may come back
         self._deferred = False  # whether inputs of this batch were deferred
         self._unpaid = False  # whether jobs were refused for lack of funds
         self._alarm: Timer | None = None
@@ -176,6 +179,7 @@ class Hub:
         *,
         early: bool = False,
         check: Callable[[JobId], None] | None = None,
+        seen: Sequence[AnswerPiece] | None = None,
     ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block; leaving early cancels it.
 
@@ -188,18 +192,32 @@ class Hub:
         nothing before that, and raises why it was refused.  ``check`` is called as it
         begins, and before Cancelled is raised; it may raise another error.
 
+        ``seen``: the job was submitted to an earlier coordinator, which may have
+        accepted it, and the client has read these pieces.  The reader goes on after
+        them.  Raises WorkerLost if the answer is another one, or how it ended.
+
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
-        return _JobRun(self, job, early, check)
+        return _JobRun(self, job, early, check, seen)
 
-    async def attach(self, job: Job) -> AnswerCursor:
+    async def attach(
+        self, job: Job, seen: Sequence[AnswerPiece] | None = None
+    ) -> AnswerCursor:
         """Submit a job, or find the one that it repeats; read its answer.
 
-        Raises as ``run_job`` does; ``detach`` the reader.
+        ``seen`` and what it raises are as in ``run_job``; ``detach`` the reader.
         """
-        answer = await self._answers.find(job) or await self._submit_prepared(job)
-        return answer.open_reader()
+        again = None if seen is None else await self._answers.find_submitted(job)
+        answer = (
+            again or await self._answers.find(job) or await self._submit_prepared(job)
+        )
+        if seen:
+            answer.seed(seen, self._clock.now())
+        reader = answer.open_reader(after=seen or ())
+        if self._awaited:
+            self._on_returned(answer.job_id)
+        return reader
 
     def detach(self, reader: AnswerCursor, job: Job) -> None:
         """Read no more; a job that nobody waits for is cancelled."""
@@ -404,21 +422,44 @@ class Hub:
 
     # For the owner of the hub.
 
-    async def restore(self) -> int:
-        """Take the store over: load the books and the open jobs of its last owner."""
+    async def restore(self, await_clients: float = 0.0) -> int:
+        """Take the store over: load the books and the open jobs of its last owner.
+
+        For ``await_clients`` seconds, clients may come back to jobs that they wait for,
+        and no worker gets a job; then those end to which none has come back.  0: no
+        client can.
+        """
         self.epoch = await self._store.take_over()
         commits = self._recorder.commits = commit_ids(self.epoch, "hub")
         await self._bookkeeper.open()
         stored = await restore_pool(self.pool, self._store, self._clock, next(commits))
         for each in stored:
-            # Its client left without cancelling it: it runs, and its result can be
-            # fetched.
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)
-            if each.job.idempotency_key:
+            if await_clients and _has_client(each.job):
+                self._awaited[each.job.id] = each.job
+            elif each.job.idempotency_key:
                 self._end_unattended(self._answers[each.job.id], each.job)
+            # Any other's client left without cancelling it: it runs, and its result can
+            # be fetched.
+        if self._awaited:
+            self._clock.call_at(self._clock.now() + await_clients, self._end_awaiting)
         self._update_idle()
         return len(stored)
+
+    def _on_returned(self, job_id: JobId) -> None:
+        """Note that the client of a restored job has come back."""
+        self._awaited.pop(job_id, None)
+        if not self._awaited:
+            self._wake.set()
+
+    def _end_awaiting(self) -> None:
+        """Give up the clients that have not come back."""
+        awaited, self._awaited = self._awaited, {}
+        for job_id, job in awaited.items():
+            if (answer := self._answers.get(job_id)) is not None:
+                self._end_unattended(answer, job)
+        self._wake.set()
 
     async def run(self) -> None:
         """Process inputs until cancelled."""
@@ -547,7 +588,7 @@ class Hub:
                 unpaid = self._bookkeeper.payment_rejection(job)
                 full = queue_rejection(self.pool, job, self._queue_max)
                 self._unpaid |= unpaid is not None
-                if unpaid is None and full is not None and plan(self.pool):
+                if unpaid is None and full is not None and self._plan():
                     # The queue is full only because a burst has no leases yet.  No
                     # lease ends in the batch it begins in, so the rest is deferred.
                     self._mailbox.put_back(batch[index:])
@@ -562,7 +603,7 @@ class Hub:
         for fact in overdue_drains(self.pool, now):
             apply(fact)
         alarms = [self.pool.expire_penalties(now), self.pool.suspensions.next_due]
-        for lease in plan(self.pool):
+        for lease in self._plan():
             apply(lease)
         if self._hedge_after is not None:
             for hedge in hedges(self.pool, now, self._hedge_after):
@@ -572,6 +613,10 @@ class Hub:
             apply(dismissal)
         self._set_alarm([when for when in alarms if when is not None])
         return decided
+
+    def _plan(self) -> list[JobLeased]:
+        """Return the leases to grant: none while clients may come back."""
+        return [] if self._awaited else plan(self.pool)
 
     def _with_written(self, fact: JobCancelled | JobExpired) -> Fact:
         """Record the size of an answer that was cut short.
@@ -669,6 +714,12 @@ class Hub:
                 stored.set_exception(error)
 
 
+def _has_client(job: Job) -> bool:
+    """Say whether a client waits for a job as long as it is open."""
+    calls = isinstance(job.work, Call | CallStream)  # whose clients find their results
+    return job.unattended < math.inf and not calls
+
+
 class _JobRun(msgspec.Struct):
     """The block of ``Hub.run_job``: a generator would take five times the calls."""
 
@@ -676,10 +727,11 @@ class _JobRun(msgspec.Struct):
     job: Job
     early: bool
     check: Callable[[JobId], None] | None
+    seen: Sequence[AnswerPiece] | None
     reader: AnswerCursor | None = None
 
     async def __aenter__(self) -> AnswerCursor:
-        reader = self.reader = await self.hub.attach(self.job)
+        reader = self.reader = await self.hub.attach(self.job, self.seen)
         try:
             if not self.early:
                 await self.hub.wait_accepted(reader.job_id)

@@ -8,8 +8,10 @@ from typing import Protocol
 from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.job_errors import error_of
 from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
+from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
@@ -71,6 +73,23 @@ class OpenAnswers(dict[JobId, Answer]):
         if not job.idempotency_key:
             return None
         return self._open_one(job) or await self._stored_one(job) or self._open_one(job)
+
+    async def find_submitted(self, job: Job) -> Answer | None:
+        """Return the answer to this very job, if it was submitted and accepted before.
+
+        Raises the error of a job that ended without an outcome; StoreError.
+        """
+        if (answer := self.get(job.id)) is not None:
+            return answer
+        stored = await self._store.job(job.id)
+        if stored is None:
+            return None
+        if stored.outcome is not None:
+            return Answer.completed(job.id, stored.outcome)
+        for each in await self._store.history_since(job.id, 0):
+            if isinstance(each.fact, JobFailed | JobCancelled | JobExpired):
+                raise error_of(each.fact)
+        raise AssertionError(f"{job.id} is open, and has no answer")
 
     def check_unused(self, job: Job) -> None:
         """Raise KeyReused if an open job has the same idempotency key."""

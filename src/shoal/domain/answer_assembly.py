@@ -5,8 +5,17 @@ Source: OpenAI's API reference, "The chat completion chunk object".
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from shoal.domain.outcome import AnswerPiece, AnswerSpan, Choice, Delta, Outcome, Usage
+from shoal.domain.outcome import (
+    THOUGHTS,
+    AnswerPiece,
+    AnswerSpan,
+    Choice,
+    Delta,
+    Outcome,
+    Usage,
+)
 from shoal.domain.tool_calls import CALLS_MAX, CallAssembler
 from shoal.domain.work import JSON
 
@@ -46,6 +55,70 @@ def assemble(
     content = choices[0].fields.get("content")
     text = content if isinstance(content, str) else ""
     return Outcome(text, choices[0].finish_reason, usage, choices)
+
+
+def is_thought(piece: AnswerPiece) -> bool:
+    """Return whether a piece is reasoning of the only choice, and nothing else."""
+    return (
+        isinstance(piece, Delta)
+        and piece.fields.keys() == {THOUGHTS}
+        and not (piece.choice or piece.logprobs or piece.finish_reason)
+    )
+
+
+def pieces_after(
+    pieces: Iterable[AnswerPiece], begun: Iterable[AnswerPiece]
+) -> list[AnswerPiece] | None:
+    """Return the part of an answer after ``begun``; None if it begins otherwise.
+
+    Texts and thoughts need not be divided alike.
+    """
+    whole, parts = _joined(pieces), _joined(begun)
+    for index, part in enumerate(parts):
+        found = whole[index] if index < len(whole) else None
+        if found == part:
+            continue
+        rest = None if found is None else _rest_of(found, part)
+        if rest is None or index + 1 < len(parts):
+            return None
+        return [rest, *whole[index + 1 :]]
+    return whole[len(parts) :]
+
+
+def _joined(pieces: Iterable[AnswerPiece]) -> list[AnswerPiece]:
+    """Join adjacent texts, and adjacent thoughts."""
+    joined: list[AnswerPiece] = []
+    for kind, group in groupby(pieces, _kind_of):
+        match kind:
+            case "text":
+                joined.append("".join(map(str, group)))
+            case "thought":
+                thoughts = "".join(map(_thought_in, group))
+                joined.append(Delta(0, {THOUGHTS: thoughts}))
+            case _:
+                joined += group
+    return [each for each in joined if each != ""]
+
+
+def _kind_of(piece: AnswerPiece) -> str:
+    if isinstance(piece, str):
+        return "text"
+    return "thought" if is_thought(piece) else ""
+
+
+def _thought_in(piece: AnswerPiece) -> str:
+    return str(piece.fields[THOUGHTS]) if isinstance(piece, Delta) else ""
+
+
+def _rest_of(piece: AnswerPiece, begun: AnswerPiece) -> AnswerPiece | None:
+    """Return the rest of a text, or of thoughts; None if it begins otherwise."""
+    if isinstance(piece, str) and isinstance(begun, str):
+        return piece[len(begun) :] if piece.startswith(begun) else None
+    if is_thought(piece) and is_thought(begun):
+        thoughts, first = _thought_in(piece), _thought_in(begun)
+        if thoughts.startswith(first):
+            return Delta(0, {THOUGHTS: thoughts[len(first) :]})
+    return None
 
 
 def describe_invalid_fields(fields: Mapping[str, JSON]) -> str | None:
