@@ -175,6 +175,37 @@ def test_shorter_text_after_a_takeover_fails_the_answer(
     assert caught.value.lost
 
 
+@pytest.mark.parametrize("continues", [True, False])
+def test_answer_goes_on_after_a_beginning_read_elsewhere(
+    continues: bool, subtests: pytest.Subtests
+) -> None:
+    for at in SPLITS:
+        with subtests.test(at=at):
+            answer = Answer(JobId("j"))
+            answer.seed([WHOLE[:at]], 0.0)
+            reading = answer.open_reader(after=[WHOLE[:at]])
+
+            beginning = answer.grant(TWO, B, continues=continues)
+            assert beginning == (WHOLE[:at] if continues else "")
+            answer.append(cut(WHOLE[len(beginning) :], 3), 1.0)
+            answer.finish(Outcome(WHOLE))
+
+            assert text_now(reading) == WHOLE[at:]
+            assert answer.text == WHOLE
+
+
+def test_answer_that_was_begun_elsewhere_does_not_restart() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
+    answer.append(["The ", "fish"], 0.0)
+    reading = answer.open_reader(after=["The "])
+
+    answer.grant(TWO, B, continues=False)
+    answer.append(["The ", "fish", " swims"], 1.0)
+
+    assert text_now(reading) == "fish swims"
+
+
 def test_unread_answer_may_restart() -> None:
     answer, reading = partial_answer("a first draft", read=False)
 

@@ -119,6 +119,7 @@ class Answer:
             so_far = pieces_after(so_far or (), after)
             if so_far is None:
                 raise WorkerLost(OTHER_ANSWER)
+            self.was_read = True  # elsewhere
         reading = AnswerCursor(self, so_far or [], asked=asked)
         self._readings.append(reading)
         return reading
@@ -129,15 +130,15 @@ class Answer:
             self._readings.remove(reading)
 
     def seed(self, begun: Sequence[AnswerPiece], now: float) -> None:
-        """Begin with what a client has read of the answer at another coordinator.
+        """Begin with what a client has of the answer from another coordinator.
 
-        Of several clients, the longest beginning counts.  Nothing changes if it is of
-        another answer, or once a worker has had the job here.
+        Its reader begins ``after`` that.  Of several clients, the longest beginning
+        counts.  Nothing changes if it is of another answer, or once a worker has had
+        the job here.
         """
         if self.lease or self.end is not None:
             return
         if rest := pieces_after(begun, self._pieces.all()):
-            self.was_read = True
             self.append(rest, now)
             self.last_output = None  # no worker's
 
