@@ -29,14 +29,18 @@ Before = Callable[[Coordinator, ScriptedWorker], Coroutine[Any, Any, list[Client
 
 
 @asynccontextmanager
-async def taken_over(before: Before) -> AsyncIterator[tuple[Coordinator, list[Client]]]:
+async def taken_over(
+    before: Before, hedge_after: float | None = None
+) -> AsyncIterator[tuple[Coordinator, list[Client]]]:
     """Run a coordinator after another one, which was killed after ``before``."""
     store = SlowStore()
     await store.open()
     async with running_coordinator(store) as first:
         clients = await before(first, await first.join())
         await run_pending()
-    async with running_coordinator(store, await_clients=GATE) as second:
+    async with running_coordinator(
+        store, hedge_after=hedge_after, await_clients=GATE
+    ) as second:
         yield second, clients
     await store.close()
 
@@ -101,6 +105,22 @@ def test_a_worker_that_says_something_else_ends_the_answer() -> None:
             await run_pending()
             assert isinstance(again.error, WorkerLost)
             assert again.pieces == []
+
+    virtual.run(script())
+
+
+def test_no_second_worker_gets_a_job_whose_client_has_text() -> None:
+    async def script() -> None:
+        async with taken_over(begin, hedge_after=1.0) as (second, (client,)):
+            again = await come_back(second, client)
+            first = await second.join(features=CONTINUES)
+            other = await second.join("other")
+            await asyncio.sleep(3.0)
+
+            assert (len(first.runs), len(other.runs)) == (1, 0)
+            first.write("a time")
+            await run_pending()
+            assert again.text == "a time"
 
     virtual.run(script())
 

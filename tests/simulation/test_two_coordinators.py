@@ -45,6 +45,7 @@ def test_every_job_ends_once_though_coordinators_take_over(
             faults=30,
             kinds=WITH_TAKEOVERS,
             price=7,
+            hedge_after=2.0 if seed % 2 else None,
         )
 
         await check_laws(world)
@@ -68,6 +69,7 @@ def test_answers_go_on_at_another_coordinator(
             faults=30,
             kinds=WITH_TAKEOVERS,
             price=7,
+            hedge_after=2.0 if seed % 2 else None,
             await_clients=GATE,
         )
 

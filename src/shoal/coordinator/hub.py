@@ -432,7 +432,10 @@ class Hub:
         self.epoch = await self._store.take_over()
         commits = self._recorder.commits = commit_ids(self.epoch, "hub")
         await self._bookkeeper.open()
-        stored = await restore_pool(self.pool, self._store, self._clock, next(commits))
+        stored = await restore_pool(
+            *(self.pool, self._store, self._clock, next(commits)),
+            clients_return=await_clients > 0,
+        )
         for each in stored:
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)

@@ -13,11 +13,17 @@ RESTARTED = "the coordinator restarted"  # why a job was requeued
 
 
 async def restore_pool(
-    pool: PoolState, store: Store, clock: Clock, commit: CommitId
+    pool: PoolState,
+    store: Store,
+    clock: Clock,
+    commit: CommitId,
+    *,
+    clients_return: bool = False,
 ) -> list[StoredJob]:
     """Restore ``pool`` from the store; return the open jobs.
 
-    What follows from the restart is recorded in ``commit``.
+    What follows from the restart is recorded in ``commit``.  If ``clients_return``,
+    they may have text of each job that a worker had.
 
     Raises StoreError.
     """
@@ -51,6 +57,7 @@ async def restore_pool(
             _last_worker(each, history),
             submitted_at=now - max(0.0, at - each.submitted_at),
             grace_until=now + RESTART_GRACE,
+            started=clients_return and each.lease > 0,
         )
     begun = [each.submitted_at for each in stored if each.job.terms.gang is not None]
     if begun:

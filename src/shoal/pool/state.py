@@ -111,16 +111,19 @@ class PoolState:
         *,
         submitted_at: float | None = None,
         grace_until: float = 0.0,
+        started: bool = False,
     ) -> None:
         """Put a job from the store back into the queue.
 
         It has no worker, and its earlier leases are void.  Workers may come back until
         ``grace_until``: ``worker_id``, too, the last worker of a gang's member, which
         may still run it.  It was submitted when it was queued, unless that is given.
+        ``started`` is as in ``OpenJob``.
         """
         self._open(job, queued_at, lease)
         opened = self.jobs[job.id]
         opened.grace_until = grace_until
+        opened.started = started
         if submitted_at is not None:
             opened.submitted_at = submitted_at
         if worker_id is not None and opened.gang is not None:
