@@ -96,5 +96,9 @@ class _Callback:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` to its end in virtual time, with processes that can be paused."""
-    with asyncio.Runner(loop_factory=PausingLoop) as runner:
+    loop = PausingLoop()
+    with (
+        asyncio.Runner(loop_factory=lambda: loop) as runner,
+        loop.collecting_garbage(),
+    ):
         return runner.run(main)

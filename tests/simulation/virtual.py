@@ -1,11 +1,13 @@
 """An event loop whose time passes only when nothing is left to do at the moment."""
 
 import asyncio
+import gc
 import math
 import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import wraps
 from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, Unpack
@@ -15,6 +17,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEP = 0.01  # seconds
+COLLECT_EVERY = 60.0  # virtual seconds between collections of garbage
 END = 5 * 3600.0  # seconds; by then, every time limit of every job has passed
 
 
@@ -28,6 +31,7 @@ class _Jump(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.collect_at = math.inf
         self._end = END
 
     def select(
@@ -37,6 +41,9 @@ class _Jump(selectors.SelectSelector):
             raise RuntimeError("everybody waits, and nothing will ever happen")
         # In steps, so that a turn of the loop has more than one thing to do.
         self.now += math.ceil(max(timeout, 0.0) / STEP) * STEP
+        if self.now >= self.collect_at:
+            gc.collect()
+            self.collect_at = self.now + COLLECT_EVERY
         if self.now > self._end:
             self._end = math.inf  # everything is cancelled now, which may take time
             raise NeverEnds(f"after {END:g} s, these still wait:\n{_waiting()}")
@@ -52,6 +59,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jump.now
+
+    @contextmanager
+    def collecting_garbage(self) -> Iterator[None]:
+        """Collect garbage at virtual times only, for the length of the block.
+
+        What is referred to weakly is then there for as long in every process, whatever
+        it has allocated before.
+        """
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._jump.collect_at = self._jump.now + COLLECT_EVERY
+        try:
+            yield
+        finally:
+            self._jump.collect_at = math.inf
+            gc.enable()
+            gc.unfreeze()
 
     def spend(self, seconds: float) -> None:
         """Let time pass while a callback runs, as if it computed for so long."""
