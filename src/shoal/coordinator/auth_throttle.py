@@ -63,6 +63,11 @@ class AuthThrottle:
         self._kinds = {kind: _FailureRecord(0, 0.0) for kind in CredentialKind}
         self._all = _FailureRecord(0, 0.0)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether ``check`` may refuse anything."""
+        return bool(self._records)
+
     def check(
         self, kind: CredentialKind, address: str, now: float, secret: str | None = None
     ) -> None:
@@ -71,7 +76,7 @@ class AuthThrottle:
         ``secret`` is the one that is presented; None: it is not known yet, so only a
         block of the address counts, unless it is a loopback address.
         """
-        if not self._records:
+        if not self.has_any:
             return
         wait = self._blocked_for(kind, address, now)
         if wait and (not is_loopback(address) or _is_presented_guess(secret)):

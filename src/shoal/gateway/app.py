@@ -9,7 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.client.reconnection import COORDINATOR
-from shoal.domain.credentials import Scope
+from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.context import Gateway
@@ -134,8 +134,11 @@ def _application(
     @web.middleware
     def answer(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
         address = request.remote or ""
-        if gateway.access.recognizes(request.headers, address, secure=request.secure):
-            return respond(request, handler)
+        key = gateway.access.key_in(request.headers)
+        if key is not None or gateway.access.recognizes(
+            request.headers, address, secure=request.secure
+        ):
+            return respond(request, handler, key)
         return http_server.answer_stranger(
             request,
             gateway.proxies.address_of(request),
@@ -143,16 +146,17 @@ def _application(
             lambda: respond(request, handler),
         )
 
-    async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def respond(
+        request: web.Request, handler: Handler, key: Key | None = None
+    ) -> web.StreamResponse:
         asks = request.headers.get("Upgrade", "").lower() == "websocket"
         is_upgrade = (
             upgrade is not None
             and asks
             and request.path.split("/")[1] not in HTTP_PATHS
         )
-        record = begin_record(request, gateway.clock.now())
+        record = begin_record(request, gateway.clock.now(), key)
         request = gateway.proxies.with_client(request)
-        preflight = gateway.pages.preflight_headers(request.headers)
         status = FAILED
         metrics.requests.active += not is_upgrade
         if tracer is not None and not is_upgrade:
@@ -163,9 +167,11 @@ def _application(
                 handler = partial(_checked_upgrade, gateway, upgrade)
             elif asks:
                 handler = partial(_without_upgrade, gateway, handler)
-            elif request.method == "OPTIONS" and preflight is not None:
-                status = NO_CONTENT
-                return web.Response(status=status, headers=preflight)
+            elif request.method == "OPTIONS":
+                preflight = gateway.pages.preflight_headers(request.headers)
+                if preflight is not None:
+                    status = NO_CONTENT
+                    return web.Response(status=status, headers=preflight)
             try:
                 response = await handler(request)
             except ShoalError as error:
@@ -184,7 +190,7 @@ def _application(
             raise
         finally:
             metrics.requests.active -= not is_upgrade
-            gateway.bodies.release(request)
+            gateway.bodies.release(record)
             if record.upgraded:
                 status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()

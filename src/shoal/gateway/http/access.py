@@ -153,8 +153,14 @@ class Access:
         Raises Unauthorized (for ``exact``, see ``Keyring.authenticate``), Forbidden, or
         TooManyFailures.
         """
-        caller = await self._authenticate(request, anonymous, exact=exact)
-        self._admit(request, caller)
+        record = record_of(request)
+        if (key := record.key) is None or exact or self._failures.has_any:
+            caller = await self._authenticate(request, anonymous, exact=exact)
+        else:
+            self.keyring.ensure_active(key, self._clock.wall())
+            caller = ApiCaller(key)
+        record.caller = caller
+        http_server.admit(request)
         if caller.call is not None and not by_calls:
             raise errors.Forbidden(
                 "the credential of a running call can only submit jobs, and read and "
@@ -184,7 +190,8 @@ class Access:
         if (before := self._session_of(request)) is not None:
             await self.sessions.end(before)
         caller = ApiCaller(key, session=await self.sessions.begin(value, key, at))
-        self._admit(request, caller)
+        record_of(request).caller = caller
+        http_server.admit(request)
         return caller
 
     async def sign_out(self, request: web.Request) -> None:
@@ -201,13 +208,24 @@ class Access:
             return ApiCaller(LOOPBACK_KEY)
         return ApiCaller(self.keyring.of_owner(owner, self._clock.wall()))
 
+    def key_in(self, headers: CIMultiDictProxy[str]) -> Key | None:
+        """Return the valid key that a request carries, if any.
+
+        This authorizes nothing: it decides, as ``recognizes``, whose requests may have
+        to wait.
+        """
+        try:
+            authorization = authentication.authorization_in(headers)
+            if authorization is None or CALL_PREFIX in authorization:
+                return None
+            return self.keyring.authenticate(authorization, self._clock.wall())
+        except errors.Unauthorized:
+            return None
+
     def recognizes(
         self, headers: CIMultiDictProxy[str], address: str, *, secure: bool
     ) -> bool:
-        """Say whether a request has a valid key, or comes from here and needs none.
-
-        This authorizes nothing: it decides whose requests may have to wait.
-        """
+        """Say whether a request has a valid key, or comes from here and needs none."""
         at = self._clock.wall()
         try:
             if authentication.carries_key(headers):
@@ -327,10 +345,6 @@ class Access:
         now = self._clock.now()
         delay = self._failures.record_failure(kind, request.remote or "", now)
         await asyncio.sleep(delay)
-
-    def _admit(self, request: web.Request, caller: ApiCaller) -> None:
-        record_of(request).caller = caller
-        http_server.admit(request)
 
     async def _authenticate(
         self, request: web.Request, anonymous: Key | None, *, exact: bool

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
 from shoal.gateway.http.forms import ReceivedForm, receive_form
-from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.request_record import RequestRecord, record_of
 from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LARGE, LoopShare
 
@@ -117,16 +117,18 @@ class BodyReader:
         Raises what ``decode`` raises, TooLarge, TooSlow, QueueFull if all bodies
         together are too large, or InvalidRequest if the body is damaged.
         """
-        if (request.content_length or 0) > size_max:
+        content = request.content
+        arrived = content.is_eof()
+        if not arrived and (request.content_length or 0) > size_max:
             raise _too_large(size_max)
         encoding = request.headers.get("Content-Encoding")
         inflater = None if encoding is None else Inflater.of(encoding)
         body = bytearray()
-        arrived = request.content.is_eof()
         try:
             async with ARRIVED if arrived else asyncio.timeout(BODY_TIMEOUT):
                 # Count received bytes: announcing a length must not block others.
-                while chunk := await request.content.readany():
+                while not content.at_eof():
+                    chunk = await content.readany()
                     if inflater is None:
                         self.hold(request, owner, len(chunk))
                         body += chunk
@@ -174,9 +176,8 @@ class BodyReader:
             raise _too_slow(len(file.data)) from None
         return form, bytes(file.data)
 
-    def release(self, request: web.Request) -> None:
+    def release(self, record: RequestRecord) -> None:
         """Stop counting the body of a request."""
-        record = record_of(request)
         self.held_bytes -= record.held_bytes
         left = self._held_by.pop(record.held_for, 0) - record.held_bytes
         if left:

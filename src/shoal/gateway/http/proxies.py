@@ -28,6 +28,8 @@ class TrustedProxies:
 
     def with_client(self, request: web.Request) -> web.Request:
         """Return a request whose ``remote`` is the client, not the proxy."""
+        if not self.networks:
+            return request
         client = self.address_of(request)
         return (
             request

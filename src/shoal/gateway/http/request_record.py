@@ -5,13 +5,15 @@ A log line has no prompts, answers or keys: only the names of keys.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerCursor
+from shoal.domain.credentials import Key
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
@@ -49,6 +51,7 @@ class RequestRecord(msgspec.Struct):
     traceparent: str = ""  # what its job continues; empty: it is not traced
     span: TraceContext | None = None  # its own, if this coordinator makes spans
     client_span: str = ""  # the parent of that
+    key: Key | None = None  # a valid one that it carries
     caller: "ApiCaller | None" = None  # None: it has shown no key
 
     def set_job(self, job: Job) -> None:
@@ -89,16 +92,17 @@ def worker_headers(reader: AnswerCursor) -> list[tuple[str, str]]:
 RECORD = web.RequestKey("record", RequestRecord)
 
 
-def record_of(request: web.Request) -> RequestRecord:
-    """Return the record of a request."""
-    return request[RECORD]
+record_of: Callable[[web.Request], RequestRecord] = itemgetter(RECORD)
+"""Returns the record of a request."""
 
 
-def begin_record(request: web.Request, now: float) -> RequestRecord:
+def begin_record(
+    request: web.Request, now: float, key: Key | None = None
+) -> RequestRecord:
     """Begin a request's record, with the client's request id and trace if valid."""
     given = request.headers.get(REQUEST_ID, "")
     sane = _SANE.fullmatch(given) is not None
-    record = RequestRecord(given if sane else new_id(), now)
+    record = RequestRecord(given if sane else new_id(), now, key=key)
     traceparent = request.headers.get(TRACEPARENT)
     if traceparent is not None and read_traceparent(traceparent) is not None:
         record.traceparent = traceparent
