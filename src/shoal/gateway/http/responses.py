@@ -162,8 +162,9 @@ async def forward_pieces(
     """
     loop = asyncio.get_running_loop()
     pieces = first
-    reading = early = False
+    reading = early = silent = False
     written_at = loop.time()
+    timer: asyncio.TimerHandle
 
     def write_now(pieces: Sequence[AnswerPiece]) -> bool:
         """Write pieces where they arrive: waking a task costs more than a piece.
@@ -189,45 +190,45 @@ async def forward_pieces(
         nonlocal early
         if reading:
             early = True
-            limit.reschedule(loop.time())
+            reader.wake()
+
+    def on_time() -> None:
+        nonlocal silent, timer
+        if silent := loop.time() >= written_at + KEEPALIVE_EVERY:
+            reader.wake()
+        else:
+            timer = loop.call_at(written_at + KEEPALIVE_EVERY, on_time)
 
     reader.on_requeue(end_silence)
     if watch is None and response.headers.get("Transfer-Encoding") == "chunked":
         reader.on_pieces(write_now)
-    while True:
-        try:
-            async with asyncio.timeout_at(written_at + KEEPALIVE_EVERY) as limit:
-                while True:
-                    reading = True
-                    if pieces is None:
-                        pieces = await reader.read()
-                    reading = False
-                    if not pieces:
-                        return watch is None or not watch.blocks_end()
-                    shown = pieces if watch is None else watch.filter(pieces)
-                    data = encode(shown) if shown else b""
-                    pieces = None
-                    # Reschedule only when it is near: a timer for each token would
-                    # cost as much as the token.  Waits end after 10 to 15 s.
-                    # Pieces of which nothing is written do not end a silence.
-                    if data:
-                        soonest = loop.time() + WRITE_TIMEOUT
-                        if (limit.when() or 0) < soonest:
-                            limit.reschedule(loop.time() + KEEPALIVE_EVERY)
-                        await response.write(data)
-                    if watch is not None and watch.blocked:
-                        return False
-        except TimeoutError:
-            if not reading:
-                raise _abort(request) from None
-            if not early and loop.time() < written_at + KEEPALIVE_EVERY:
-                continue
-            said, early = keepalive(early=early), False
-            if said:
-                await write(request, response, said)
-            written_at = loop.time()
-        except ConnectionError as error:
-            raise ClientGone from error
+    timer = loop.call_at(written_at + KEEPALIVE_EVERY, on_time)
+    try:
+        while True:
+            if pieces is None:
+                reading = True
+                pieces = await reader.read(once=True)
+                reading = False
+            if pieces:
+                shown = pieces if watch is None else watch.filter(pieces)
+                # Pieces of which nothing is written do not end a silence.
+                if data := encode(shown) if shown else b"":
+                    await write(request, response, data)
+                    written_at = loop.time()
+                if watch is not None and watch.blocked:
+                    return False
+            elif reader.is_over:
+                return watch is None or not watch.blocks_end()
+            pieces = None
+            if early or silent:
+                said, early = keepalive(early=early), False
+                if said:
+                    await write(request, response, said)
+                if silent:
+                    timer = loop.call_at(loop.time() + KEEPALIVE_EVERY, on_time)
+                silent, written_at = False, loop.time()
+    finally:
+        timer.cancel()
 
 
 async def write(
