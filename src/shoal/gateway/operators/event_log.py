@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice, takewhile
 from operator import attrgetter
-from typing import Annotated, get_args
+from typing import Annotated, TypeAlias, get_args
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.coordinator.fact_log import FrequentFacts
 from shoal.domain import facts
@@ -151,19 +152,22 @@ def to_event(
     return PoolEvent(number, at, name, subject.job, subject.worker, line_of(fact))
 
 
+_SmallFact: TypeAlias = facts.JobLeased | facts.JobStarted | facts.JobCompleted
+
+
 class _LoggedFact(msgspec.Struct, frozen=True):
     """An event as it is kept.
 
-    Every job has two facts that few people read: those are kept, because they are
-    small, and the line about one is written when it is read.  Others may have prompts
-    and answers, so of them only the line is kept.
+    Few people read the facts that every job has.  They are kept if they are small
+    without the answer, and the line about one is written when it is read.  Of others,
+    which may have prompts, only the line is kept.
     """
 
     number: int
     at: float
     name: str
     subject: FactSubject
-    line: str | facts.JobLeased | facts.JobStarted
+    line: str | _SmallFact
 
     def event(self) -> PoolEvent:
         line = self.line if isinstance(self.line, str) else line_of(self.line)
@@ -199,9 +203,7 @@ class EventLog:
                 at,
                 facts.FACT_NAMES[type(fact)],
                 self._holders.subject_of(fact),
-                fact
-                if isinstance(fact, (facts.JobLeased, facts.JobStarted))
-                else line_of(fact),
+                _kept(fact),
             )
             self.next_number += 1
             of_workers = type(fact) in OF_WORKERS
@@ -273,6 +275,16 @@ def concerns(about: str | None, worker: str) -> bool:
 def _stored_event(stored: NumberedFact) -> PoolEvent:
     subject = LeaseHolders().subject_of(stored.fact)
     return to_event(stored.number, stored.at, stored.fact, subject)
+
+
+def _kept(fact: facts.Fact) -> str | _SmallFact:
+    """Return what is kept of a fact: itself without an answer, or its line."""
+    if isinstance(fact, facts.JobLeased | facts.JobStarted):
+        return fact
+    if isinstance(fact, facts.JobCompleted) and not fact.outcome.value:
+        outcome = replace(fact.outcome, text="", choices=(), output="")
+        return replace(fact, outcome=outcome, worker_receipt=None)
+    return line_of(fact)
 
 
 EVENT_LOG = web.AppKey("event_log", EventLog)
