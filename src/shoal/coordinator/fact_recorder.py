@@ -8,7 +8,7 @@ from functools import partial
 from shoal.coordinator.bookkeeping import Bookkeeper
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain import facts
-from shoal.domain.histogram import SECONDS_SHORT, Histogram
+from shoal.domain.histogram import SECONDS_SHORT, Histogram, observe
 from shoal.pool.state import PoolState
 from shoal.store.port import CommitId, Epoch, RecordedFact, Store, commit_ids
 from shoal.transports.clock import Clock
@@ -62,7 +62,7 @@ class FactRecorder:
         await self._health.write(
             lambda: self._store.append(kept, at, earlier, entries, commit)
         )
-        self.commit_seconds.observe(self._clock.now() - now)
+        observe((self.commit_seconds, self._clock.now() - now))
 
     def _record_now(self) -> None:
         # Not left to comparing times: a timer may fire a little early.

@@ -1,4 +1,4 @@
-"""A histogram that costs one call for each value: metrics read it when scraped."""
+"""A histogram that metrics read when scraped; a value costs a call or less."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+
+def observe(*values: tuple[Histogram, float]) -> None:
+    """Count values, each in its histogram."""
+    for histogram, value in values:
+        histogram.counts[bisect_left(histogram.bounds, value)] += 1
+        histogram.total += value

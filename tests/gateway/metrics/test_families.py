@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from shoal.domain.histogram import observe
 from shoal.gateway.metrics.families import (
     LINES_MAX,
     PIECE,
@@ -24,7 +25,7 @@ class Collected(Collector):
     def __init__(self) -> None:
         self.seconds = HistogramFamily("seconds", "Time", ("model",), (0.1, 1.0))
         for model in MODELS:
-            self.seconds.of[(model,)].observe(0.5)
+            observe((self.seconds.of[(model,)], 0.5))
 
     def collect(self) -> Iterator[Metric]:
         found: Mapping[tuple[str, ...], float] = {(model,): 7.0 for model in MODELS}
@@ -62,8 +63,8 @@ async def test_text_in_pieces_is_that_of_the_library() -> None:
 
     assert await exposition(collected.collect()) == generate_latest(registry)
     # Also when a part of it was kept.
-    collected.seconds.of[(MODELS[0],)].observe(0.7)
-    collected.seconds.of[("new",)].observe(0.7)
+    observe((collected.seconds.of[(MODELS[0],)], 0.7))
+    observe((collected.seconds.of[("new",)], 0.7))
     assert await exposition(collected.collect()) == generate_latest(registry)
 
 
@@ -90,7 +91,7 @@ async def test_histograms_that_are_counted_meanwhile_do_not_end_a_scrape() -> No
     number = 0
     while not scrape.done():
         number += 1
-        collected.seconds.of[(f"new-{number}",)].observe(0.5)
+        observe((collected.seconds.of[(f"new-{number}",)], 0.5))
         await asyncio.sleep(0)
 
     assert b'model="model-99"' in await scrape
@@ -102,6 +103,6 @@ def test_only_pieces_with_new_values_are_made_again() -> None:
 
     assert all(a is b for a, b in zip(before, family.collect(), strict=True))
 
-    family.of[(MODELS[PIECE],)].observe(0.5)
+    observe((family.of[(MODELS[PIECE],)], 0.5))
     same = [a is b for a, b in zip(before, family.collect(), strict=True)]
     assert same == [True, False, True, True, True]

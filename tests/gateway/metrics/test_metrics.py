@@ -14,7 +14,7 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
 )
-from shoal.domain.histogram import Histogram
+from shoal.domain.histogram import Histogram, observe
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome, Usage
@@ -140,8 +140,7 @@ def test_buckets_are_few_and_narrow_enough_for_quantiles(
 def test_histogram_counts_each_value_once() -> None:
     histogram = Histogram((1.0, 2.0))
 
-    for value in (0.5, 1.0, 1.5, 3.0):
-        histogram.observe(value)
+    observe(*[(histogram, value) for value in (0.5, 1.0, 1.5, 3.0)])
 
     assert (histogram.counts, histogram.total) == ([2, 1, 1], 6.0)
 

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from shoal.domain import facts
 from shoal.domain.gen_ai import OPERATION_NAMES
+from shoal.domain.histogram import observe
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.gateway.metrics.families import HistogramFamily, counters
@@ -87,7 +88,7 @@ class JobMetrics(Collector):
                 case facts.JobLeased(job_id, worker_id, lease):
                     if (counted := self._open.get(job_id)) is not None:
                         waited = self._now() - counted.queued_at
-                        self._waits.of[(counted.operation,)].observe(waited)
+                        observe((self._waits.of[(counted.operation,)], waited))
                         counted.workers[lease] = worker_id
                         self._takeovers += counted.started
                 case facts.JobHedged(job_id, worker_id, lease):

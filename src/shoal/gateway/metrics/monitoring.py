@@ -12,7 +12,7 @@ from shoal import __version__
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotReady
-from shoal.domain.histogram import SECONDS_SHORT, Histogram
+from shoal.domain.histogram import SECONDS_SHORT, Histogram, observe
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.operation import Operations
@@ -143,7 +143,7 @@ class LoopLag(Collector):
         self.stop()
 
     def _tick(self) -> None:
-        self._late.observe(max(0.0, self._clock.now() - self._due))
+        observe((self._late, max(0.0, self._clock.now() - self._due)))
         self.start()
 
     def collect(self) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shoal.domain.gen_ai import OPERATION_NAMES
+from shoal.domain.histogram import observe
 from shoal.domain.ids import WorkerId
 from shoal.gateway.http.request_record import RequestRecord
 from shoal.gateway.http.responses import without_keys
@@ -158,21 +159,23 @@ class RequestMetrics(Collector):
         seconds = now - record.started_at
         method = request.method if request.method in METHODS else OTHER_METHOD
         route = _route_label(request)
-        self._requests.of[method, route, str(status)].observe(seconds)
+        found = [(self._requests.of[method, route, str(status)], seconds)]
         if record.kind is None:
+            observe(*found)
             return
         labels = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
-        self._duration.of[*labels, record.error].observe(seconds)
+        found.append((self._duration.of[*labels, record.error], seconds))
         first = record.first_output
         if first is not None:
-            self._first_output.of[labels].observe(first - record.started_at)
-        if record.usage is None:
-            return
-        read, written = record.usage.prompt_tokens, record.usage.completion_tokens
-        self._tokens.of[*labels, "input"].observe(read)
-        self._tokens.of[*labels, "output"].observe(written)
-        if first is not None and written > 1:
-            self._per_token.of[labels].observe((now - first) / (written - 1))
+            found.append((self._first_output.of[labels], first - record.started_at))
+        if (usage := record.usage) is not None:
+            written = usage.completion_tokens
+            found.append((self._tokens.of[*labels, "input"], usage.prompt_tokens))
+            found.append((self._tokens.of[*labels, "output"], written))
+            if first is not None and written > 1:
+                each = (now - first) / (written - 1)
+                found.append((self._per_token.of[labels], each))
+        observe(*found)
 
 
 def _route_label(request: web.Request) -> str:
