@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import structs
@@ -191,9 +192,12 @@ def _with_model(answered: LeaseResult, job: OpenJob, models: Set[str]) -> LeaseR
 def _signature_check(
     receipt: SignedReceipt, job_id: JobId, public_key: str, digest: str
 ) -> SignatureCheck:
-    key = bytes.fromhex(public_key)
-    return lambda: verify_output_hash(
-        receipt, job_id=job_id, public_key=key, output_hash=digest
+    return partial(
+        verify_output_hash,
+        receipt,
+        job_id=job_id,
+        public_key=bytes.fromhex(public_key),
+        output_hash=digest,
     )
 
 

@@ -273,8 +273,9 @@ def reported_usage(outcome: Outcome) -> Usage | None:
 
 def usage_of(work: Work, outcome: Outcome) -> Usage:
     """Return the usage of a job, estimated if the worker reported none."""
-    counted = reported_usage(outcome)
-    return counted or estimated_usage(tokens_to_read(work), work.kind, outcome)
+    if outcome.usage is not None:
+        return outcome.usage.bounded(REPORTED_TOKENS_MAX)
+    return estimated_usage(tokens_to_read(work), work.kind, outcome)
 
 
 def estimated_usage(read: int, kind: JobKind, outcome: Outcome) -> Usage:

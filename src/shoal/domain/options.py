@@ -186,8 +186,6 @@ def unknown_options(options: Iterable[str]) -> list[str]:
 
 def needed_features(options: Mapping[str, object]) -> set[Feature]:
     """Return the features that a worker needs to obey the options of a job."""
-    if not options:
-        return set()
     wanted = {
         option.needs
         for name, value in options.items()

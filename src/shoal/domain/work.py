@@ -63,7 +63,7 @@ class Chat(msgspec.Struct, frozen=True):
 
         Other options only colour the answer; a worker that ignores them still answers.
         """
-        wanted = needed_features(self.options)
+        wanted = needed_features(self.options) if self.options else set()
         for message in self.messages:
             if "tool_calls" in message or "tool_call_id" in message:
                 wanted.add(Feature.TOOLS)
@@ -112,7 +112,7 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def needs(self) -> frozenset[Feature]:
         """What a worker must be able to do for the answer to be right."""
-        wanted = needed_features(self.options)
+        wanted = needed_features(self.options) if self.options else set()
         if not isinstance(self.prompt, str) and isinstance(self.prompt, Sequence):
             wanted.add(Feature.CHOICES)  # tokens, or a text for each answer
         return frozenset(wanted)

@@ -31,7 +31,8 @@ def request_of(work: Work) -> bytes:
         case CallStream():
             found |= _call_fields(work)
         case _:
-            found |= {name: getattr(work, name) for name in _NAMES[type(work)]}
+            for name in _NAMES[type(work)]:
+                found[name] = getattr(work, name)
             found["options"] = found.get("options") or None
     return encode_any(
         {name: value for name, value in found.items() if value is not None}

@@ -6,7 +6,6 @@ or without the prefix ``sha256:``, fields in any order, and unknown fields.
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 from shoal.domain.ids import JobId
 from shoal.domain.json_limits import may_be_too_deep
@@ -54,25 +53,18 @@ def verify_output_hash(
     # The document writes "sha256:<hex>", its own workers send bare hex: accept both.
     if named_output.removeprefix(HASH) != output_hash.removeprefix(HASH):
         return Verdict.WRONG_OUTPUT
-    for form in _signed_forms(receipt.body):
-        if keys.verify(public_key, receipt.signature, form):
-            return Verdict.VALID
-    return Verdict.BAD_SIGNATURE
-
-
-def _signed_forms(body: bytes) -> Iterator[bytes]:
-    """Yield the forms of a readable receipt that a worker may have signed.
-
-    The document says "canonical JSON" and not whose.  Its own workers keep the order of
-    the keys; other implementations of the document sort them (RFC 8785).
-    """
-    yield body
+    # The document says "canonical JSON" and not whose.  Its own workers keep the order
+    # of the keys; other implementations of the document sort them (RFC 8785).
+    if keys.verify(public_key, receipt.signature, receipt.body):
+        return Verdict.VALID
     try:
-        in_order = canonical.encode(_decoder.decode(body.decode("utf-8")))
-    except ValueError:
-        return  # without a canonical form
-    if in_order != body:
-        yield in_order
+        in_order = canonical.encode(_decoder.decode(receipt.body.decode("utf-8")))
+    except ValueError:  # without a canonical form
+        return Verdict.BAD_SIGNATURE
+    sorted_by_worker = in_order != receipt.body and keys.verify(
+        public_key, receipt.signature, in_order
+    )
+    return Verdict.VALID if sorted_by_worker else Verdict.BAD_SIGNATURE
 
 
 def _claims(body: bytes) -> tuple[str, str, str] | None:

@@ -212,8 +212,10 @@ def _answers(work: works.Work) -> int:
     """Return how many texts an engine writes for a request."""
     if not isinstance(work, works.Chat | works.Completion):
         return 1
-    asked = [work.options.get(name) for name in ("n", "best_of")]
-    most = max([1, *(each for each in asked if isinstance(each, int))])
+    most = 1
+    for name in ("n", "best_of"):
+        if isinstance(asked := work.options.get(name), int):
+            most = max(most, asked)
     if isinstance(work, works.Completion) and isinstance(work.prompt, list | tuple):
         most *= max(1, sum(not isinstance(each, int) for each in work.prompt))
     return most

@@ -172,7 +172,9 @@ class Roster:
             self._index(worker)
             return
         sharing = engine.workers.values()
-        engine.used = sum([len(each.leases) + each.extra_slots for each in sharing])
+        engine.used = 0
+        for each in sharing:
+            engine.used += len(each.leases) + each.extra_slots
         for each in sharing:
             each.count_slots()
             self._index(each)

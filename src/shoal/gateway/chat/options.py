@@ -110,6 +110,8 @@ def extra_options(
         for name, raw in decoding.raw_fields(data).items()
         if name not in _names_of(body) and name not in UNUSED and decoding.is_given(raw)
     }
+    if not extra:  # as in most
+        return {}
     for name in extra.keys() & BEGUN.keys():
         if decoding.is_requested(extra.pop(name), (BEGUN[name] is begun,)):
             raise InvalidRequest(

@@ -167,7 +167,13 @@ def _list_to_wire(values: Any) -> list[Any]:
 
 
 def _from_wire_as(made: type) -> Convert:
-    return lambda values: made(map(_from_wire, values))
+    def convert(values: Any) -> Any:
+        for each in values:
+            if type(each) in _forms:
+                return made(map(_from_wire, values))
+        return made(values)  # as most are: only texts
+
+    return convert
 
 
 def _names(members: frozenset[Enum]) -> list[str]:

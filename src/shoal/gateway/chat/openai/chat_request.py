@@ -182,8 +182,10 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
         if raw is not UNSET and decoding.is_requested(raw, harmless):
             raise decoding.unsupported(field)
     messages = tuple(
-        _message(message, f"messages[{index}]")
-        for index, message in enumerate(body.messages)
+        [
+            _message(message, f"messages[{index}]")
+            for index, message in enumerate(body.messages)
+        ]
     )
     begun = messages[-1]["role"] == "assistant"
     streaming = body.stream_options
