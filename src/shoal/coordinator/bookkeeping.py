@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import structs
 
 from shoal.domain import facts
@@ -28,16 +29,15 @@ from shoal.store.webhooks import WebhookDelivery
 _VALID = Verdict.VALID
 
 
-@dataclass(slots=True)
-class _BatchDraft:
+class _BatchDraft(msgspec.Struct):
     """The changes that the facts of one batch make to the books."""
 
-    transfers: list[Transfer] = field(default_factory=list)
-    claims: list[Claims] = field(default_factory=list)
-    deliveries: list[WebhookDelivery] = field(default_factory=list)
-    presented: list[facts.ReceiptPresented] = field(default_factory=list)
-    places: dict[JobId, ledger.JobPlace] = field(default_factory=dict)
-    refunds: list[ledger.Refund] = field(default_factory=list)
+    transfers: list[Transfer] = []
+    claims: list[Claims] = []
+    deliveries: list[WebhookDelivery] = []
+    presented: list[facts.ReceiptPresented] = []
+    places: dict[JobId, ledger.JobPlace] = {}
+    refunds: list[ledger.Refund] = []
 
     def __bool__(self) -> bool:
         money = self.transfers or self.claims or self.refunds

@@ -22,6 +22,7 @@ from shoal.gateway.http.request_record import (
     log_request,
     record_of,
 )
+from shoal.gateway.http.responses import AT_ONCE_MAX
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.metrics.traces import JobTraces, RequestTracer
@@ -253,12 +254,28 @@ async def _without_upgrade(
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
     # aiohttp would send it too, but without a timeout for clients that do not read.
+    # What the connection takes at once needs none.
+    body = response.body if isinstance(response, web.Response) else None
+    transport = request.transport
+    at_once = (
+        isinstance(body, bytes)
+        and len(body) <= AT_ONCE_MAX
+        and transport is not None
+        and not transport.get_write_buffer_size()
+    )
     try:
-        async with asyncio.timeout(RESPONSE_TIMEOUT):
-            await response.prepare(request)
-            await response.write_eof()
+        if at_once:
+            await _write(request, response)
+        else:
+            async with asyncio.timeout(RESPONSE_TIMEOUT):
+                await _write(request, response)
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:
         pass  # the client left; aiohttp notices by itself
+
+
+async def _write(request: web.Request, response: web.StreamResponse) -> None:
+    await response.prepare(request)
+    await response.write_eof()

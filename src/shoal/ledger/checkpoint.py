@@ -7,7 +7,8 @@ its log.  An extension line, which the first source allows, has the time.
 
 import hashlib
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from shoal.domain.errors import InvalidRequest
 from shoal.ledger import keys
@@ -29,8 +30,7 @@ _NOTE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """The contents of a checkpoint; ``at`` is Unix seconds."""
 
     size: int
@@ -98,8 +98,7 @@ def verify(note: str, public_key: bytes) -> Checkpoint:
 
 
 def _text(name: str, size: int, root: bytes, at: float) -> str:
-    lines = name, str(size), to_base64(root), f"at {to_time(at)}"
-    return "".join(f"{line}\n" for line in lines)
+    return f"{name}\n{size}\n{to_base64(root)}\nat {to_time(at)}\n"
 
 
 def _key_id(name: str, public_key: bytes) -> bytes:

@@ -9,7 +9,6 @@ nodes.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import TypeAlias
 
 NodePosition: TypeAlias = tuple[int, int]
@@ -223,4 +222,7 @@ def _folded(hashes: Sequence[bytes]) -> bytes:
     """Return the hash over complete nodes, from the left, in descending size."""
     if not hashes:
         return EMPTY_ROOT
-    return reduce(lambda right, left: node_hash(left, right), reversed(hashes))
+    found = hashes[-1]
+    for left in hashes[-2::-1]:
+        found = node_hash(left, found)
+    return found

@@ -5,7 +5,6 @@ stored has no effect.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -26,8 +25,7 @@ class SealedReceipt(msgspec.Struct, frozen=True):
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SealedBatch:
+class SealedBatch(msgspec.Struct, frozen=True):
     """A batch to be stored in one commit, together with the jobs.
 
     ``nodes`` are the nodes of the log that became complete, ``note`` is the signed

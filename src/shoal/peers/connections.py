@@ -160,7 +160,7 @@ class PeerConnections:
         if self.rejoining:
             self.rejoining -= {each for each in self.rejoining if each.rejoin_models()}
         self._loads.clear()
-        if all(type(fact) is facts.WorkerLoadChanged for fact in batch):
+        if {*map(type, batch)} <= {facts.WorkerLoadChanged}:
             return
         for fact in batch:
             if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):

@@ -3,10 +3,12 @@
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import TypeAlias
+
+import msgspec
+from msgspec import field
 
 from shoal.pool.open_job import OpenJob
 
@@ -17,8 +19,7 @@ Rank: TypeAlias = tuple[int, int, str]
 CHANGES_MAX = 1024  # changes of shares that are remembered
 
 
-@dataclass(slots=True)
-class FairShares:
+class FairShares(msgspec.Struct):
     """How many jobs each owner has running, and the latest changes of that.
 
     An owner may wait in a thousand lanes: each follows the changes when it is read.
@@ -54,8 +55,7 @@ place_of: Callable[[OpenJob], tuple[int, int]] = attrgetter("round", "number")
 """The place of a waiting job among those of its owner and priority."""
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
+class Lane(msgspec.Struct, eq=False):
     """Jobs of one priority that need the same of a worker.
 
     The owners are in a sorted list: to move one of 10,000 takes 14 comparisons, and a
@@ -129,8 +129,7 @@ class Lane:
         del self._order[bisect_left(self._order, rank)]
 
 
-@dataclass(slots=True)
-class OwnerCounts:
+class OwnerCounts(msgspec.Struct):
     """How many owners have at least 1, 2, 3 … jobs, with their sums.
 
     Source: Fenwick, "A New Data Structure for Cumulative Frequency Tables", 1994.

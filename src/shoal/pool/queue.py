@@ -3,11 +3,11 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
 import msgspec
+from msgspec import field
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
@@ -30,8 +30,7 @@ class Turn(msgspec.Struct):
     only_for: Collection[str] | None = None
 
 
-@dataclass(slots=True)
-class JobQueue:
+class JobQueue(msgspec.Struct):
     """The waiting jobs of one model.
 
     Requeued jobs, which have waited their turn once, go first.  The others
@@ -141,8 +140,7 @@ class JobQueue:
                 advance(lane)
 
 
-@dataclass(slots=True)
-class _Owner:
+class _Owner(msgspec.Struct):
     """What an owner has waiting: its turn among equals, its jobs, and their lanes.
 
     ``users`` are those with jobs here, each with their number and the last round.
@@ -185,8 +183,7 @@ _LaneKey: TypeAlias = tuple[Need, bool]
 """What the jobs of a lane need, and whether they are answered whole."""
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(msgspec.Struct):
     """The waiting jobs of one priority."""
 
     shares: FairShares
@@ -289,8 +286,7 @@ _Key: TypeAlias = tuple[int, int, int, int, int]
 before in this plan, its turn among equals, and the job's place among its own."""
 
 
-@dataclass(slots=True)
-class _Cursor:
+class _Cursor(msgspec.Struct):
     """The owners of a lane, as a plan proceeds."""
 
     lane: Lane
@@ -305,8 +301,7 @@ class _Cursor:
         self.ranks = iter([rank for rank in ranks if rank > self.last])
 
 
-@dataclass(slots=True)
-class _Head:
+class _Head(msgspec.Struct):
     """The next job of an owner in a lane.
 
     ``leads``: the owner that follows in the lane is not among the heads yet.

@@ -150,6 +150,8 @@ class PoolState:
             worker = self.workers.get(worker_id)
             if worker is not None and worker.rests_until == until:
                 self.roster.rest(worker, "")
+        if not (self.refusals or self.rests or self.penalties or self.returns):
+            return None  # as nearly always
         times = [until for until, _, _ in islice(self.refusals, 1)]
         times += [until for until, _ in self.rests[:1]]
         times += [mark.until for mark in islice(self.penalties, 1)]

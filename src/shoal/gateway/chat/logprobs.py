@@ -21,6 +21,8 @@ Entry = Mapping[str, JSON]
 
 def chat_logprobs(logprobs: JSON) -> Mapping[str, JSON] | None:
     """Return the log probabilities of a choice of a chat; None if there are none."""
+    if not isinstance(logprobs, Mapping):
+        return None
     found = {name: token_logprobs(logprobs, name) for name in ("content", "refusal")}
     if not any(found.values()):
         return None

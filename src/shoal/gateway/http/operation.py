@@ -105,7 +105,8 @@ class Operation:
             given["body"] = decode(msgspec.json.Decoder(self.body), data)
             if caller is not None:  # the key may have been revoked meanwhile
                 gateway.access.ensure_active(caller)
-        answered = await self.handler(**{name: given[name] for name in self.takes})
+        taken = map(given.__getitem__, self.takes)
+        answered = await self.handler(**dict(zip(self.takes, taken, strict=True)))
         if isinstance(answered, web.StreamResponse):
             return answered
         return json_response(answered, self.status, secret=self.secret)

@@ -203,7 +203,7 @@ class EventLog:
                 at,
                 facts.FACT_NAMES[type(fact)],
                 self._holders.subject_of(fact),
-                _kept(fact),
+                fact if isinstance(fact, facts.JobLeased) else _kept(fact),
             )
             self.next_number += 1
             of_workers = type(fact) in OF_WORKERS
@@ -279,7 +279,7 @@ def _stored_event(stored: NumberedFact) -> PoolEvent:
 
 def _kept(fact: facts.Fact) -> str | _SmallFact:
     """Return what is kept of a fact: itself without an answer, or its line."""
-    if isinstance(fact, facts.JobLeased | facts.JobStarted):
+    if isinstance(fact, facts.JobStarted):
         return fact
     if isinstance(fact, facts.JobCompleted) and not fact.outcome.value:
         outcome = replace(fact.outcome, text="", choices=(), output="")
