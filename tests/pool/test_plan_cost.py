@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from harness.steps import calls
 from pool.builders import assign, gang, job, joined, member
-from shoal.domain.facts import JobCompleted, JobSubmitted
-from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import TimeLimits
+from shoal.domain.facts import JobCompleted, JobSubmitted, WorkerJoined
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimits
 from shoal.domain.outcome import Outcome
+from shoal.domain.work import JobKind, Task
+from shoal.domain.worker import Offer
 from shoal.pool.job_admission import permanent_rejection, queue_rejection
 from shoal.pool.plan import plan
 from shoal.pool.state import PoolState
@@ -213,3 +215,19 @@ def test_a_job_calls_as_many_functions_in_any_pool(
         taken.append(calls(partial(run_job, pool, "next")))
 
     assert taken[1] <= 1.05 * taken[0]
+
+
+def test_a_task_calls_as_many_functions_with_many_workers() -> None:
+    def reject(pool: PoolState, name: str) -> None:
+        assert permanent_rejection(pool, Job(JobId(name), Task("sum")), 1.0) is None
+
+    offer = Offer(frozenset({JobKind.TASK}), slots=1, tasks=frozenset({"sum"}))
+    taken = []
+    for workers in (2, 200):
+        pool = PoolState()
+        for number in range(workers):
+            pool.apply(WorkerJoined(WorkerId(f"w{number}"), offer, cancels=True), 0.0)
+        reject(pool, "first")
+        taken.append(calls(partial(reject, pool, "next")))
+
+    assert taken[1] == taken[0]

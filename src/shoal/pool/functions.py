@@ -18,7 +18,7 @@ from shoal.domain.work import JSON, Feature, describe_target, values_of
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import join_versions, offers_task, runs_python
 from shoal.pool.open_job import python_of, required_name
-from shoal.pool.roster import suggest_names
+from shoal.pool.roster import remember, suggest_names
 from shoal.pool.state import PoolState
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
@@ -81,15 +81,23 @@ def task_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
 
     A task may wait while no worker runs tasks, as a call may.
     """
-    offers, name = _offers(pool, job), required_name(job.work)
-    if not offers or name is None or _are_many(pool, job):
+    name = required_name(job.work)
+    if name is None or _are_many(pool, job):
         return None
-    named = [offer for offer in offers if offers_task(offer, name)]
+    known = pool.roster.findings.named
+    alike = (name, job.terms.peer, job.terms.near)
+    if (named := known.get(alike)) is None:
+        offers = _offers(pool, job)
+        named = [offer for offer in offers if offers_task(offer, name)]
+        remember(known, alike, named)
     if not named:
-        known = pool.roster.knows_function(name, now)
-        return None if known else UnknownTask(_unknown_function(offers, job))
-    functions = all(Feature.VALUES in offer.features for offer in named)
-    if functions and _LONG_NUMBER.search(job.terms.form):
+        offers = _offers(pool, job)
+        if not offers or pool.roster.knows_function(name, now):
+            return None
+        return UnknownTask(_unknown_function(offers, job))
+    if _LONG_NUMBER.search(job.terms.form) and all(
+        Feature.VALUES in offer.features for offer in named
+    ):
         found = [*islice(_long_integers(values_of(job.work)[0], "payload"), 1)]
         if found:
             text = "functions get integers of up to 64 bits from JSON"

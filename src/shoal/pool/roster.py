@@ -11,7 +11,7 @@ from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
-from shoal.domain.worker import DeviceKind, Suspension, WorkerLoad
+from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
 from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 
@@ -54,12 +54,15 @@ class Findings:
     accepted: dict[Hashable, float] = field(default_factory=dict)
     """The tokens up to which a job is accepted: see ``permanent_rejection``."""
 
+    named: dict[Hashable, list[Offer]] = field(default_factory=dict)
+    """The offers with a task, by its name: see ``functions.task_rejection``."""
+
     machines: dict[Hashable, dict[str, list[Worker]]] = field(default_factory=dict)
     """The workers for members of gangs, by need and owner: see ``gang_places``."""
 
     def clear(self) -> None:
         """Forget everything."""
-        for each in (self.suitable, self.accepted, self.machines):
+        for each in (self.suitable, self.accepted, self.named, self.machines):
             each.clear()
 
 
