@@ -210,7 +210,8 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The text that a model reads, if a model runs the task."""
-        given = self.payload.get("input") if isinstance(self.payload, Mapping) else None
+        fields = self.payload if isinstance(self.payload, _MAPPINGS) else {}
+        given = fields.get("input")
         return given if isinstance(given, str) else ""
 
 

@@ -121,9 +121,11 @@ def is_falsy(raw: Raw, field: str) -> bool:
 
     Raises InvalidRequest if it is not JSON.
     """
-    return decoding.size_of(raw) <= decoding.SMALL and decoding.decode_field(
-        _any, raw, field
-    ) in (None, 0, "")
+    written = memoryview(raw)
+    if written[0] in b'"[{':
+        return bytes(written[:3]) == b'""'
+    small = len(written) <= decoding.SMALL
+    return small and decoding.decode_field(_any, raw, field) in (None, 0)
 
 
 def decode_user(raw: Raw, field: str = "user_id") -> str:

@@ -20,6 +20,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
+from shoal.gateway.http.job_quotas import Pay
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
@@ -50,11 +51,7 @@ async def pay(
     Raises PaymentDue, PaymentsDown, StoreError, or what ``Hub.rejection`` returns.
     """
     terms, hub = job.terms, gateway.hub
-    if (
-        gateway.payments is NO_PAYMENTS
-        or terms.price == 0
-        or await hub.is_duplicate(job)
-    ):
+    if terms.price == 0 or await hub.is_duplicate(job):
         return job
     if terms.privacy is Privacy.PRIVATE and trust_rejection(hub.pool, job):
         return job  # it fails at once
@@ -83,7 +80,7 @@ def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
     A concurrent request with the same idempotency key gets StillRunning.
     """
     name = (job.owner, job.idempotency_key)
-    if gateway.payments is NO_PAYMENTS or not job.idempotency_key:
+    if not job.idempotency_key:
         yield
         return
     if name in gateway.being_paid:
@@ -191,10 +188,22 @@ async def _submit(
     gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> JobId:
     """Submit a job; return its id, or that of the job with its idempotency key."""
-    paying = partial(pay, gateway, request, caller)
+    if gateway.payments is NO_PAYMENTS:
+        return await _accept(gateway, request, caller, job)
     with exclusive_payment(gateway, job):
-        async with gateway.access.submit(job, caller, paying) as reader:
-            record_of(request).set_reader(reader)
+        paying = partial(pay, gateway, request, caller)
+        return await _accept(gateway, request, caller, job, paying)
+
+
+async def _accept(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    job: Job,
+    paying: Pay | None = None,
+) -> JobId:
+    async with gateway.access.submit(job, caller, paying) as reader:
+        record_of(request).set_reader(reader)
     return reader.job_id
 
 
