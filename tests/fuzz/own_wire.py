@@ -23,8 +23,8 @@ from shoal.protocols.shoal.codec import (
     MessageDecoder,
     encode,
 )
-from shoal.protocols.shoal.pieces import HEAD, WHOLE
 from shoal.protocols.shoal.ranks import ShoalRanks
+from shoal.protocols.shoal.streams import HEAD, WHOLE
 
 BINDING = b"the only channel"
 PASSCODE = "three hundred herrings"

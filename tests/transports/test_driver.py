@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.seam.session import Close, Data, Notice, Output, Send
+from shoal.protocols.seam.session import Bulk, Close, Data, Notice, Output, Send
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import (
     FLUSH_TIMEOUT,
@@ -472,5 +472,35 @@ def test_session_is_not_notified_of_a_local_close() -> None:
             await run.running
 
         assert session.parted_times == 0
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_disconnect_waits_for_bulk_data_that_the_peer_has_room_for(
+    grants: bool,
+) -> None:
+    ready = False
+
+    def grant(data: Data) -> Sequence[object]:
+        nonlocal ready
+        ready = grants
+        return ("too late for anything else",)
+
+    async def scenario() -> None:
+        result = Bulk((b"result",), 6, lambda: ready)
+        async with connection(ScriptedSession(grant, opening=[result])) as run:
+            await asyncio.sleep(1.0)
+            run.driver.disconnect("leaving", text="bye")
+            assert not run.driver.send("more")
+            await asyncio.sleep(1.0)
+            assert not run.running.done()
+            run.link.deliver("credit")
+
+            end = await run.running
+
+        assert end == ConnectionEnd("leaving", text="bye")
+        assert run.link.sent == ([b"result"] if grants else [])
+        assert run.heard == []
 
     virtual.run(scenario())

@@ -258,3 +258,59 @@ def test_message_is_sent_at_once_if_possible() -> None:
         assert link.sent[2:] == [b"has to wait", b"after it"]
 
     virtual.run(scenario())
+
+
+class Turns:
+    """A bulk of two parts that is written while it is ready."""
+
+    def __init__(self, name: bytes) -> None:
+        self.ready = True
+        self.bulk = Bulk(self._parts(name), 2 * len(name) + 2, lambda: self.ready)
+
+    def _parts(self, name: bytes) -> Iterator[bytes]:
+        yield name + b"1"
+        yield b""
+        yield name + b"2"
+
+
+def test_bulks_that_take_turns_are_written_while_they_are_ready() -> None:
+    async def scenario() -> None:
+        link = MemoryLink()
+        outbox = Outbox(link)
+        first, second, third = map(Turns, (b"a", b"b", b"c"))
+        second.ready = False
+        writing = asyncio.create_task(outbox.run())
+        for each in (first, second, third):
+            outbox.send_bulk(each.bulk, 1)
+        await asyncio.sleep(1.0)
+        outbox.send(b"small", 1)
+        await asyncio.sleep(1.0)
+
+        assert outbox.stalled
+        assert link.sent == [b"a1", b"c1", b"a2", b"c2", b"small"]
+        second.ready = True
+        outbox.resume()
+        await asyncio.sleep(1.0)
+
+        assert link.sent[5:] == [b"b1", b"b2"]
+        outbox.close()
+        await writing
+
+    virtual.run(scenario())
+
+
+def test_close_drops_what_is_not_ready() -> None:
+    async def scenario() -> None:
+        link = MemoryLink()
+        outbox = Outbox(link)
+        waits = Turns(b"a")
+        waits.ready = False
+        outbox.send_bulk(waits.bulk, 1)
+        outbox.send(b"small", 1)
+        outbox.close()
+
+        await outbox.run()
+
+        assert link.sent == [b"small"]
+
+    virtual.run(scenario())

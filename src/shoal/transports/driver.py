@@ -101,6 +101,7 @@ class Driver(Generic[In, Out]):
         self._timer = DeadlineTimer(
             clock, self._deadline, lambda: self._step(session.tick)
         )
+        self._last_end: ConnectionEnd | None = None  # once all is written
         self._notices = 0
         self._loss_reported = False  # to the session
 
@@ -153,7 +154,7 @@ class Driver(Generic[In, Out]):
 
         Never waits: a peer that does not read is disconnected.
         """
-        if self._ended is None or self._ended.done():
+        if self._ended is None or self._ended.done() or self._last_end is not None:
             return False
         self._step(partial(self._session.send, message), ISSUED_MAX)
         return True
@@ -166,11 +167,17 @@ class Driver(Generic[In, Out]):
     def disconnect(
         self, reason: str, code: int = CloseCode.NORMAL, text: str = ""
     ) -> None:
-        """End the connection.
+        """End the connection, once bulk data is written for which the peer has room.
 
         The session is not notified: the caller decides, not the peer.
         """
-        self._end(ConnectionEnd(reason, code, text))
+        end = ConnectionEnd(reason, code, text)
+        if self._over or not self._outbox.finish():
+            self._end(end)
+        elif self._last_end is None:
+            self._last_end, self._on_message = end, _ignore
+            loop = asyncio.get_running_loop()
+            loop.call_later(FLUSH_TIMEOUT, self._end, end)
 
     @property
     def _over(self) -> bool:
@@ -250,6 +257,8 @@ class Driver(Generic[In, Out]):
     async def _write(self) -> None:
         try:
             await self._outbox.run()
+            if self._last_end is not None:
+                self._end(self._last_end)
         except LinkClosed as closed:
             self._end_by_peer(ConnectionEnd.of_link(closed))
         except Exception as error:
@@ -285,6 +294,8 @@ class Driver(Generic[In, Out]):
                     self._log_notice(text)
                 case message:
                     self._on_message(message)
+        if self._outbox.stalled:
+            self._outbox.resume()
         self._timer.update()
 
     def _give_up(self) -> None:
@@ -314,6 +325,10 @@ class Driver(Generic[In, Out]):
         """Record the first reason to stop, and stop."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(end)
+
+
+def _ignore(message: object) -> None:
+    """Drop what arrives while the last bulk data is written."""
 
 
 def _protocol_broken(error: PeerError) -> ConnectionEnd:

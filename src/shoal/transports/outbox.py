@@ -14,16 +14,19 @@ TURN = 1 << 20  # bytes of bulk data between messages
 
 
 class Outbox:
-    """Messages in order, and bulk data in order behind all messages.
+    """Messages in order, and bulk data behind all messages, in order or in turns.
 
     One task writes.  A message waits at most for the current part of the bulk data that
     has begun, and for what the system has buffered.
+
+    ``stalled``: there is bulk data, and none of it was ready: see ``resume``.
     """
 
     __slots__ = (
         "_bulk_size",
         "_bulks",
         "_closed",
+        "_finishing",
         "_framing",
         "_joining",
         "_link",
@@ -31,6 +34,7 @@ class Outbox:
         "_size",
         "_waiting",
         "_writer",
+        "stalled",
     )
 
     def __init__(self, link: Link) -> None:
@@ -40,12 +44,13 @@ class Outbox:
         self._framing = link if isinstance(link, FramingLink) else None
         self._joining = link if isinstance(link, JoiningLink) else None
         self._messages: list[Data] = []
-        self._bulks: list[Bulk] = []
+        self._bulks: list[_QueuedBulk] = []
         self._size = 0  # bytes of messages, with those that are being sent
         self._bulk_size = 0  # the same of bulks, which messages do not wait for
         self._writer: asyncio.Future[None] | None = None  # waits for something to send
         self._waiting: list[asyncio.Future[None]] = []  # for room
-        self._closed = False
+        self._finishing = self._closed = False
+        self.stalled = False
 
     def send(self, data: Data, patience: int) -> bool:
         """Queue a message; return whether the peer keeps up with reading.
@@ -68,8 +73,9 @@ class Outbox:
         times = BULK_MAX if patience == ISSUED_MAX else patience
         if self._bulk_size > OUTBOX_MAX * times:
             return False
-        self._bulks.append(bulk)
-        self._bulk_size += _size_of(bulk)
+        queued = _QueuedBulk(bulk)
+        self._bulks.append(queued)
+        self._bulk_size += queued.remaining
         self._wake()
         return True
 
@@ -79,8 +85,21 @@ class Outbox:
         self._bulks.clear()
         self._size = self._bulk_size = 0
 
+    def resume(self) -> None:
+        """Look again whether bulk data is ready."""
+        self.stalled = False
+        self._wake()
+
+    def finish(self) -> bool:
+        """Let ``run`` return when all bulk data is written; return if there is any."""
+        self._finishing = self._bulk_size > 0
+        return self._finishing
+
     def close(self) -> None:
-        """Let ``run`` return when everything is written, and wake waiting senders."""
+        """Let ``run`` return when everything is written, and wake waiting senders.
+
+        Bulk data that is not ready is dropped.
+        """
         self._closed = True
         self._make_room()
         self._wake()
@@ -94,13 +113,16 @@ class Outbox:
 
     async def run(self) -> None:
         """Write until closed.  Raises LinkClosed."""
-        while self._messages or self._bulks or not self._closed:
+        while self._messages or self._bulks or not (self._closed or self._finishing):
             if self._messages:
                 await self._write_messages()
-            if self._bulks:
+            if (bulk := self._take_bulk()) is not None:
                 # One only: messages that arrive meanwhile overtake the rest.
-                await self._write_bulk(self._bulks.pop(0))
-            elif not self._messages and not self._closed:
+                await self._write_bulk(bulk)
+            elif not self._messages:
+                if self._closed:
+                    return
+                self.stalled = bool(self._bulks)
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
                 self._writer = None
@@ -116,13 +138,24 @@ class Outbox:
             if self._waiting and not self._full:
                 self._make_room()
 
-    async def _write_bulk(self, bulk: Bulk) -> None:
+    def _take_bulk(self) -> "_QueuedBulk | None":
+        """Remove the first bulk that is ready from the queue, and return it."""
+        for place, queued in enumerate(self._bulks):
+            if queued.is_ready is None or queued.is_ready():
+                return self._bulks.pop(place)
+        return None
+
+    async def _write_bulk(self, queued: "_QueuedBulk") -> None:
+        """Write a bulk, or its part of one turn."""
         link, framing = self._link, self._framing
-        remaining = _size_of(bulk)
         written = 0  # bytes since others had theirs
-        for part in bulk.parts:
+        for part in queued.parts:
             size = len(part)
             if not size:
+                if queued.is_ready is not None:
+                    self._bulks.append(queued)
+                    await asyncio.sleep(0)
+                    return
                 # Making the next one may take long; of many small ones each does not.
                 if not written or written >= TURN:
                     written = 0
@@ -133,11 +166,12 @@ class Outbox:
                 await framing.write(part)
             else:
                 await link.send(bytes(part))
-            remaining -= size
+            queued.remaining -= size
             written += size
             self._bulk_size -= size
             if self._waiting and not self._full:
                 self._make_room()
+        remaining = queued.remaining
         assert not remaining, f"a bulk is {remaining} bytes smaller than its size"
 
     @property
@@ -159,6 +193,17 @@ class Outbox:
         writer = self._writer
         if writer is not None and not writer.done():
             writer.set_result(None)
+
+
+class _QueuedBulk:
+    """What is left of a bulk; ``remaining`` is in bytes."""
+
+    __slots__ = ("is_ready", "parts", "remaining")
+
+    def __init__(self, bulk: Bulk) -> None:
+        self.is_ready = bulk.is_ready
+        self.parts = iter(bulk.parts)
+        self.remaining = _size_of(bulk)
 
 
 def joined(messages: Sequence[Data], size_max: int) -> list[Data]:

@@ -45,7 +45,6 @@ from shoal.protocols.seam.session import Send
 from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.shoal import POOL_PATH, PROTOCOL, WORKER_PATH, Config
 from shoal.protocols.shoal.codec import EVENT_DECODER, VERSION, Opening, encode
-from shoal.protocols.shoal.pieces import HEAD, write
 from shoal.protocols.shoal.session import (
     CONNECTED,
     ITSELF,
@@ -53,6 +52,7 @@ from shoal.protocols.shoal.session import (
     WRONG_PASSCODE,
     ShoalSession,
 )
+from shoal.protocols.shoal.streams import HEAD, OutgoingStreams
 
 REEF = "the passcode of the reef"
 JOIN_TOKEN = "a join token of the pool"
@@ -229,7 +229,7 @@ def test_code_goes_only_where_the_passcode_was_proved() -> None:
 
 
 def write_frame(hello: Opening) -> bytes:
-    written = write((encode(hello),))
+    written = OutgoingStreams().write((encode(hello),))
     assert isinstance(written, Send)
     return bytes(written.data)  # type: ignore[arg-type]  # as all of this wire
 

@@ -20,6 +20,7 @@ from protocols.calling import (
     start_job,
     unconnected,
 )
+from protocols.session_pair import binary, sent
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Webhook
@@ -45,12 +46,12 @@ from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
-from shoal.protocols.seam.session import Bulk, Close, Send
+from shoal.protocols.seam.session import BoundSession, Bulk, Close, Output, Send
 from shoal.protocols.seam.token_proof import NOT_PROVEN
 from shoal.protocols.shoal import PROTOCOL
 from shoal.protocols.shoal.codec import EVENT_DECODER, encode
-from shoal.protocols.shoal.pieces import HEAD, MORE
 from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, SILENCE_MAX
+from shoal.protocols.shoal.streams import HEAD, LAST, MORE, STREAM_LAST, STREAM_MORE
 
 OTHER = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
 CODE = structs.replace(CALL, needs=frozenset({Feature.CODE}))
@@ -241,15 +242,47 @@ def test_what_refers_to_a_value_does_not_overtake_it() -> None:
     refers = structs.replace(CALL, args=packed([1]) + BLOB)
     plain = structs.replace(RUN, job_id=JobId("plain"))
 
-    def is_in_order(message: object) -> bool:
+    def waits(message: object) -> bool:
         (output,) = pair.coordinator.send(ToPeer("", message), 0.0)  # type: ignore[arg-type]
+        sent_.append(output)
         return isinstance(output, Bulk)
 
-    assert is_in_order(blob)
-    assert is_in_order(structs.replace(RUN, work=refers))
-    assert is_in_order(CancelJob(RUN.job_id, RUN.lease))
-    assert not is_in_order(plain)
-    assert not is_in_order(CancelJob(plain.job_id, plain.lease))
+    sent_: list[Output] = []
+    assert waits(blob)
+    assert waits(structs.replace(RUN, work=refers))
+    assert waits(CancelJob(RUN.job_id, RUN.lease))
+    assert not waits(plain)
+    assert not waits(CancelJob(plain.job_id, plain.lease))
+    ready = [each.is_ready() for each in sent_ if isinstance(each, Bulk)]  # type: ignore[misc]
+    assert ready == [True, False, False]
+    # Once the value is sent, nothing about it waits.
+    sent(sent_)
+    assert not waits(structs.replace(RUN, job_id=JobId("next"), work=refers))
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_large_messages_to_older_ends_are_one_stream_without_credit(
+    newer: bool,
+) -> None:
+    context = fleet_context()
+    route, *_ = PROTOCOL.endpoints(PROTOCOL.config(), context)
+    assert isinstance(route, WebSocketRoute)
+    coordinator = route.accept(calling.REQUEST, 0.0).session
+    coordinator.tick(0.0)
+    dialer = PROTOCOL.dial("http://127.0.0.1:4010", MEMBER)
+    worker = dialer.start_session({})
+    for end in (coordinator, worker):
+        assert isinstance(end, BoundSession)
+        end.bind(b"one channel")
+    hello, *more = binary(sent(worker.tick(0.0), joined=False))
+    fields = msgspec.msgpack.decode(hello[HEAD.size :])
+    body = packed(fields if newer else fields[:10])  # without the window
+    coordinator.receive([HEAD.pack(0, len(body)) + body, *more], 0.0)
+
+    (output,) = coordinator.send(ToPeer("", SendBlob(bytes(32), bytes(1 << 20))), 0.0)
+
+    kinds = [each[0] for each in binary(sent([output], joined=False))]
+    assert {*kinds} == ({STREAM_MORE, STREAM_LAST} if newer else {MORE, LAST})
 
 
 def test_an_older_program_ignores_what_it_does_not_know() -> None:

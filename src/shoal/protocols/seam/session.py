@@ -4,7 +4,7 @@ A session is one connection to one peer, as a state machine: bytes and messages 
 bytes and messages come out, and it never performs I/O, reads a clock or logs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -76,10 +76,14 @@ class Bulk:
     An iterator creates the parts as they are written; ``size`` is then their total size
     in bytes.  It may yield empty parts before the first, between steps of a long
     computation such as a checksum.
+
+    Those with ``is_ready`` take turns, which an empty part ends.  One whose turn comes
+    is passed over until it is ready; any call of the session may change that.
     """
 
     parts: tuple[bytes | memoryview, ...] | Iterator[bytes | memoryview]
     size: int | None = None
+    is_ready: Callable[[], bool] | None = None
 
 
 Output: TypeAlias = Send | Bulk | Close | Notice

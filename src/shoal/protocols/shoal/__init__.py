@@ -27,9 +27,9 @@ from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.shoal.codec import EVENTS
-from shoal.protocols.shoal.pieces import FRAME_MAX
 from shoal.protocols.shoal.ranks import ShoalRanks
 from shoal.protocols.shoal.session import LocalEnd, ShoalSession
+from shoal.protocols.shoal.streams import FRAME_MAX
 
 __all__ = ["PROTOCOL", "Config"]
 

@@ -144,7 +144,9 @@ def _field_form(hint: Any) -> _FieldForm:
         return _FieldForm(_form_of(hint).struct, _to_wire, _from_wire)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        inner = [_field_form(each) for each in args if each is not memoryview]
+        if memoryview in args:
+            return _FieldForm(memoryview)  # read without a copy
+        inner = [_field_form(each) for each in args]
         types = [each.type for each in inner]
         if not any(each.to_wire for each in inner):
             return _FieldForm(Any if Any in types else reduce(or_, types))
@@ -221,7 +223,9 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     ``key_proof`` signs the channel's binding, and ``token_proof`` proves the join token
     on it: see ``token_proof`` of the seam.  ``token`` is the token itself, on channels
     that are not encrypted.  ``models`` are those that a worker will offer once they are
-    loaded.  ``release`` is that of the program.  The end's hardware may follow.
+    loaded.  ``release`` is that of the program.  ``window`` is how many bytes of each
+    large message may be sent to this end at first; 0: it knows no streams of pieces.
+    The end's hardware may follow.
     """
 
     version: int
@@ -233,6 +237,7 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     token: str = ""
     models: list[str] = []
     release: str = ""
+    window: int = 0
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):

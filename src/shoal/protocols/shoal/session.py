@@ -18,7 +18,6 @@ from shoal.domain import vocabulary as words
 from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Fault
 from shoal.domain.work import Call, CallStream, Feature, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
@@ -51,7 +50,14 @@ from shoal.protocols.seam.token_proof import (
     prove_token,
 )
 from shoal.protocols.shoal import codec
-from shoal.protocols.shoal.pieces import MESSAGE_MAX, PIECE_MAX, PieceJoiner, write
+from shoal.protocols.shoal.streams import (
+    MESSAGE_MAX,
+    PIECE_MAX,
+    SMALL_MAX,
+    WINDOW,
+    IncomingStreams,
+    OutgoingStreams,
+)
 
 HELLO_TIMEOUT = 10.0  # seconds
 PING_INTERVAL = 7.0  # seconds: two fit into a silence
@@ -60,6 +66,7 @@ HELLO_MAX = 64 << 10  # bytes of a message before admission
 CLOSE_TEXT_MAX = 100  # characters
 KEY_LABEL = b"shoal key proof v1\n"
 BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
+DIGEST_SIZE = 32  # bytes, which follow it
 
 NAME_TAKEN = (
     "a machine of this name with another key is connected: choose another --name"
@@ -79,7 +86,7 @@ NO_CODE = (
 )
 
 PING_DATA = codec.encode(codec.Ping())  # most of what idle workers send
-PING = write((PING_DATA,))
+PING = OutgoingStreams().write((PING_DATA,))
 CALLS = (Call, CallStream)
 ENDS = (words.CancelJob, words.Completed, words.Rejected, words.Failed)
 WITH_VALUES = (words.RunJob, words.PushCalls, words.CallsReturned, words.Completed)
@@ -172,7 +179,8 @@ class ShoalSession:
         self._key = ""  # the peer's, proven
         self._trusted = False  # it has proved the token
         self._submits = True  # it may submit jobs here
-        self._joiner = PieceJoiner(HELLO_MAX)
+        self._outgoing = OutgoingStreams()
+        self._incoming = IncomingStreams(HELLO_MAX, self._outgoing.on_credit)
         if with_pool:
             self.accepts, decoder = codec.EVENTS | codec.COMMANDS, codec.POOL_DECODER
         elif local.is_worker:
@@ -183,8 +191,7 @@ class ShoalSession:
         self._unsent: dict[type, words.Event | words.Command] = {
             words.OffersChanged: words.OffersChanged(local.offers)
         }
-        # The open jobs, and whether what is sent about them goes in order.
-        self._jobs: dict[tuple[JobId, LeaseNumber] | None, bool] = {}
+        self._jobs: set[tuple[JobId, LeaseNumber]] = set()  # the open ones
         self._answers: dict[tuple[JobId, LeaseNumber], _Answer] = {}  # given here
         self._last: dict[type, object] = {}  # what the peer said last of itself
         self._pending: list[PeerMessage] = []  # events that arose while sending
@@ -229,13 +236,17 @@ class ShoalSession:
         self, batch: session.Batch, now: float
     ) -> Sequence[PeerMessage | session.Output]:
         outputs: list[PeerMessage | session.Output] = []
+        incoming = self._incoming
+        self._outgoing.now = now
         try:
             for pieces in batch:
-                for data in self._joiner.receive(pieces):
+                for data in incoming.receive(pieces):
                     if not self._closed:
                         is_ping = data == PING_DATA
                         message = codec.Ping() if is_ping else self._decode(data)
                         outputs += self._receive_message(message, now)
+            if incoming.unacknowledged and not self._closed:
+                outputs.append(session.Send(incoming.acknowledge()))
             if self._peer is not None:
                 self._lost_at = now + SILENCE_MAX
         except errors.PeerError as error:
@@ -254,7 +265,9 @@ class ShoalSession:
             self._unsent[type(content)] = content
             return ()
         if isinstance(content, words.Dismiss):
-            return (write((codec.encode(content),)), self._close(content.reason))
+            dismiss = self._write(content)
+            return (dismiss, self._close(content.reason))
+        self._outgoing.now = now
         return self._encode(content, now)
 
     def connection_lost(self, now: float) -> Sequence[session.Output]:
@@ -274,11 +287,6 @@ class ShoalSession:
             # Another pool has credentials of its own for what it runs.
             if content.grant and (self._with_pool or not self._trusted):
                 content = replace(content, grant="")
-        job = (content.job_id, content.lease) if isinstance(content, OF_JOBS) else None
-        # What refers to a large value, and all about its job, must not overtake it; nor
-        # the end of a model its last part.
-        in_order = isinstance(content, words.SendBlob | ModelMessage)
-        in_order = in_order or self._jobs.get(job, False)
         if isinstance(content, words.OffersChanged) and not self._submits:
             return ()  # it could make nothing of them
         if not self._is_current(content):
@@ -290,20 +298,29 @@ class ShoalSession:
         elif isinstance(content, words.Completed | words.Rejected | words.Failed):
             content = self._with_receipt(content, now)
         try:
-            parts = (
-                _parts(content)
-                if type(content) is words.SendBlob
-                else (codec.encode(content),)
-            )
+            return (self._write(content),)
         except errors.InvalidRequest as error:
             return self._fail(content, str(error), now)
-        in_order = in_order or (
-            isinstance(content, WITH_VALUES) and BLOB_REFERENCE in bytes(parts[0])
-        )
-        output = write(parts, in_order=in_order)
-        if job in self._jobs:
-            self._jobs[job] = in_order or isinstance(output, session.Bulk)
-        return (output,)
+
+    def _write(self, content: object) -> session.Send | session.Bulk:
+        """Return what is sent of a message, in order where that matters.
+
+        What refers to a large value must not overtake it, nor what is about a job
+        overtake the rest, nor the end of a model its last part.
+
+        Raises InvalidRequest, as ``codec.encode``.
+        """
+        outgoing = self._outgoing
+        if type(content) is words.SendBlob:
+            return outgoing.write(_parts(content), content.digest)
+        data = codec.encode(content)
+        if isinstance(content, OF_JOBS):
+            after: list[bytes] = []
+            if outgoing.waiting and isinstance(content, WITH_VALUES):
+                after = _digests_in(data)
+            return outgoing.write((data,), (content.job_id, content.lease), after)
+        key = getattr(content, "transfer_id", None)
+        return outgoing.write((data,), key)
 
     def _is_current(self, message: object) -> bool:
         """Say whether a message is about no job, or one that is open; track those."""
@@ -311,9 +328,11 @@ class ShoalSession:
             return True
         job = (message.job_id, message.lease)
         if isinstance(message, words.RunJob):
-            self._jobs.setdefault(job, False)
+            self._jobs.add(job)
         elif isinstance(message, ENDS):
-            return self._jobs.pop(job, None) is not None
+            is_open = job in self._jobs
+            self._jobs.discard(job)
+            return is_open
         return job in self._jobs
 
     def _with_receipt(
@@ -337,9 +356,9 @@ class ShoalSession:
         job = (content.job_id, content.lease)
         failed = words.Failed(*job, reason, Fault.REQUEST)
         if isinstance(content, words.RunJob):
-            del self._jobs[job]
+            self._jobs.discard(job)
             return self._answer_itself(failed, now)
-        self._jobs[job] = True
+        self._jobs.add(job)
         return self._encode(failed, now)
 
     def _answer_itself(
@@ -353,8 +372,8 @@ class ShoalSession:
     # Opening.
 
     def _greet(self) -> Iterable[session.Output]:
-        yield write((codec.encode(self._hello()),))
-        yield write((codec.encode(self._local.hardware),))
+        yield self._write(self._hello())
+        yield self._write(self._local.hardware)
 
     def _hello(self) -> codec.Opening:
         local, binding = self._local, self._binding
@@ -375,12 +394,15 @@ class ShoalSession:
             "" if binding else token,
             [*local.models],
             __version__,
+            WINDOW,
         )
 
     def _on_hello(
         self, hello: codec.Opening, now: float
     ) -> Sequence[PeerMessage | session.Output]:
         local = self._local
+        if 0 < hello.window < PIECE_MAX:
+            raise errors.PeerError(f"a window of {hello.window} bytes is too small")
         if hello.is_worker is (local.is_worker or self._with_pool):
             raise errors.PeerError("the other end has another role than its path says")
         grant = NO_JOIN_TOKEN
@@ -408,10 +430,11 @@ class ShoalSession:
                     str(error), isinstance(error, errors.NotAdmitted)
                 )
                 close = self._close(f"{hello.name!a} is refused: {error}")
-                return (write((codec.encode(refused),)), close)
+                return (self._write(refused), close)
             outputs += self._greet()
         self._peer = hello
-        self._joiner.message_max = MESSAGE_MAX
+        self._outgoing.window = hello.window
+        self._incoming.message_max, self._incoming.window = MESSAGE_MAX, WINDOW
         self._ping_at = now + PING_INTERVAL
         joined = PeerJoined(
             hello.name,
@@ -594,8 +617,18 @@ class ShoalSession:
 
 def _parts(content: words.SendBlob) -> Sequence[bytes | memoryview]:
     """Return a message in parts; a large value is one of them."""
-    if len(content.data) <= PIECE_MAX:
+    if len(content.data) <= SMALL_MAX:
         return (codec.encode(content),)
     # In place of an empty value, the head of one that follows.
     head = codec.encode(words.SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
     return (head, b"\xc6" + len(content.data).to_bytes(4), content.data)
+
+
+def _digests_in(data: bytes) -> list[bytes]:
+    """Return the digests of large values to which a message may refer."""
+    digests, at = [], data.find(BLOB_REFERENCE)
+    while at >= 0:
+        at += len(BLOB_REFERENCE)
+        digests.append(data[at : at + DIGEST_SIZE])
+        at = data.find(BLOB_REFERENCE, at)
+    return digests
