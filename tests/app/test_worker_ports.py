@@ -1,13 +1,13 @@
 import pytest
 
 from ledger.builders import WORKER
-from shoal.app.worker_ports import WorkerPorts, listening_wires
+from shoal.app.worker_ports import WorkerPorts, fleet_wires
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import UNKNOWN_HARDWARE
 
 
 def ports(host: str, token: str) -> WorkerPorts:
-    (protocol,) = listening_wires().values()
+    (protocol,) = fleet_wires().values()
     settings = protocol.config()
     return WorkerPorts(
         protocol, settings, host, token, "", "w", UNKNOWN_HARDWARE, WORKER

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.errors import PeerError, Refused
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
+from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.endpoints import (
     UpgradeRequest,
     WebSocketRoute,
@@ -32,6 +32,16 @@ STOPPING = "the coordinator is stopping"
 log = logging.getLogger("shoal.app")
 
 
+class UpgradeAdmission(Protocol):
+    """Whether an address may open WebSockets; see ``WorkerAdmission``."""
+
+    def check(self, address: str) -> None:
+        """Raise Unavailable if an address has presented too many wrong secrets."""
+
+    async def record_use(self, grant: AdmissionGrant) -> None:
+        """Store that a join token was used.  Raises StoreError."""
+
+
 class WebSocketRouter:
     """Serves all WebSocket connections, from the opening request to the end.
 
@@ -44,7 +54,7 @@ class WebSocketRouter:
     def __init__(
         self,
         clock: Clock,
-        admission: WorkerAdmission,
+        admission: UpgradeAdmission,
         endpoints: Iterable[tuple[str, Endpoint]],
         serve: ServeSession,
         strangers: Strangers,

@@ -315,11 +315,16 @@ class JoinConfig:
         "UUID",
     )
     listen: bool = setting(
-        "listening ports, where the coordinators of a fleet find and dial this worker; "
-        "it also joins those that it finds, and a URL is the HOST:PORT of one of them",
+        "listening ports, where coordinators dial this worker: with models, those that "
+        "name it with --shoal-workers; else those of a fleet, which find it, and which "
+        "it finds, and a URL is the HOST:PORT of one of them",
         False,
     )
     listen_host: str = setting("address to listen on with --listen", "0.0.0.0")
+    listen_port: int = setting(
+        "port to listen on with --listen and Shoal's own protocol; 0: any free port",
+        4010,
+    )
     only_for: tuple[str, ...] = setting(
         "names of the API keys whose jobs to accept, comma-separated (default: all); "
         "with coordinators of other programs: of the users, if jobs name them",

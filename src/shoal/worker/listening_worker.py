@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shoal.domain.worker import Offer
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam import worker_session
 from shoal.protocols.seam.context import Dialer
@@ -96,6 +97,7 @@ class ListeningWorker:
     _report: Callable[[Mapping[str, object], WorkerEvent], None]
     _restriction: str = ""
     _agents: set[Agent] = field(default_factory=set)
+    _offers: tuple[Offer, ...] | None = None  # None: those that agents begin with
     _lent: int = 0
     _leaving: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)  # without agents
@@ -115,11 +117,17 @@ class ListeningWorker:
             await self._idle.wait()
         self._report({}, WorkerEvent("left", STOPPED))
 
-    def leave(self) -> None:
+    def leave(self, reason: str = STOPPED) -> None:
         """Accept no more jobs, finish the running ones, and end ``run``."""
         self._leaving.set()
         for agent in self._agents:
-            agent.leave()
+            agent.leave(reason)
+
+    def update_offers(self, offers: tuple[Offer, ...]) -> None:
+        """Replace the offers at all coordinators."""
+        self._offers = offers
+        for agent in self._agents:
+            agent.update_offers(offers)
 
     def update_lent_slots(self, lent: int) -> None:
         """Report how many slots are lent beyond those of the offer."""
@@ -170,6 +178,8 @@ class ListeningWorker:
 
         agent = self._create_agent(connection, connection.open, report)
         agent.update_lent_slots(self._lent)
+        if self._offers is not None:
+            agent.update_offers(self._offers)
         self._agents.add(agent)
         self._idle.clear()
         try:

@@ -18,6 +18,7 @@ from shoal.worker.agent import ADMISSION_DELAY, STOPPED, Agent, WorkerEvent
 from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.interruptible import until_stopped
 from shoal.worker.jobs import EngineSlots, FindModel, ModelBackend
+from shoal.worker.listening_worker import ListeningWorker
 from shoal.worker.owner_throttle import OwnerThrottle
 
 AGENTS_MAX = 64  # offered models of one engine; each has a connection
@@ -167,7 +168,7 @@ class OfferedModel:
 
 
 class JointOffers:
-    """Offers the models of engines to one coordinator, by one agent.
+    """Offers the models of engines by one agent, or to all coordinators that dial.
 
     The offers follow the engines' lists of models; those of an engine are withdrawn
     while it does not answer, and those that have to be loaded follow once the agent is
@@ -193,7 +194,7 @@ class JointOffers:
                 Callable[[WorkerEvent], None],
                 Callable[[], None],
             ],
-            Agent,
+            Agent | ListeningWorker,
         ],
         on_event: Callable[[OfferedModel | None, WorkerEvent], None],
         *,

@@ -527,14 +527,21 @@ async def test_coordinator_is_queried_over_http(
 
 
 def listen(
-    config: JoinConfig, data: Path, url: str = "", **given: object
+    config: JoinConfig,
+    data: Path,
+    url: str = "",
+    *,
+    with_models: bool = False,
+    **given: object,
 ) -> ListeningTarget | None:
     """Return the fleet to listen in, with values of the wire's own options."""
     options = dict.fromkeys(
         (each.name for each in fields(discover()["macfleet"].config)), None
     )
     flags = {"macfleet": {**options, **given}}
-    return listening_target(url, config, flags, USER_FILE, data)
+    return listening_target(
+        url, config, flags, USER_FILE, data, with_models=with_models
+    )
 
 
 LISTENING = JoinConfig(listen=True, token="a-fleet-token")
@@ -567,12 +574,30 @@ def test_listening_worker_has_the_token_of_its_fleet(
 
 
 @pytest.mark.parametrize(
+    ("wire", "with_models"), [("auto", True), ("shoal", True), ("shoal", False)]
+)
+def test_worker_with_models_listens_on_shoals_own_protocol(
+    wire: str, with_models: bool, tmp_path: Path
+) -> None:
+    config = replace(LISTENING, wire=wire)
+
+    listening = listen(config, tmp_path, with_models=with_models)
+
+    assert listening is not None
+    assert listening.target.protocol.name == "shoal"
+    assert listening.target.token == "a-fleet-token"
+
+
+@pytest.mark.parametrize(
     ("config", "given", "message"),
     [
         (LISTENING, {"url": "http://192.0.2.7:4010"}, "expected HOST:PORT of a node"),
         (LISTENING, {"url": "192.0.2.7"}, "expected HOST:PORT of a node"),
         (replace(LISTENING, wire="tealenet"), {}, "use --wire macfleet"),
         (JoinConfig(), {"open": True}, "--macfleet-open only has an effect with"),
+        (LISTENING, {"with_models": True, "open": True}, "--macfleet-open only has"),
+        (LISTENING, {"with_models": True, "url": "h:1"}, "--shoal-workers"),
+        (replace(LISTENING, token=""), {"with_models": True}, "as --token"),
     ],
 )
 def test_contradictory_flags_of_a_listening_worker_are_rejected(

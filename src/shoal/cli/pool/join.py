@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from shoal.app.worker_ports import listening_wires
+from shoal.app.worker_ports import fleet_wires
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import (
@@ -59,7 +59,7 @@ _PORT = re.compile(r":[0-9]+$")
 )
 @click.option("--yes", is_flag=True, help="Download models without asking.")
 @setting_options(JoinConfig, "join", "this worker")
-@wire_options(listening_wires())
+@wire_options(fleet_wires())
 @data_dir_option
 @config_file_option
 @log_options("warning")
@@ -86,14 +86,18 @@ def command(
         models = tuple(resolve_model(each, data_dir, yes=yes) for each in models)
     fleets = {
         name: given(values, protocol.config, name)
-        for name, protocol in listening_wires().items()
+        for name, protocol in fleet_wires().items()
     }
     arguments = JoinArguments(
         normalize_url(url, config.wire),
         models,
         config,
         data_dir,
-        listening_target(url, config, fleets, config_file, data_dir),
+        listening_target(
+            *(url, config, fleets, config_file, data_dir),
+            with_models=bool(config.engine or models)
+            or not (config.tasks or config.trust_code),
+        ),
         as_json,
     )
     return run_loop(partial(run_worker, arguments))

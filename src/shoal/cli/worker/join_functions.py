@@ -6,7 +6,6 @@ Ray Serve are offered as well.
 
 import asyncio
 import os
-import random
 import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from shoal.cli.worker.join_models import (
     FunctionsBeside,
     WorkerContext,
     base_profile,
+    listening_worker,
     make_agent,
 )
 from shoal.config import JoinConfig
@@ -37,7 +37,6 @@ from shoal.domain.work import Feature, JobKind, Work
 from shoal.domain.worker import Offer, ServedModel
 from shoal.engines import local_servers
 from shoal.protocols import discover
-from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.tasks.function_caller import FunctionCaller
 from shoal.tasks.limits import PROCESSES_MAX, SHARERS_MAX
@@ -45,8 +44,7 @@ from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
 from shoal.tasks.running_call import COORDINATOR_FINGERPRINT, COORDINATOR_URL
-from shoal.transports.clock import LoopClock
-from shoal.worker.agent import Agent, OpenLink, WorkerEvent
+from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.function_offers import (
@@ -178,29 +176,12 @@ def listening_membership(
     caller, functions = functions.caller, _with_slots(worker, functions)
     offer, about = _offer(worker, caller), _about(worker, caller)
 
-    def create_agent(
-        dialer: Dialer, open_link: OpenLink, report: Callable[[WorkerEvent], None]
-    ) -> Agent:
-        return Agent(
-            dialer,
-            open_link,
-            _decline_models,
-            LoopClock(),
-            random.Random(),
-            report,
-            machine=worker.machine,
-            throttle=worker.throttle,
-            share=worker.share,
-            offers=(offer,),
-            functions=functions,
-            redials=False,
-        )
-
     def report(details: Mapping[str, object], event: WorkerEvent) -> None:
         _report(worker, {**about, **details}, event)
 
-    restriction = base_profile(worker, worker.name).restriction
-    member = ListeningWorker(open_ports, create_agent, LoopClock(), report, restriction)
+    member = listening_worker(
+        *(worker, open_ports, _decline_models, report, (offer,), functions)
+    )
     caller.on_lent = member.update_lent_slots
     return member
 

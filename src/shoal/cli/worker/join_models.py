@@ -18,17 +18,24 @@ from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.context import Dialer, WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import CertificateNotTrusted
 from shoal.transports.link import Link, LinkClosed
 from shoal.worker import model_offers
-from shoal.worker.agent import Agent, MachineProbe, OnModelMessage, WorkerEvent
+from shoal.worker.agent import (
+    Agent,
+    MachineProbe,
+    OnModelMessage,
+    OpenLink,
+    WorkerEvent,
+)
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
+from shoal.worker.listening_worker import ListeningWorker, OpenPorts
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
@@ -50,7 +57,8 @@ class WorkerContext:
     the Unix time at which the signer was made.  ``functions`` run tasks on the
     connection of each model; None: the wire has better ways for them, or there are
     none.  ``traces`` makes spans of traced jobs.  ``remember`` is called with the key
-    of a coordinator that has admitted the worker by its token.
+    of a coordinator that has admitted the worker by its token.  ``open_ports``: it
+    listens, and dials nobody.
     """
 
     name: str
@@ -67,6 +75,7 @@ class WorkerContext:
     loader: ModelLoader
     registered_at: float | None = None
     functions: FunctionBackend | None = None
+    open_ports: OpenPorts | None = None
     traces: JobTracer | None = None
     remember: Callable[[str], None] = lambda key: None
 
@@ -146,7 +155,30 @@ def _joint_offers(
         offers: tuple[Offer, ...],
         report: Callable[[WorkerEvent], None],
         on_admitted: Callable[[], None],
-    ) -> Agent:
+    ) -> Agent | ListeningWorker:
+        functions = None if beside is None else beside.backend
+        slots = [engine.slots for engine in engines]
+        if worker.open_ports is not None:
+
+            def report_listening(
+                details: Mapping[str, object], event: WorkerEvent
+            ) -> None:
+                if event.kind == "listening":
+                    wire = worker.target.protocol.name
+                    worker.report(worker.name, {"wire": wire, **details}, event)
+                else:
+                    report(event)
+
+            member = listening_worker(
+                *(worker, worker.open_ports, find, report_listening),
+                offers=offers,
+                functions=functions,
+                slots=slots,
+                on_admitted=on_admitted,
+            )
+            if beside is not None:
+                beside.backend.caller.on_lent = member.update_lent_slots
+            return member
         profile = replace(
             base_profile(worker, worker.name),
             offers=worker.throttle.limit(offers),
@@ -159,8 +191,8 @@ def _joint_offers(
         )
         agent = make_agent(
             *(worker, profile, find, report, offers),
-            functions=None if beside is None else beside.backend,
-            slots=[engine.slots for engine in engines],
+            functions=functions,
+            slots=slots,
             on_admitted=on_admitted,
         )
         if beside is not None:
@@ -308,6 +340,43 @@ def make_agent(
         on_admitted=on_admitted,
         traces=worker.traces,
     )
+
+
+def listening_worker(
+    worker: WorkerContext,
+    open_ports: OpenPorts,
+    find: FindModel,
+    report: Callable[[Mapping[str, object], WorkerEvent], None],
+    offers: tuple[Offer, ...],
+    functions: FunctionBackend | None = None,
+    slots: Sequence[EngineSlots] = (),
+    on_admitted: Callable[[], None] = lambda: None,
+) -> ListeningWorker:
+    """Return a member that coordinators dial; the caller runs it."""
+
+    def create_agent(
+        dialer: Dialer, open_link: OpenLink, report: Callable[[WorkerEvent], None]
+    ) -> Agent:
+        return Agent(
+            dialer,
+            open_link,
+            find,
+            LoopClock(),
+            random.Random(),
+            report,
+            machine=worker.machine,
+            throttle=worker.throttle,
+            share=worker.share,
+            offers=offers,
+            functions=functions,
+            slots=slots,
+            on_admitted=on_admitted,
+            redials=False,
+            traces=worker.traces,
+        )
+
+    restriction = base_profile(worker, worker.name).restriction
+    return ListeningWorker(open_ports, create_agent, LoopClock(), report, restriction)
 
 
 @asynccontextmanager

@@ -471,23 +471,42 @@ def listening_target(
     flags: Mapping[str, Mapping[str, object]],
     config_file: Path,
     data: Path,
+    *,
+    with_models: bool,
 ) -> ListeningTarget | None:
     """Return the fleet in which to listen; None without ``--listen``.
 
-    ``flags`` are the command line's values for the wires' own configurations.  The
-    token is that of the wire's settings, else of ``--token``, else of the fleet that
-    this machine is paired with.
+    ``flags`` are the command line's values for the fleets' configurations.  The token
+    is that of the wire's settings, else of ``--token``, else of the fleet that this
+    machine is paired with.  Without a ``--wire``, ``with_models`` decides: fleets run
+    functions only.
 
     Raises ConfigError if the settings contradict each other.
     """
     wires = listening_wires()
     if not config.listen:
-        _reject_fleet_flags(flags, wires)
+        _reject_fleet_flags(flags)
         return None
     if config.wire != "auto" and config.wire not in wires:
         raise ConfigError(
             f"--listen: the protocol {config.wire} has no listening workers; use "
             f"--wire {' or '.join(wires)}"
+        )
+    fleet = next(name for name, each in wires.items() if each.fleets is not None)
+    own = next(name for name, each in wires.items() if each.preferred)
+    by_default = own if with_models else fleet
+    protocol = wires[by_default if config.wire == "auto" else config.wire]
+    token, _ = without_fingerprint(config.token)
+    if protocol.fleets is None:
+        if url or not token:
+            raise ConfigError(
+                "--listen: coordinators dial this worker at http://HOST:"
+                f"{config.listen_port}, named by --shoal-workers, and prove the token "
+                "that both know: give no URL, and their join token as --token"
+            )
+        _reject_fleet_flags(flags)
+        return ListeningTarget(
+            JoinTarget("", protocol, token, None, is_shoal=True), protocol.config()
         )
     if url and not ADDRESS.fullmatch(url):
         raise ConfigError(
@@ -495,26 +514,21 @@ def listening_target(
             "the fleet, or no URL; a worker that joins a coordinator of `shoal serve` "
             "by its URL needs no port"
         )
-    protocol = wires.get(config.wire) or next(iter(wires.values()))
     settings = load(protocol.config, protocol.name, flags[protocol.name], config_file)
-    token, _ = without_fingerprint(config.token)
     fleets = protocol.fleets
-    if fleets is not None:
-        if not token:
-            settings = with_fleet(settings, fleets, data)
-        token = "" if fleets.is_open(settings) else token
-        token = fleets.credentials(settings)[0] or token
+    if not token:
+        settings = with_fleet(settings, fleets, data)
+    token = "" if fleets.is_open(settings) else token
+    token = fleets.credentials(settings)[0] or token
     target = JoinTarget(url, protocol, token, None)
     return ListeningTarget(target, settings)
 
 
-def _reject_fleet_flags(
-    flags: Mapping[str, Mapping[str, object]], wires: Mapping[str, AnyWireProtocol]
-) -> None:
-    """Raise ConfigError if a flag of a fleet is given without ``--listen``."""
-    for name, protocol in wires.items():
-        for each in fields(protocol.config):
-            if flags[name][each.name] is not None:
+def _reject_fleet_flags(flags: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise ConfigError if a flag of a fleet is given, and no fleet is joined."""
+    for name, given in flags.items():
+        for each in fields(discover()[name].config):
+            if given[each.name] is not None:
                 raise ConfigError(
-                    f"{flag(name, each)} only has an effect with --listen"
+                    f"{flag(name, each)} only has an effect with --listen in a fleet"
                 )

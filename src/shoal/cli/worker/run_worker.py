@@ -189,6 +189,9 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         traces=None if spans is None else JobTracer(spans, LoopClock(), name),
         remember=partial(_remember, arguments.data, targets.main),
     )
+    if arguments.listening is not None:
+        ports = _ports(worker, arguments.listening)
+        worker = replace(worker, open_ports=ports.open)
     offered = await _memberships(worker, arguments, targets, sources, stack)
     await stack.enter_async_context(library)
     if targets.main.unreachable and not arguments.as_json:
@@ -380,11 +383,13 @@ async def _memberships(
             target=functions,
             signer=_signer(functions, config, worker.name, arguments.data),
         )
-        create = _create_member(caller, arguments.listening, only_tasks=only_tasks)
+        create = _create_member(caller, only_tasks=only_tasks)
         offered.append(await _functions(caller, create, stack))
     if targets.models is not None:
         protocol = targets.models.protocol
-        protocol.dial(targets.models.url, base_profile(worker, worker.name))  # checks
+        if worker.open_ports is None:  # else nothing is dialled
+            profile = base_profile(worker, worker.name)
+            protocol.dial(targets.models.url, profile)  # checks
         if not targets.models.tells_admission:
             sources = [await _loaded(worker.loader, each) for each in sources]
         offered += model_memberships(worker, sources, beside)
@@ -411,11 +416,9 @@ async def _loaded(
     return replace(source, is_unloaded=False)
 
 
-def _create_member(
-    caller: WorkerContext, listening: ListeningTarget | None, *, only_tasks: bool
-) -> CreateMember:
-    if listening is not None:
-        return partial(listening_membership, caller, _ports(caller, listening).open)
+def _create_member(caller: WorkerContext, *, only_tasks: bool) -> CreateMember:
+    if caller.open_ports is not None:
+        return partial(listening_membership, caller, caller.open_ports)
     profile = base_profile(caller, caller.name)
     caller.target.protocol.dial(caller.target.url, profile)  # checks the URL
     return partial(task_membership if only_tasks else function_membership, caller)
@@ -432,6 +435,8 @@ def _ports(worker: WorkerContext, listening: ListeningTarget) -> WorkerPorts:
         worker.name,
         worker.hardware,
         worker.signer,
+        worker.config.listen_port,
+        worker.config.plain,
     )
 
 

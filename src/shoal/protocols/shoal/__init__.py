@@ -5,7 +5,7 @@ and its coordinator: see ``docs/protocols/shoal.md``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shoal import __version__
@@ -69,14 +69,27 @@ class Config:
             "connections to those found"
         },
     )
+    workers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "workers to connect to that listen (shoal join --listen): "
+            "http://HOST:PORT, separated by commas; they have this pool's join token",
+            "metavar": "URLS",
+        },
+    )
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
-    """Return the paths for workers and pools, and connections to other pools.
+    """Return the paths for workers and pools, and connections to others of both.
 
-    Raises ConfigError for an address that cannot be dialled, and if pools are looked
-    for without a passcode.
+    Raises ConfigError for an address that cannot be dialled, if pools are looked for
+    without a passcode, and if workers are to be dialled without a join token.
     """
+    if config.workers and not context.token:
+        raise ConfigError(
+            "--shoal-workers: a worker that listens admits a coordinator that proves "
+            "its token, and this pool has none: give --join-token"
+        )
     if config.browse and not config.passcode:
         raise ConfigError(
             "--shoal-browse: anyone can announce a pool, so give the passcode of "
@@ -106,6 +119,8 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     service = ServiceRecord(SERVICE, context.name, {MARK: __version__})
     enabled: list[Endpoint] = [route(WORKER_PATH, service), route(POOL_PATH)]
     enabled += [_dial_pool(local, url) for url in config.peers]
+    with_token = replace(local, token=context.token)
+    enabled += [_dial_worker(with_token, url) for url in config.workers]
     if context.peer_addresses:
         dial = partial(_dial_pool, local)
         enabled.append(AddressDialer("shoal", context.peer_addresses, dial))
@@ -130,6 +145,37 @@ def _dial_pool(local: LocalEnd, address: str) -> OutgoingConnection:
         lambda now: ShoalSession(local, address, dialled=True, with_pool=True),
         message_max=MESSAGE_MAX,
     )
+
+
+def _dial_worker(local: LocalEnd, address: str) -> OutgoingConnection:
+    """Return a connection to a worker that listens at a URL, or HOST:PORT.
+
+    Raises ConfigError if it cannot be dialled.
+    """
+    address = address if "://" in address else f"http://{address}"
+    return OutgoingConnection(
+        _websocket_url(address, WORKER_PATH, plain=local.plain),
+        lambda now: ShoalSession(local, address, dialled=True),
+        message_max=MESSAGE_MAX,
+    )
+
+
+def worker_endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
+    """Return the path of a worker at which coordinators connect to it."""
+    local = LocalEnd(
+        *(context.name, context.identity, True, context.hardware, context.plain),
+        epoch=context.epoch,
+        verify=context.verify,
+        admission=context.admission,
+    )
+
+    def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
+        return AcceptedConnection(ShoalSession(local, request.address))
+
+    def is_ours(request: UpgradeRequest) -> bool:
+        return request.path == WORKER_PATH
+
+    return [WebSocketRoute(RANK, is_ours, accept, MESSAGE_MAX, encrypts=True)]
 
 
 def _dial_found(
@@ -217,6 +263,7 @@ PROTOCOL = WireProtocol(
     preferred=True,
     service=SERVICE,
     encrypts=True,
+    worker_endpoints=worker_endpoints,
     ranks=ShoalRanks,
     peering=dial_peer,
 )

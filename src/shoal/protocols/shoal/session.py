@@ -118,7 +118,8 @@ class LocalEnd:
     the passcode of a group of pools.  A worker without one that was admitted before
     proves its key, and expects the key of the ``coordinator``, in hexadecimal;
     ``on_coordinator`` gets the key of one that has proved the token.  ``admission`` is
-    a coordinator's, and so are the last ``sessions``, by the other ends' names.
+    that of an end which accepts connections, and so are the last ``sessions``, by the
+    other ends' names.
     ``models`` are those that a worker will offer once they are loaded.  ``on_refused``
     gets the reason of a final refusal.  ``epoch`` is the Unix time at which the clock
     passed as ``now`` was at 0.
@@ -420,6 +421,12 @@ class ShoalSession:
             self._trusted = bool((local.token or expected) and self._binding)
             if self._with_pool:
                 local.sessions[hello.name] = self
+            elif not local.is_worker:
+                try:
+                    self._check_name(hello.name, now)
+                except errors.NotAdmitted as error:
+                    return (self._close(str(error)),)
+                local.sessions[hello.name] = self
             elif local.token and self._key:
                 local.on_coordinator(self._key)
         else:
@@ -483,7 +490,7 @@ class ShoalSession:
     def _admit(self, hello: codec.Opening, now: float) -> AdmissionGrant:
         """Check the dialling end's proofs.  Raises NotAdmitted, and Unavailable."""
         local, binding = self._local, self._binding
-        assert local.admission is not None, "this end is a coordinator"
+        assert local.admission is not None, "this end accepts connections"
         if not binding and not local.plain and not is_loopback(self._address):
             raise errors.NotAdmitted(PLAIN)
         if self._with_pool and local.token:
@@ -500,7 +507,7 @@ class ShoalSession:
             token = TokenProof(self._presented.matches)
         knows_passcode = self._with_pool and bool(local.token)
         knows_passcode = knows_passcode and proves_token(token, local.token)
-        self._submits = knows_passcode
+        self._submits = knows_passcode or local.is_worker
         grant = NO_JOIN_TOKEN
         if not knows_passcode:
             # A pool with a join token only serves, as a worker.
