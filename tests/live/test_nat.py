@@ -176,3 +176,19 @@ def test_a_worker_comes_back_through_it(places: Places) -> None:
 
     eventually(lambda: "tiny" in site.models(pool), "its model is back")
     assert site.ask(pool, "ping", "tiny") == ANSWERS["ping"]
+
+
+def test_a_coordinator_behind_it_uses_a_worker_that_listens(places: Places) -> None:
+    home, site = places
+    model = ("--model", f"tiny={TINY}")
+    worker = site.join("--listen", "--name", "gpu", *model, "--trust-code")
+    assert worker.event("listening")["ports"] == {"http": PORT}
+
+    pool = home.serve("--shoal-workers", f"{home.machine.peer_address}:{PORT}")
+    worker.event("joined")
+
+    eventually(lambda: "tiny" in home.models(pool), "its model is there")
+    assert home.ask(pool, "ping", "tiny") == ANSWERS["ping"]
+    with home.machine.inside(), shoal.Pool(pool.url, api_key=KEY) as functions:
+        assert functions.submit(lambda: 6 * 7).result() == 42
+    assert home.protections(pool) == {"noise"}

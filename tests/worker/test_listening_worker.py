@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import (
@@ -193,6 +194,26 @@ def test_every_coordinator_that_dials_is_served() -> None:
             assert each.completed == ["j"]
         one.link.cut()
         other.link.cut()
+
+    play(script)
+
+
+def test_all_coordinators_learn_of_changed_offers_also_later_ones() -> None:
+    changed = replace(OFFER, slots=1)
+
+    async def script(its: Stage, running: asyncio.Task[None]) -> None:
+        early = its.dial("early")
+        await asyncio.sleep(1.0)
+        its.worker.update_offers((changed,))
+        late = its.dial("late")
+        await asyncio.sleep(1.0)
+
+        offered = [e for e in early.session.sent if isinstance(e, OffersChanged)]
+        assert offered[-1] == OffersChanged((changed,))
+        assert OffersChanged((changed,)) in late.session.sent
+        assert OffersChanged((OFFER,)) not in late.session.sent
+        early.link.cut()
+        late.link.cut()
 
     play(script)
 
