@@ -126,7 +126,7 @@ async def hosted(
 
         session = accepted(endpoints, clock.now())
         driver = Driver(session, host_end, clock, receive)
-        room = driver.wait_for_room
+        room = driver.wait_for_bulk_room
         host = Host(driver, guests, wire, DownloadRequest("org/name", folder / "ours"))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(driver.run())

@@ -59,6 +59,7 @@ from shoal.engines.engine import Finished, Item
 from shoal.protocols.seam.session import (
     Admitted,
     Batch,
+    Bulk,
     Close,
     CloseCode,
     Output,
@@ -66,6 +67,7 @@ from shoal.protocols.seam.session import (
 )
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
+from shoal.transports.outbox import OUTBOX_FULL
 from shoal.worker.agent import (
     ADMISSION_TIMEOUT,
     REPORT_INTERVAL,
@@ -169,6 +171,9 @@ class PlainSession:
 
     def send(self, message: Event, now: float) -> list[Output]:
         self._sent.append(message)
+        if isinstance(message, Completed) and message.job_id == "stalled":
+            size = OUTBOX_FULL + 1  # more than others may be sent without waiting
+            return [Bulk((bytes(size),), size, lambda: False)]
         return []
 
     def tick(self, now: float) -> list[Command | Admitted | Output]:
@@ -295,6 +300,18 @@ def test_answer_is_streamed_in_pieces() -> None:
             AnswerChunk(JobId("j"), ONE, ["two"]),
             Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
         ]
+
+    play(script)
+
+
+def test_answers_are_not_held_up_by_a_large_result_of_another_job() -> None:
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("stalled"))
+        await asyncio.sleep(5.0)
+        its.network.receive(run_job("j"))
+        await asyncio.sleep(5.0)
+
+        assert Completed(JobId("j"), ONE, "stop", Usage(1, 2)) in its.network.sent
 
     play(script)
 

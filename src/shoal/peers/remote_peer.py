@@ -242,7 +242,7 @@ class RemotePeer:
                     self._send(ModelAnswer(message.model, available=False))
             case ModelMessage():
                 self._sharing.on_message(
-                    self.name, message, self._send, self._driver.wait_for_room
+                    self.name, message, self._send, self._driver.wait_for_bulk_room
                 )
 
     def rejoin_models(self) -> bool:

@@ -97,6 +97,7 @@ class Driver(Generic[In, Out]):
         self._outbox = Outbox(link)
         # Not a method of its own: a worker calls it for each piece of an answer.
         self.wait_for_room = self._outbox.wait_for_room
+        self.wait_for_bulk_room = self._outbox.wait_for_bulk_room
         self._ended: asyncio.Future[ConnectionEnd | Exception] | None = None
         self._timer = DeadlineTimer(
             clock, self._deadline, lambda: self._step(session.tick)

@@ -105,11 +105,22 @@ class Outbox:
         self._wake()
 
     async def wait_for_room(self) -> None:
+        """Wait until the peer has read most messages, or has left.
+
+        Bulk data does not count, which they overtake.
+        """
+        while self._size > OUTBOX_FULL and not self._closed:
+            await self._until_some_is_written()
+
+    async def wait_for_bulk_room(self) -> None:
         """Wait until the peer has read most of the queue, or has left."""
-        while self._full and not self._closed:
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+        while self._size + self._bulk_size > OUTBOX_FULL and not self._closed:
+            await self._until_some_is_written()
+
+    async def _until_some_is_written(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
 
     async def run(self) -> None:
         """Write until closed.  Raises LinkClosed."""
@@ -135,7 +146,7 @@ class Outbox:
         for data in batch:
             await self._link.send(data)
             self._size -= len(data)
-            if self._waiting and not self._full:
+            if self._waiting and self._size <= OUTBOX_FULL:
                 self._make_room()
 
     def _take_bulk(self) -> "_QueuedBulk | None":
@@ -169,7 +180,7 @@ class Outbox:
             queued.remaining -= size
             written += size
             self._bulk_size -= size
-            if self._waiting and not self._full:
+            if self._waiting and self._size <= OUTBOX_FULL:
                 self._make_room()
         remaining = queued.remaining
         assert not remaining, f"a bulk is {remaining} bytes smaller than its size"
@@ -178,10 +189,6 @@ class Outbox:
     def _idle(self) -> bool:
         """Whether the writer has written all that there is, and waits for more."""
         return self._writer is not None and not self._writer.done()
-
-    @property
-    def _full(self) -> bool:
-        return self._size + self._bulk_size > OUTBOX_FULL
 
     def _make_room(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -405,7 +405,7 @@ class Agent:
                 if self._calls is not None:
                     self._calls.receive(command)
             case models.ModelMessage():
-                self._share(command, driver.send, driver.wait_for_room)
+                self._share(command, driver.send, driver.wait_for_bulk_room)
 
     def _try_send(self, event: words.Event) -> bool:
         """Send an event; return False without a connection."""
@@ -433,4 +433,7 @@ class Agent:
         while (driver := self._driver) is None or not self._try_send(event):
             self._online.clear()  # there is no connection, or it is ending
             await self._online.wait()
-        await driver.wait_for_room()
+        if isinstance(event, words.Completed) and event.value:  # it may be large
+            await driver.wait_for_bulk_room()
+        else:
+            await driver.wait_for_room()
