@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from browser.chromium import SIZES, Visitor, visitor
 from live.programs import KEY, Pool
@@ -119,13 +119,19 @@ def test_keyboard_reaches_everything(admin: Visitor) -> None:
     expect(machine).to_be_focused()
 
 
-def test_palette_finds_machines_and_views(admin: Visitor) -> None:
-    page = admin.page
+def test_palette_finds_machines_once_they_are_known(stranger: Visitor) -> None:
+    page, held = stranger.page, list[Route]()
+    page.route("**/admin/live", lambda route: held.append(route))
+    with page.expect_request("**/admin/live"):
+        stranger.sign_in(KEY)
 
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Go to").fill("beag")
-    # The machines may not have come yet.
-    expect(page.get_by_role("option", name="beagle")).to_be_visible()
+    palette = page.get_by_role("dialog", name="Go to")
+    palette.get_by_role("combobox").fill("beag")
+    expect(palette.get_by_text("Waiting for the coordinator")).to_be_visible()
+    expect(palette.get_by_text("Nothing found")).to_have_count(0)
+    held[0].continue_()
+    expect(palette.get_by_role("option", name="beagle")).to_be_visible()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog", name="beagle")).to_be_visible()
 

@@ -3,7 +3,7 @@
 import { html, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 import { machinesOf } from "./machines.js";
-import { Dialog } from "./ui.js";
+import { Dialog, Loading } from "./ui.js";
 
 const SHOWN_MAX = 12;
 
@@ -57,6 +57,7 @@ export function Palette({ views, status, onClose }) {
         onClick=${() => go(hit)} onMouseMove=${() => n !== at && setPlace(n)}>
         <${Icon} name=${hit.icon} size=${16} /><span>${hit.text}</span><small>${hit.kind}</small></li>`)}
     </ul>
-    ${!hits.length && html`<p class="hint">Nothing found. To open a job, enter its whole id.</p>`}
+    ${!hits.length && (status ? html`<p class="hint">Nothing found. To open a job, enter its whole id.</p>`
+      : html`<${Loading} what="Waiting for the coordinator" />`)}
   <//>`;
 }
