@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from browser.chromium import Visitor
 from live.programs import KEY, Pool
@@ -47,6 +47,7 @@ def test_receipt_is_verified_without_the_coordinator(admin: Visitor, job: str) -
     admin.save("receipt")
     assert admin.barriers() == []
     admin.context.set_offline(False)
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
     admin.faults.clear()  # the page noticed that it was offline
 
 
@@ -99,7 +100,9 @@ def test_key_of_the_first_visit_is_remembered(
     page = admin.page
     log = page.get_by_role("region", name="The log")
     expect(log).to_contain_text("trusted since first seen here")
+    expect(log).to_contain_text("remembered from now on")
     page.get_by_role("link", name="Pool", exact=True).first.click()
+    expect(page.get_by_role("heading", name="Pool", level=1)).to_be_visible()
     page.get_by_role("link", name="Receipts").first.click()
     expect(log).to_contain_text("unchanged since this browser last saw it")
 
@@ -125,7 +128,12 @@ def test_log_that_grew_is_checked_with_each_visit(admin: Visitor, pool: Pool) ->
             model="tiny", messages=[{"role": "user", "content": "ping"}]
         )
 
-    page.reload()
+    held: list[Route] = []
+    page.route("**/v1/log/growth?*", lambda route: held.append(route))
+    with page.expect_request("**/v1/log/growth?*"):
+        page.reload()
+    expect(log).to_contain_text("being checked")
+    held[0].continue_()
 
     expect(log).to_contain_text("only grew since this browser last saw it")
     remembered = json.loads(page.evaluate("localStorage.getItem('shoal-log')"))

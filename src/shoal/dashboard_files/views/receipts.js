@@ -85,12 +85,12 @@ function useDrop(onFile) {
 
 function LogCard({ api, log, trusted, onTrusted }) {
   const [changing, setChanging] = useState(false);
-  const [growth, setGrowth] = useState(null);
+  const [growth, setGrowth] = useState(undefined); // until it is known
   const [problem, setProblem] = useState(null);
   const differs = log.public_key !== trusted.key;
   useEffect(() => {
     let here = true;
-    setGrowth(null);
+    setGrowth(undefined);
     setProblem(null);
     whyNot().then(async (reason) => {
       if (reason || differs) return here && setProblem(reason);
@@ -113,6 +113,7 @@ function LogCard({ api, log, trusted, onTrusted }) {
       <dt>History</dt><dd>${differs ? "not checked: the key differs"
         : failed ? html`<span class="problem">${failed.problem}</span>`
         : problem ? html`<span class="dim">${problem}</span>`
+        : growth === undefined ? "being checked …"
         : growth ? html`<${Icon} name="check" size=${16} /> ${growth.from.size === growth.to.size
             ? `unchanged since this browser last saw it (${exact(Date.parse(growth.from.at) / 1000)})`
             : `only grew since this browser last saw it: from ${integer(growth.from.size)} to ${integer(growth.to.size)}`}`
