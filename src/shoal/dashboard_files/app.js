@@ -1,6 +1,6 @@
 // The dashboard's shell: the session, the router, the navigation and the shortcuts.
 
-import { html, render, useEffect, useErrorBoundary, useMemo, useRef, useState } from "./vendor/preact.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { api, beginSession, signOut, whenSignedOut } from "./parts/api.js";
 import { escapeDirections } from "./parts/directions.js";
 import * as liveData from "./parts/live.js";
@@ -118,7 +118,7 @@ const typing = (target) => target.closest?.("input,textarea,select,[contentedita
 /** Shortcuts of one key, `g` and a key, and Ctrl+K; none while somebody types or a dialog is open. */
 function useShortcuts(views, actions) {
   const before = useRef(0); // when `g` was pressed
-  useEffect(() => {
+  useLayoutEffect(() => { // from the moment at which the page is there
     const pressed = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
@@ -170,7 +170,7 @@ function Shell({ session, onSignOut }) {
   }, [live.connected]);
   const main = useRef(null);
   const shownBefore = useRef(view.id);
-  useEffect(() => {
+  useLayoutEffect(() => { // together with the view: later, it would take the focus from a field in it
     if (shownBefore.current === view.id) return;
     shownBefore.current = view.id;
     scrollTo(0, 0);
