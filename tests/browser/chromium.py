@@ -5,6 +5,7 @@ processor time.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,8 +76,10 @@ class Visitor:
         return page
 
     def go(self, fragment: str = "") -> None:
-        """Open a view, such as ``#/nodes``."""
+        """Open a view, such as ``#/nodes``, and wait until it replaces another."""
         self.page.goto(f"{self.url}/{fragment}")
+        if view := re.match(r"#/(\w+)", fragment):
+            expect(self.page).to_have_title(f"{view[1].capitalize()} · Shoal")
 
     def sign_in(self, key: str) -> None:
         """Sign in with an API key, at the first page."""

@@ -5,7 +5,7 @@ import re
 from playwright.sync_api import Browser, Route, expect
 
 from browser.chromium import Visitor, visitor
-from live.programs import Pool, Programs
+from live.programs import Pool, Programs, eventually
 
 
 def test_join_panel_has_the_command_and_its_code(admin: Visitor, pool: Pool) -> None:
@@ -14,10 +14,11 @@ def test_join_panel_has_the_command_and_its_code(admin: Visitor, pool: Pool) -> 
 
     expect(panel.get_by_text(pool.ready["join"])).to_be_visible()
     code = panel.get_by_role("img", name="QR code of the join command")
-    assert code.evaluate("image => image.complete && image.naturalWidth > 100")
+    expect(code).to_have_js_property("complete", True)
+    assert code.evaluate("image => image.naturalWidth > 100")
     panel.get_by_role("button", name="Copy").click()
-    copied = admin.page.evaluate("navigator.clipboard.readText()")
-    assert copied == pool.ready["join"]
+    read = "navigator.clipboard.readText()"
+    eventually(lambda: admin.page.evaluate(read) == pool.ready["join"], "it is copied")
     admin.save("join")
     admin.page.keyboard.press("Escape")
     expect(panel).to_have_count(0)
@@ -120,6 +121,7 @@ def test_token_ends_in_the_future(admin: Visitor) -> None:
     page.get_by_role("button", name="Create the token").click()
     expect(page.get_by_text("is shown only once")).to_be_visible()
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
     admin.go("#/keys")
     expect(page.get_by_role("row", name="office")).to_contain_text(

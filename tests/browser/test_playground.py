@@ -64,6 +64,7 @@ def test_answer_streams_and_names_its_worker(
     expect(page.get_by_role("article", name="Answer of tiny")).to_have_count(2)
     # It is the same conversation as long as the page is open.
     page.get_by_role("link", name="Receipts").first.click()
+    expect(page.get_by_role("heading", name="Receipts", level=1)).to_be_visible()
     page.go_back()
     expect(page.get_by_role("article", name="Answer of tiny")).to_have_count(2)
     page.get_by_role("button", name="Clear").click()
@@ -170,7 +171,8 @@ def test_takeover_is_shown_at_its_place(
     expect(answer.get_by_text("attempt 2")).to_be_visible()
     expect(answer.locator("[data-stat=worker]")).to_have_text(heir)
     expect(answer.locator(".takeover-line")).to_contain_text(
-        f"{lost} stopped in the middle of this answer: {heir} took over"
+        f"{lost} stopped in the middle of this answer: {heir} took over."
+        " Nothing is repeated or left out."  # said when the answer is whole
     )
     page.screenshot(path=SHOTS / "takeover.png")
     text = answer.locator(".md").inner_text()

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from browser.chromium import Visitor, visitor
 from harness.slow_imports import openai
-from live.programs import KEY, PATIENCE, Pool, eventually
+from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 
 TOKENS = 3
 PAGE = 50  # batches of a page of the list
@@ -128,9 +128,13 @@ def test_errors_of_a_file_are_shown(admin: Visitor, pool: Pool) -> None:
     expect(admin.page.locator(".batch-errors li")).to_contain_text("Line 1")
 
 
-def test_batch_is_cancelled(pool: Pool, engine: Browser) -> None:
+def test_batch_is_cancelled(
+    programs: Programs, engine: Browser, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags)
     with pool.client() as client:
-        batch = submitted(client, requests=2000)
+        batch = submitted(client, requests=9, question="Tell me a story.")
         with visitor(engine, pool.url) as visiting:
             visiting.sign_in(KEY)
             visiting.go(f"#/batches/{batch}")
@@ -144,9 +148,14 @@ def test_batch_is_cancelled(pool: Pool, engine: Browser) -> None:
         )
 
 
-def submitted(client: "openai.OpenAI", requests: int = 0, content: bytes = b"") -> str:
+def submitted(
+    client: "openai.OpenAI",
+    requests: int = 0,
+    content: bytes = b"",
+    question: str = "ping",
+) -> str:
     """Submit a batch; return its id."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "ping"}]}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
     lines = [
         {"custom_id": str(each), "method": "POST", "url": "/v1/chat/completions"}
         | {"body": body}
