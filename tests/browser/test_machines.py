@@ -146,10 +146,17 @@ def test_drained_machine_is_resumed_and_a_removed_one_leaves(
 
         expect(page.locator("td").get_by_text("drained", exact=True)).to_be_visible()
         admin.save("drained")
-        page.get_by_role("button", name="Resume beagle").click()
+        resuming = page.get_by_role("button", name="Resume beagle")
+        expect(resuming).to_be_visible()
+        removing = page.get_by_role("button", name="Remove beagle")
+        button = removing.element_handle()
+        resuming.click()
         expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()
+        expect(page.get_by_role("button", name="Pause beagle")).to_be_visible()
+        # It is the same for who presses it while other orders come and go.
+        assert button.get_attribute("aria-label") == "Remove beagle"
 
-        page.get_by_role("button", name="Remove beagle").click()
+        removing.click()
         asked = page.get_by_role("dialog", name="Remove beagle?")
         asked.get_by_role("button", name="Remove", exact=True).click()
         expect(page.get_by_role("button", name="Remove beagle")).to_have_count(0)

@@ -51,7 +51,8 @@ export function Orders({ machine, small }) {
     try { await give(machine, name); } catch (failure) { setError(failure); }
   };
   return html`<span class="controls">
-    ${ordersFor(machine).map((name) => html`<button type="button" class=${small ? "small" : name === "approve" ? "primary" : undefined}
+    ${/* keyed: what is under the pointer must not become another order */
+      ordersFor(machine).map((name) => html`<button key=${name} type="button" class=${small ? "small" : name === "approve" ? "primary" : undefined}
       aria-label=${`${ORDERS[name].title} ${machine.name}`} onClick=${() => order(name)}>
       <${Icon} name=${ORDERS[name].icon} size=${15} />${ORDERS[name].title}</button>`)}
     ${asked === "drain" && html`<${DrainDialog} machine=${machine} onClose=${() => setAsked(null)} />`}

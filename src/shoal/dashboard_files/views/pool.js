@@ -234,7 +234,7 @@ function Cells({ live, machines, doings, open }) {
     <//>
     <div class="beside">
       <div class="legend" role="group" aria-label="Show only">
-        ${TONES.filter(([tone]) => counts[tone]).map(([tone, text]) => html`<button type="button" class="small"
+        ${TONES.filter(([tone]) => counts[tone]).map(([tone, text]) => html`<button key=${tone} type="button" class="small"
           aria-pressed=${only === tone} onClick=${() => setOnly(only === tone ? null : tone)}>
           <i class=${`cell ${tone}`} aria-hidden="true"></i>${integer(counts[tone])} ${text}</button>`)}
       </div>
