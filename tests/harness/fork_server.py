@@ -35,6 +35,8 @@ PRELOADED = (
 # Variables that matter while modules are imported, or earlier.
 EARLY = ("PYTHON", "SSL_", "LD_", "OTEL_", "COV_")
 REQUEST_MAX = 1 << 20  # bytes
+# Not as the first test that starts a program has them: it may have changed them.
+ENVIRONMENT, INTERPRETER = dict(os.environ), sys.executable
 NETWORK = "/proc/thread-self/ns/net"
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 LINUX = sys.platform.startswith("linux")  # elsewhere each has a process of its own
@@ -94,11 +96,10 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_MAX)
         self._requests = ours
-        self._environment = dict(os.environ)
-        self._interpreter = sys.executable
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [INTERPRETER, __file__, str(theirs.fileno())],
+                env=ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # interrupts from the keyboard are not for it
@@ -123,8 +124,7 @@ class ForkServer:
             }
 
         return (
-            early(environment) == early(self._environment)
-            and sys.executable == self._interpreter
+            early(environment) == early(ENVIRONMENT) and sys.executable == INTERPRETER
         )
 
     def run(

@@ -42,8 +42,15 @@ def run(folder: Path, environment: Mapping[str, str], *arguments: str) -> Proces
 
 
 @pytest.mark.long
-def test_program_runs_as_in_a_process_of_its_own(folder: Path) -> None:
-    with closing(ForkServer()) as same:  # only for its rule
+def test_program_runs_as_in_a_process_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as changed:
+        changed.setenv("OTEL_SERVICE_NAME", "of the first test that needs a server")
+        changed.setattr(sys, "executable", "/of/that/test")
+        same = ForkServer()  # only for its rule
+    with closing(same):
+        assert same.can_run(os.environ)
         early = dict(os.environ) | {"PYTHONUTF8": "1"}
         assert not same.can_run(early)
     outputs = []
