@@ -1,7 +1,7 @@
 """A small server of calls on 127.0.0.1 that behaves as a coordinator does.
 
-It follows docs/tasks.md to the letter, and calls functions itself, one after the other,
-so that tests can say what is answered and when.
+It follows docs/protocols/calls.md to the letter, and calls functions itself, one after
+the other, so that tests can say what is answered and when.
 """
 
 import asyncio

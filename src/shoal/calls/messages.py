@@ -1,7 +1,7 @@
 """The messages of ``/v1/calls``: arrays of items in MessagePack.
 
 Each item is an array that begins with its kind and with the number that the client gave
-the call (docs/tasks.md).
+the call (docs/protocols/calls.md).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The messages of the WebSocket of calls; ``docs/tasks.md`` describes them.
+"""The messages of the WebSocket of calls; ``docs/protocols/calls.md`` describes them.
 
 Each message is a MessagePack array of items.  Each item is an array that begins with
 its kind and the number of a call.

@@ -1,7 +1,8 @@
 """Function calls over HTTP: the functions, a WebSocket to call them, and large values.
 
 ``/v1/tasks`` lists functions, ``/v1/calls`` is a WebSocket for many calls at a time
-(docs/tasks.md), and ``/v1/blobs`` holds large values by the SHA-256 of their bytes.
+(docs/protocols/calls.md), and ``/v1/blobs`` holds large values by the SHA-256 of their
+bytes.
 """
 
 import asyncio
