@@ -1,6 +1,6 @@
 """Health and quotes, for Dispatch's clients.
 
-Source: exchanges recorded with the original coordinator; ``docs/jobs.md`` lists the
+Source: exchanges recorded with the original coordinator; ``docs/protocols/dispatch.md`` lists the
 differences.  Its jobs and pairing are in ``jobs/``.
 """
 
