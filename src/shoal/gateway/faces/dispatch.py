@@ -1,7 +1,7 @@
 """Health and quotes, for Dispatch's clients.
 
-Source: exchanges recorded with the original coordinator; ``docs/protocols/dispatch.md`` lists the
-differences.  Its jobs and pairing are in ``jobs/``.
+Source: exchanges recorded with the original coordinator; ``docs/protocols/dispatch.md``
+lists the differences.  Its jobs and pairing are in ``jobs/``.
 """
 
 from typing import Annotated, Literal
