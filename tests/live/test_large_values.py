@@ -2,7 +2,6 @@
 
 import os
 import re
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_chats_go_on_while_the_largest_values_pass_both_ways(
         with shoal.Pool(coordinator.url, KEY) as pool, coordinator.client() as client:
             there = pool.submit(size_of, pool.put(bytes(SIZE)))
             back = pool.submit(bytes, SIZE)
-            while wait((there, back), timeout=0).not_done:
+            while not (there.done() and back.done()):
                 got = client.chat.completions.create(
                     model="tiny", messages=[{"role": "user", "content": question}]
                 )
