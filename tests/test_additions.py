@@ -17,7 +17,7 @@ DASHBOARD = ROOT / "src" / "shoal" / "dashboard_files"
 PAGES = {
     page: page.read_text("utf-8")
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    if "decisions" not in page.parts
+    if "decisions" not in page.relative_to(ROOT).parts
 }
 
 

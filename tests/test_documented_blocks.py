@@ -19,7 +19,7 @@ from shoal.config.loader import check_file, load_settings
 BLOCKS = [
     block
     for page in PAGES
-    if "decisions" not in page.parts
+    if "decisions" not in page.relative_to(ROOT).parts
     for block in blocks_of(page)
 ]
 DEPLOYED = {

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [
     page
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    if "decisions" not in page.parts
+    if "decisions" not in page.relative_to(ROOT).parts
 ]
 ELLIPSES = {"…", "..."}
 FENCES = re.MULTILINE | re.DOTALL
