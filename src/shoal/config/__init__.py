@@ -44,6 +44,12 @@ class ServeConfig:
         USER_DATA,
         everyday=True,
     )
+    store: str = setting(
+        "database of a PostgreSQL server, as postgresql://USER@HOST/DATABASE "
+        "(default: a file in the data folder)",
+        "",
+        "URL",
+    )
     api_key: str = setting(
         "first API key (default: a random one, stored in the data folder)",
         "",
@@ -397,6 +403,15 @@ def data_folder() -> Path:
     """
     found = load_setting(ServeConfig, "serve", "data_dir", USER_FILE)
     return cast(Path, found.value)
+
+
+def store_url() -> str:
+    """Return where the database of this machine's coordinator is, as ``data_folder``.
+
+    Raises ConfigError.
+    """
+    found = load_setting(ServeConfig, "serve", "store", USER_FILE)
+    return cast(str, found.value)
 
 
 def check_x402(config: X402Config) -> None:

@@ -262,6 +262,10 @@ class Store(Protocol):
     """
 
     @property
+    def name(self) -> str:
+        """The database's file, or its URL without a password, for operators."""
+
+    @property
     def keys(self) -> KeyStore: ...
 
     @property

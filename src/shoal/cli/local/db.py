@@ -1,14 +1,19 @@
 """``shoal db``: check, back up, restore and compact a coordinator's database."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
 
+from shoal.app.database import store_at
 from shoal.cli.options import data_dir_option, json_option
 from shoal.cli.terminal import show
+from shoal.config import store_url
 from shoal.config.private_files import make_private_folder, write_private
+from shoal.domain.errors import ConfigError
 from shoal.store.file_folder import FILES_FOLDER
 from shoal.store.sqlite import maintenance
 from shoal.store.sqlite.database import DATABASE
@@ -22,32 +27,56 @@ def command() -> None:
     """Check, back up, restore and compact a coordinator's database, on its machine."""
 
 
+store_option = click.option(
+    "--store",
+    default=store_url,
+    show_default="store of the settings file, else the file in the data folder",
+    envvar="SHOAL_STORE",
+    show_envvar=True,
+    metavar="URL",
+    help="Database of a PostgreSQL server.",
+)
+
+
 @command.command("check")
 @data_dir_option
+@store_option
 @json_option
-def check(data_dir: Path, as_json: bool) -> int:
+def check(data_dir: Path, store: str, as_json: bool) -> int:
     """Check the database for damage, even while it is in use.
 
     Also checks that no receipt is missing that its key has signed.
     """
     path = _database(data_dir)
-    problems = maintenance.check(path) or _log_problems(path)
-    found = [] if problems else [f"{path}: no damage found"]
-    show({"database": str(path), "problems": [*problems]}, as_json, *found)
+    if store:
+        name = store_at(store, data_dir).name
+        from shoal.store.postgres import maintenance as server  # late: with psycopg
+
+        problems = server.check(store)
+        read = partial(server.size_and_root, store)
+    else:
+        name = str(path)
+        problems = maintenance.check(path)
+        read = partial(maintenance.size_and_root, path)
+    problems = problems or _log_problems(path.parent, read)
+    found = [] if problems else [f"{name}: no damage found"]
+    show({"database": name, "problems": [*problems]}, as_json, *found)
     for each in () if as_json else problems:
-        click.echo(f"{path}: {each}", err=True)
+        click.echo(f"{name}: {each}", err=True)
     return 1 if problems else 0
 
 
 @command.command("backup")
 @click.argument("file", type=click.Path(path_type=Path))
 @data_dir_option
+@store_option
 @json_option
-def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
+def back_up(file: Path, data_dir: Path, store: str, as_json: bool) -> None:
     """Copy the database to a file, even while it is in use.
 
-    FILE is the file to write; it must not exist.
+    FILE is the file to write; it must not exist.  PostgreSQL has pg_dump for this.
     """
+    _check_file(store, f"pg_dump --format=custom --file={file} URL")
     path = _database(data_dir)
     maintenance.back_up(path, file)
     with suppress(OSError):  # on a read-only folder, the backup was made all the same
@@ -63,8 +92,9 @@ def back_up(file: Path, data_dir: Path, as_json: bool) -> None:
 @command.command("restore")
 @click.argument("file", type=click.Path(path_type=Path))
 @data_dir_option
+@store_option
 @json_option
-def restore(file: Path, data_dir: Path, as_json: bool) -> None:
+def restore(file: Path, data_dir: Path, store: str, as_json: bool) -> None:
     """Replace the database of a stopped coordinator with a backup.
 
     FILE is a file written by `shoal db backup`; it is kept.  The present database is
@@ -73,6 +103,7 @@ def restore(file: Path, data_dir: Path, as_json: bool) -> None:
     """
     from shoal.store.signing_keys import begin_new_log  # late: with cryptography
 
+    _check_file(store, f"pg_restore --clean --if-exists --dbname=URL {file}")
     path, at = _database(data_dir), time.time()
     folder = path.parent
     make_private_folder(folder)
@@ -88,9 +119,11 @@ def restore(file: Path, data_dir: Path, as_json: bool) -> None:
 
 @command.command("compact")
 @data_dir_option
+@store_option
 @json_option
-def compact(data_dir: Path, as_json: bool) -> None:
+def compact(data_dir: Path, store: str, as_json: bool) -> None:
     """Rewrite the database without free space."""
+    _check_file(store, "vacuumdb --full --dbname=URL")
     path = _database(data_dir)
     before, after = maintenance.compact(path)
     sizes = f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now"
@@ -108,16 +141,30 @@ def newest_backup(folder: Path) -> Path | None:
     return backup if backup.is_file() else None
 
 
-def _log_problems(path: Path) -> list[str]:
-    """Return why the database is not the one that the key beside it has signed."""
+def _check_file(store: str, instead: str) -> None:
+    """Raise ConfigError if the database is on a server, which has its own programs."""
+    if store:
+        raise ConfigError(
+            "the database is on a PostgreSQL server, which has a program for this: "
+            f"{instead}"
+        )
+
+
+def _log_problems(
+    folder: Path, read: Callable[[int], tuple[int, bytes | None]]
+) -> list[str]:
+    """Return why the database is not the one that the folder's key has signed.
+
+    ``read`` returns how many receipts it has, and the root of its log at a size.
+    """
     from shoal.store.signing_keys import (  # late: with cryptography
         history_problem,
         shown_checkpoint,
     )
 
-    if (shown := shown_checkpoint(path.parent)) is None:
+    if (shown := shown_checkpoint(folder)) is None:
         return []
-    problem = history_problem(shown, *maintenance.size_and_root(path, shown.size))
+    problem = history_problem(shown, *read(shown.size))
     return [] if problem is None else [problem]
 
 

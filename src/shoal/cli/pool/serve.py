@@ -116,7 +116,7 @@ def command(
     try:
         return run_loop(serve)
     except StoreBroken as error:
-        what_to_do = _what_to_do(config.data_dir)
+        what_to_do = _what_to_do(config)
         raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
 
 
@@ -156,9 +156,17 @@ def _free(folder: Path) -> int:
     raise AssertionError("the root exists")
 
 
-def _what_to_do(folder: Path) -> str:
+def _what_to_do(config: ServeConfig) -> str:
     """Return how to recover from a broken database."""
+    folder = config.data_dir
     where = _data_dir_option(folder)
+    if config.store:
+        return (
+            f"check for damage with `shoal db check{where} --store URL`, and give "
+            "--store the right database, or restore a backup with `pg_restore`; `shoal "
+            "serve --new-log` continues with what is left, and signs receipts with a "
+            "new key"
+        )
     backup = newest_backup(folder)
     which, file = "a backup", "FILE"
     if backup is not None:

@@ -37,6 +37,7 @@ SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Classes of errors, and errors, after which the same may succeed later: the server
 # stops, starts, has too many connections or a full disk, or has ended a transaction.
 TEMPORARY = ("08", "40", "53", "57", "58", "25P03", "25006", "55P03")
+UNREACHABLE = "the database cannot be reached"
 DAMAGED = ("XX001", "XX002")
 
 
@@ -78,9 +79,13 @@ class PostgresDatabase(Database[Session]):
         state = error.sqlstate or ""
         if state in DAMAGED:
             return StoreBroken(reason)
-        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        temporary = state.startswith(TEMPORARY) or (not state and lost)
-        return StoreError(reason, self.name, temporary=temporary)
+        if state or not isinstance(
+            error, psycopg.OperationalError | psycopg.InterfaceError
+        ):
+            temporary = state.startswith(TEMPORARY)
+            return StoreError(reason, self.name, temporary=temporary)
+        # What the library says names the server, which is for operators only.
+        return StoreError(UNREACHABLE, f"{self.name} ({reason})", temporary=True)
 
     def _open(self, *, create: bool) -> None:
         with ExitStack() as undo:

@@ -324,18 +324,21 @@ MIGRATIONS = (
 )
 
 
+def version_of(sql: Session) -> int:
+    """Return the version of a database; 0: it is empty."""
+    if sql.execute("SELECT to_regclass('schema_version')").fetchone()[0] is None:
+        return 0
+    version: int = sql.execute("SELECT version FROM schema_version").fetchone()[0]
+    return version
+
+
 def migrate(sql: Session, *, create: bool) -> None:
     """Migrate a database to the present version, in the open transaction.
 
     Raises StoreError if a newer Shoal wrote it, StoreBroken if it is empty and not to
     be created.
     """
-    known = sql.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()[
-        0
-    ]
-    version = 0
-    if known:
-        (version,) = sql.execute("SELECT version FROM schema_version").fetchone()
+    version = version_of(sql)
     present = len(MIGRATIONS)
     if not version and not create:
         raise StoreBroken("is empty")

@@ -62,6 +62,7 @@ class SqlStore:
     def __init__(self, database: Database[Any], blobs: BlobStore | None) -> None:
         """Take the database; values too large for a row go to ``blobs``."""
         self.database = database
+        self.name = database.name
         self.keys = SqlKeys(database)
         self.ledger = SqlLedger(database)
         self.webhooks = SqlWebhooks(database)

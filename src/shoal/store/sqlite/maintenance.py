@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config.private_files import create_private, sync_folder
-from shoal.domain.errors import StoreBroken, StoreError
-from shoal.ledger.merkle import EMPTY_ROOT, Frontier
+from shoal.domain.errors import StoreError
 from shoal.store.ledger import LogHead
-from shoal.store.packing import unpack
+from shoal.store.sql.checks import (
+    LAST_HEAD,
+    book_problems,
+    log_problems,
+    size_and_root_in,
+)
 from shoal.store.sqlite.database import (
     BUSY_TIMEOUT,
     SUFFIXES,
@@ -26,7 +30,6 @@ from shoal.store.sqlite.schema import MIGRATIONS
 
 T = TypeVar("T")
 
-LAST_HEAD = "SELECT size, root, note, at FROM checkpoints ORDER BY size DESC LIMIT 1"
 COPIED_AT_ONCE = 1024  # pages, 4 MiB
 COPY_PAUSE = 0.005  # seconds between two steps, in which others have the disk
 PROBLEMS_MAX = 100  # that SQLite lists
@@ -48,47 +51,14 @@ def check(path: Path) -> list[str]:
                 f"version {version}, expected {len(MIGRATIONS)}: `shoal serve` of this "
                 "version has not opened it yet, or a newer one has",
             ]
-        ((total,),) = sql.execute("SELECT coalesce(sum(balance), 0) FROM accounts")
-        if total:
-            problems.append(f"the accounts sum to {total} micro-dollars, expected 0")
         with _snapshot(sql):
-            problems += _log_problems(sql)
-        return problems
-
-
-def _log_problems(sql: sqlite3.Connection) -> list[str]:
-    """Return why the receipts are not those of the last checkpoint.
-
-    Makes the log anew from them: about 10 s for a million.
-    """
-    row = sql.execute(LAST_HEAD).fetchone()
-    frontier = Frontier()
-    nodes = iter(sql.execute("SELECT hash FROM tree ORDER BY number"))
-    for leaf, packed in sql.execute("SELECT leaf, body FROM receipts ORDER BY leaf"):
-        if leaf != frontier.size:
-            return [f"receipt {frontier.size} is missing"]
-        try:
-            made = frontier.append(unpack(packed))
-        except StoreBroken as error:
-            return [f"receipt {leaf}: {error}"]
-        if any(next(nodes, None) != (each,) for _, _, each in made):
-            return [f"receipt {leaf} is not the one in the log"]
-    found = frontier.size, frontier.root()
-    if found != ((0, EMPTY_ROOT) if row is None else row[:2]):
-        return [f"the {frontier.size} receipts are not those of the last checkpoint"]
-    return []
+            return [*problems, *book_problems(sql), *log_problems(sql)]
 
 
 def size_and_root(path: Path, size: int) -> tuple[int, bytes | None]:
-    """Return how many receipts a database has, and the log's root at a size.
-
-    None: there is no checkpoint of that size.  Raises StoreError.
-    """
-    query = """SELECT (SELECT max(size) FROM checkpoints),
-                      (SELECT root FROM checkpoints WHERE size = ?)"""
+    """As ``size_and_root_in``.  Raises StoreError."""
     with _errors_named(path), closing(read_only(path)) as sql:
-        head, root = sql.execute(query, (size,)).fetchone()
-    return head or 0, root
+        return size_and_root_in(sql, size)
 
 
 def back_up(path: Path, copy: Path) -> None:

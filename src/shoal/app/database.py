@@ -1,0 +1,34 @@
+"""Which database a coordinator uses: a file of its own, or one on a server."""
+
+from pathlib import Path
+
+from shoal.config.installation import install_extra
+from shoal.domain.errors import ConfigError, StoreError
+from shoal.store.blobs import BlobStore
+from shoal.store.port import Store
+from shoal.store.sqlite.database import DATABASE
+from shoal.store.sqlite.store import SqliteStore
+
+SCHEMES = ("postgresql://", "postgres://")
+EXAMPLE = "postgresql://USER@HOST/DATABASE"
+
+
+def store_at(url: str, data_dir: Path, blobs: BlobStore | None = None) -> Store:
+    """Return the store at a URL; without one, that in the data folder.
+
+    Raises ConfigError.
+    """
+    if not url:
+        return SqliteStore(data_dir / DATABASE, blobs)
+    if not url.startswith(SCHEMES):
+        raise ConfigError(f"--store: expected {EXAMPLE}, without it a file is used")
+    try:
+        from shoal.store.postgres.store import PostgresStore
+    except ImportError as error:
+        raise ConfigError(
+            f"--store: PostgreSQL needs psycopg ({error}): {install_extra('postgres')}"
+        ) from error
+    try:
+        return PostgresStore(url, blobs)
+    except StoreError as error:
+        raise ConfigError(f"--store: {error}") from error

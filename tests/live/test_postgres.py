@@ -1,0 +1,136 @@
+"""A coordinator whose database is on a PostgreSQL server, which is killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from harness.postgres import PostgresServer, postgres_server
+from harness.slow_imports import openai
+from live.programs import GatedModel, Programs, answer_to, eventually, text_in
+from models.tiny_answers import ANSWERS
+
+STORY = "Tell me a story."
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+def ready(url: str) -> int:
+    try:
+        with urlopen(f"{url}/readyz") as answer:
+            status: int = answer.status
+            return status
+    except HTTPError as error:
+        return error.code
+
+
+def test_answers_survive_a_kill_of_the_database(
+    programs: Programs, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    pool = programs.serve("--store", server.url(), "--log-level", "info")
+    pool.joined("one", *slow_model.flags)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        pieces = text_in(stream)
+        text = next(pieces)
+
+        server.kill()
+        with pytest.raises(
+            openai.InternalServerError, match="the database cannot be reached"
+        ) as caught:
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": STORY}]
+            )
+        assert caught.value.status_code == 503
+        assert ready(pool.url) == 503
+        slow_model.go_on.set()
+        while len(text) < len(ANSWERS[STORY]):
+            text += next(pieces)
+
+        server.start()
+        eventually(lambda: ready(pool.url) == 200, "it has healed")
+        assert text + "".join(pieces) == ANSWERS[STORY]
+
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        assert "".join(text_in(stream)) == ANSWERS[STORY]
+    log = pool.program.errors
+    assert "store failing" in log
+    assert server.url() in log
+    assert pool.program.terminate() == 0
+
+    flags = ("--store", server.url(), "--data-dir", str(programs.data))
+    checked = programs.run("db", "check", *flags)
+    assert checked.wait() == 0, checked.errors
+    copied = programs.run("db", "backup", str(programs.folder / "copy"), *flags)
+    assert copied.wait() == 1
+    assert "pg_dump --format=custom" in copied.errors
+    # The data folder has no database; another start finds all on the server.
+    assert not [*programs.data.glob("shoal.db*")]
+    pool = programs.serve("--store", server.url())
+    with pool.client() as client:
+        jobs = client.get(f"{pool.url}/v1/jobs", cast_to=object)
+    assert isinstance(jobs, dict)
+    assert len(jobs["jobs"]) == 2
+
+
+def test_a_database_has_one_coordinator(
+    programs: Programs, server: PostgresServer
+) -> None:
+    first = programs.serve("--store", server.url())
+    other = Programs(programs.folder / "other")
+    other.folder.mkdir()
+
+    second = other.start("--store", server.url())
+
+    assert second.wait() == 1
+    assert "is in use by" in second.errors
+    assert "stop that `shoal serve`" in second.errors
+    # After a kill, which tells the server nothing, another takes the pool over.
+    first.program.kill()
+    assert other.serve("--store", server.url()).workers() == []
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://host/x", "--store: expected postgresql://USER@HOST/DATABASE"),
+        ("postgresql://shoal@127.0.0.1:1/x", "Connection refused"),
+    ],
+)
+def test_a_database_that_cannot_be_used_says_why(
+    programs: Programs, url: str, message: str
+) -> None:
+    program = programs.start("--store", url)
+
+    assert program.wait() != 0
+    assert message in program.errors
+    assert "Traceback" not in program.errors
+
+
+WITHOUT = """
+import sys
+sys.modules["psycopg"] = None
+from shoal.cli.main import main
+raise SystemExit(main())
+"""
+
+
+def test_a_missing_extra_is_named(programs: Programs) -> None:
+    command = ("serve", "--store", "postgresql://x@127.0.0.1/x", "--port", "0")
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *command, "--data-dir", str(programs.data)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 1, ended
+    assert "postgres" in ended.stderr
+    assert "pip install" in ended.stderr or "uv" in ended.stderr
