@@ -79,6 +79,30 @@ def test_answers_survive_a_kill_of_the_database(
     assert len(jobs["jobs"]) == 2
 
 
+def test_a_pool_moves_to_a_server(
+    programs: Programs, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("one", *slow_model.flags)
+    slow_model.go_on.set()
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        assert "".join(text_in(stream)) == ANSWERS[STORY]
+    assert pool.program.terminate() == 0
+    flags = ("--store", server.url(), "--data-dir", str(programs.data))
+
+    moved = programs.run("db", "copy", *flags)
+
+    assert moved.wait() == 0, moved.errors
+    pool = programs.serve("--store", server.url())
+    with pool.client() as client:
+        jobs = client.get(f"{pool.url}/v1/jobs", cast_to=object)
+    assert isinstance(jobs, dict)
+    assert len(jobs["jobs"]) == 1
+    assert pool.program.terminate() == 0
+    checked = programs.run("db", "check", *flags)
+    assert checked.wait() == 0, checked.errors
+
+
 def test_a_database_has_one_coordinator(
     programs: Programs, server: PostgresServer
 ) -> None:

@@ -1,9 +1,11 @@
 """What only PostgreSQL does: its server fails, is shared, and refuses some texts."""
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -17,13 +19,19 @@ from shoal.domain.job import Job
 from shoal.domain.work import Task
 from shoal.ledger import accounts
 from shoal.store.ledger import LedgerEntries
-from shoal.store.port import CommitId
+from shoal.store.port import CommitId, JobFilter
 from shoal.store.postgres import database as module
 from shoal.store.postgres import maintenance
+from shoal.store.postgres.copying import copy
 from shoal.store.postgres.schema import MIGRATIONS
 from shoal.store.postgres.session import Session, connect, translated
 from shoal.store.postgres.store import PostgresStore
+from shoal.store.sql.store import SqlStore
+from shoal.store.sqlite import database as sqlite_database
+from shoal.store.sqlite.schema import MIGRATIONS as SQLITE_MIGRATIONS
+from shoal.store.sqlite.store import SqliteStore
 from store.test_ledger import StoredLog
+from store.test_written import opened
 
 TEXTS = [
     "",
@@ -354,6 +362,74 @@ async def test_a_check_finds_what_is_wrong(url: str) -> None:
         "receipt 1 is missing",
     ]
     await store.close()
+
+
+async def contents(store: SqlStore) -> list[object]:
+    """Return what a store has, as far as it was written by earlier versions."""
+    ids = [each.id for each in (await store.recent(JobFilter(), 100)).jobs]
+    return [
+        [await store.job(each) for each in ids],
+        [await store.history(each) for each in ids],
+        [await store.summary(each) for each in ids],
+        [await store.webhooks.state_of(each) for each in ids],
+        [await store.ledger.receipts_of(each) for each in ids],
+        await store.open_jobs(),
+        await store.worker_facts(100),
+        await store.keys.keys.all(),
+        await store.keys.tokens.all(),
+        await store.keys.usage_by_owner(0, ["default"]),
+        await store.usage.sums(0, 100_000, ["day", "key", "model", "node"], 100),
+        await store.usage.minutes(0),
+        await store.ledger.load(),
+        await store.ledger.transfers("user:al", 100),
+        await store.trusted_workers(),
+        await store.suspensions(),
+        await store.approvals(),
+        await store.batches.listed(None, None, 100),
+        await store.take_over(),
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 5, 9, 12, len(SQLITE_MIGRATIONS)])
+async def test_a_file_of_any_version_can_be_copied(
+    url: str, tmp_path: Path, version: int
+) -> None:
+    source = await opened(version, tmp_path)
+    await source.close()
+
+    rows = await copy(tmp_path / "shoal.db", url)
+
+    source = await opened(version, tmp_path)
+    store = PostgresStore(url)
+    await store.open()
+    assert rows["jobs"] > 0
+    assert await contents(store) == await contents(source)
+    await store.append([submitted(1)], 1.0)  # numbers go on
+    assert (await store.recent(JobFilter(), 1)).jobs[0].id == "j1"
+    await store.close()
+    await source.close()
+    assert maintenance.check(url) == []
+    with pytest.raises(StoreError, match="is not empty"):
+        await copy(tmp_path / "shoal.db", url)
+
+
+async def test_a_file_in_use_is_not_copied(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_database, "LOCK_ATTEMPTS", 1)
+    with pytest.raises(StoreBroken, match="is missing"):
+        await copy(tmp_path / "shoal.db", url)
+    source = SqliteStore(tmp_path / "shoal.db")
+    await source.open()
+
+    with pytest.raises(StoreError, match="is in use"):
+        await copy(tmp_path / "shoal.db", url)
+
+    await source.close()
+    with sqlite3.connect(tmp_path / "shoal.db") as sql:
+        sql.execute("PRAGMA user_version = 3")
+    with pytest.raises(StoreError, match="version 3, expected"):
+        await copy(tmp_path / "shoal.db", url)
 
 
 async def test_a_damaged_row_is_damage(url: str) -> None:

@@ -1,5 +1,6 @@
-"""``shoal db``: check, back up, restore and compact a coordinator's database."""
+"""``shoal db``: check, back up, restore, compact and copy a coordinator's database."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from shoal.app.database import store_at
+from shoal.app.database import EXAMPLE, store_at
 from shoal.cli.options import data_dir_option, json_option
 from shoal.cli.terminal import show
 from shoal.config import store_url
@@ -24,7 +25,7 @@ NEWEST_BACKUP = "newest-backup"
 
 @click.group("db")
 def command() -> None:
-    """Check, back up, restore and compact a coordinator's database, on its machine."""
+    """Check, back up, restore, compact and copy a coordinator's database."""
 
 
 store_option = click.option(
@@ -129,6 +130,29 @@ def compact(data_dir: Path, store: str, as_json: bool) -> None:
     sizes = f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now"
     shown = {"bytes_before": before, "bytes_after": after}
     show(shown, as_json, f"{path}: {sizes}")
+
+
+@command.command("copy")
+@data_dir_option
+@store_option
+@json_option
+def copy(data_dir: Path, store: str, as_json: bool) -> None:
+    """Copy the database of a stopped coordinator to a PostgreSQL server.
+
+    The database there must be empty.  The file in the data folder stays as it is.
+    """
+    path = _database(data_dir)
+    if not store:
+        raise ConfigError(f"--store: expected where to copy {path} to, as {EXAMPLE}")
+    name = store_at(store, data_dir).name
+    from shoal.store.postgres.copying import copy as copied_to  # late: with psycopg
+
+    rows = asyncio.run(copied_to(path, store))
+    lines = [
+        f"copied {rows['jobs']} jobs and {sum(rows.values())} rows in all to {name}",
+        f"start `shoal serve` with --store; {path} is not used any more",
+    ]
+    show({"database": name, "rows": rows}, as_json, *lines)
 
 
 def newest_backup(folder: Path) -> Path | None:
