@@ -3,8 +3,10 @@
 import asyncio
 import json
 import secrets
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +19,8 @@ from harness.speed import scaled
 from ledger.builders import PRICES
 from protocols.contexts import SIGNER, protocol_context
 from shoal.app.endpoints import anonymous_http
+from shoal.app.front import FrontBodies, front_listener
+from shoal.app.parts import HTTP_SOCKET, LINK_SOCKET
 from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
@@ -29,6 +33,11 @@ from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
+from shoal.front.elsewhere import Elsewhere
+from shoal.front.front_access import FrontAccess
+from shoal.front.hub_links import FrontLinks
+from shoal.front.linked_jobs import LinkedJobs, unix_connection
+from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import Access, key_cache
@@ -39,6 +48,7 @@ from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.web_origins import PagePolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
+from shoal.gateway.metrics.monitoring import METRICS
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
 from shoal.ledger.prices import PriceList
 from shoal.peers.connections import PeerConnections
@@ -198,8 +208,9 @@ async def serving(
     restarted: bool = False,
     prices: PriceList = PRICES,
     approve_nodes: bool = False,
+    front: bool = False,
 ) -> AsyncIterator[Pool]:
-    """Run a coordinator within the block.
+    """Run a coordinator within the block; its clients reach it through a ``front``.
 
     ``wires`` holds protocols' configurations by name; ``file_limits`` are the bytes of
     a file, and of all files of a key.  ``restarted``: it goes on with the jobs in the
@@ -262,7 +273,9 @@ async def serving(
         payments=payments,
         bodies=bodies,
     )
-    app = make_app(gateway, _upgrades(hub, clock, admission, wires or {}))
+    app = make_app(
+        *(gateway, _upgrades(hub, clock, admission, wires or {})), from_fronts=front
+    )
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -271,9 +284,18 @@ async def serving(
         shutdown_timeout=0.1,
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    ending = AsyncExitStack()
+    if front:
+        sockets = await asyncio.to_thread(tempfile.mkdtemp)  # of a short name
+        ending.callback(shutil.rmtree, sockets)
+        await web.UnixSite(runner, f"{sockets}/{HTTP_SOCKET}").start()
+        serving_front = front_of(
+            gateway, app, Path(sockets), open_loopback=open_loopback
+        )
+        url = await ending.enter_async_context(serving_front)
+    else:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     running = asyncio.gather(
         hub.run(), calls.run(), gateway.batches.run(PoolLineJobs(gateway))
     )
@@ -281,11 +303,51 @@ async def serving(
         async with ClientSession() as session:
             yield Pool(url, hub, session, gateway, app[EVENT_LOG], runner.cleanup)
     finally:
+        await ending.aclose()
         await runner.cleanup()
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
         await store.close()
+
+
+@asynccontextmanager
+async def front_of(
+    gateway: Gateway, app: web.Application, folder: Path, *, open_loopback: bool
+) -> AsyncIterator[str]:
+    """Run a front of a coordinator within the block; gives its URL."""
+    links = FrontLinks(
+        *(gateway.hub, gateway.access, gateway.clock), app[METRICS].requests.add
+    )
+    jobs = LinkedJobs(
+        unix_connection(folder / LINK_SOCKET), gateway.clock, gateway.hub.new_id
+    )
+    elsewhere: Any = Elsewhere()
+    access: Any = FrontAccess(jobs, open_loopback=open_loopback)
+    here = replace(
+        gateway,
+        hub=elsewhere,
+        calls=elsewhere,
+        store=elsewhere,
+        admission=elsewhere,
+        files=elsewhere,
+        batches=elsewhere,
+        access=access,
+        bodies=FrontBodies(),
+    )
+    async with (
+        links.listening(folder / LINK_SOCKET),
+        front_listener(
+            *(here, OPERATIONS, jobs, folder / HTTP_SOCKET, "127.0.0.1"),
+            *(None, Strangers()),
+        ) as bound,
+    ):
+        link = asyncio.create_task(jobs.run_link())
+        try:
+            await jobs.wait_up()
+            yield f"http://127.0.0.1:{bound.port}"
+        finally:
+            link.cancel()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

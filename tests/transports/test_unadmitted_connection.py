@@ -153,7 +153,7 @@ def test_a_message_has_a_limit_of_size() -> None:
         fits, exceeds = Opened(strangers), Opened(strangers)
         for each in (fits, exceeds):
             each.connection.data_received(HEAD)
-            UnadmittedConnection.begin_messages(each.transport, strangers)
+            UnadmittedConnection.begin_messages(each.transport, strangers, "")
             each.connection.progressed()
 
         for _ in range(3):
@@ -172,7 +172,7 @@ def test_a_message_has_a_limit_of_time_and_pings_have_none() -> None:
         pinging, slow = Opened(strangers), Opened(strangers)
         for each in (pinging, slow):
             each.connection.data_received(HEAD)
-            UnadmittedConnection.begin_messages(each.transport, strangers)
+            UnadmittedConnection.begin_messages(each.transport, strangers, "")
             each.connection.progressed()
 
         pinging.receive(PINGS_MAX - PIECE_OVERHEAD)
@@ -189,7 +189,7 @@ def test_a_message_that_was_taken_stops_the_clock() -> None:
     async def script(strangers: Strangers) -> None:
         opened = Opened(strangers)
         opened.connection.data_received(HEAD)
-        UnadmittedConnection.begin_messages(opened.transport, strangers)
+        UnadmittedConnection.begin_messages(opened.transport, strangers, "")
         opened.receive(2 * PINGS_MAX)
 
         opened.connection.progressed()
@@ -209,7 +209,7 @@ def test_messages_of_an_admitted_peer_of_http_count_again() -> None:
         assert UnadmittedConnection.of(opened.transport) is None
         assert UnadmittedConnection.of(None) is None
 
-        again = UnadmittedConnection.begin_messages(opened.transport, strangers)
+        again = UnadmittedConnection.begin_messages(opened.transport, strangers, "")
 
         assert UnadmittedConnection.of(opened.transport) is again
         assert len(strangers) == 1
@@ -241,7 +241,7 @@ def test_another_budget_has_its_own_limit_of_a_message() -> None:
         limited, unlimited = Opened(strangers), Opened(strangers)
         for each in (limited, unlimited):
             each.connection.data_received(HEAD)
-            UnadmittedConnection.begin_messages(each.transport, strangers)
+            UnadmittedConnection.begin_messages(each.transport, strangers, "")
             each.receive(2 * PINGS_MAX)  # the clock runs
 
         limited.connection.share_budget(others, 2 * MESSAGE_MAX)

@@ -20,6 +20,13 @@ from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.network import NetworkContext, PortsByWire, open_network
+from shoal.app.parts import (
+    HTTP_SOCKET,
+    LINK_SOCKET,
+    OLLAMA_SOCKET,
+    RETURN_SECONDS,
+    HubPart,
+)
 from shoal.app.settings import (
     NO_X402,
     CoordinatorSettings,
@@ -44,6 +51,7 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, Fenced, StoreBroken, StoreError
 from shoal.domain.ids import JobId
+from shoal.front.hub_links import FrontLinks
 from shoal.gateway.accounts.invitations import printed_token
 from shoal.gateway.accounts.sign_in import new_link
 from shoal.gateway.accounts.usage import record_open_jobs
@@ -59,6 +67,7 @@ from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
 from shoal.gateway.jobs.webhooks import EgressPolicy
+from shoal.gateway.metrics.monitoring import METRICS
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
@@ -68,8 +77,9 @@ from shoal.store import signing_keys
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
+from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
-from shoal.transports.http_server import http_listener, public_urls
+from shoal.transports.http_server import http_listener, public_urls, unix_listener
 from shoal.transports.strangers import Strangers, bounded_strangers
 from shoal.transports.tracing.spans import SpanSink, open_spans
 from shoal.worker.hardware import this_machine
@@ -107,6 +117,8 @@ class RunningCoordinator:
     """The file of the local authority that signed the certificate."""
     dashboard: str
     """The link that opens the dashboard and signs in, once, as the first key."""
+    hand_over: Callable[[], None] = lambda: None
+    """Cuts the links to fronts, whose clients go on where the next hub is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +134,11 @@ async def run_coordinator(
     config: ServeConfig,
     wires: Mapping[str, object] = NO_WIRES,
     x402: X402Config = NO_X402,
+    part: HubPart | None = None,
 ) -> AsyncIterator[RunningCoordinator]:
     """Run a coordinator for the length of the block.
+
+    ``part``: its HTTP is served by fronts, in other processes.
 
     ``wires`` holds protocols' configurations by name; a protocol without one gets its
     defaults.
@@ -171,7 +186,8 @@ async def run_coordinator(
         )
         calls = DurableCalls(hub, store, clock)
         hub.carried = calls
-        if restored := await hub.restore():
+        returning = 0.0 if part is None else RETURN_SECONDS
+        if restored := await hub.restore(returning):
             log.info("restored jobs=%d", restored)
         contents = FileFolder(config.data_dir / FILES_FOLDER)
         uploads = ClientFiles(
@@ -230,11 +246,21 @@ async def run_coordinator(
             *(hub, clock, admission, policy, sharing, gateway.directory),
             share=gateway.bodies.share,
         )
-        strangers = bounded_strangers(clock)  # on all ports
+        # On all ports.
+        strangers = bounded_strangers(clock, 1 if part is None else config.fronts + 1)
         websockets = WebSocketRouter(
             clock, admission, endpoints, peers.serve, strangers
         )
-        app = make_app(gateway, websockets.handle, strangers)
+        has_fronts = part is not None
+        app = make_app(gateway, websockets.handle, strangers, from_fronts=has_fronts)
+        links = FrontLinks(hub, gateway.access, clock, app[METRICS].requests.add)
+        drain = config.drain
+
+        def hand_over() -> None:
+            nonlocal drain
+            drain = 0.0
+            links.hand_over()
+
         network = NetworkContext(
             *(peers.serve, admission, clock, Random(), config.host),
             None if https is None else https.presented,
@@ -244,15 +270,11 @@ async def run_coordinator(
         # Clients that still wait at the end are disconnected after the hub has stopped:
         # their jobs must not be cancelled, because they continue after the next start.
         async with (
-            http_listener(
-                app,
-                config.host,
-                config.port,
-                None if https is None else https.context,
-                strangers,
-                look=first_look(gateway),
-            ) as http,
-            _ollama_listener(gateway, app, config, https, strangers) as ollama_port,
+            _http_listener(gateway, app, config, https, strangers, part) as http,
+            _ollama_listener(
+                *(gateway, app, config, https, strangers, part)
+            ) as ollama_port,
+            _link_listener(links, part),
             asyncio.TaskGroup() as tasks,
         ):
             background = [
@@ -295,12 +317,13 @@ async def run_coordinator(
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
                     new_link(gateway, next(iter(gateway.access.keyring.first))).url,
+                    hand_over,
                 )
                 peers.drain(STOPPING)
                 calls.stop()
                 gateway.batches.stop()
                 with suppress(TimeoutError, StoreError):
-                    async with asyncio.timeout(config.drain):
+                    async with asyncio.timeout(drain):
                         await hub.drain()
                         await calls.stored()
                 if hub.store_health.failing_for:
@@ -468,21 +491,62 @@ async def _gateway(
 
 
 @asynccontextmanager
+async def _http_listener(
+    gateway: Gateway,
+    app: web.Application,
+    config: ServeConfig,
+    https: Https | None,
+    strangers: Strangers,
+    part: HubPart | None,
+) -> AsyncIterator[BoundAddress]:
+    """Serve HTTP for the length of the block; gives where clients reach it."""
+    if part is not None:
+        async with unix_listener(app, part.socket(HTTP_SOCKET)):
+            yield part.bound
+        return
+    async with http_listener(
+        *(app, config.host, config.port),
+        None if https is None else https.context,
+        strangers,
+        look=first_look(gateway),
+    ) as bound:
+        yield bound
+
+
+@asynccontextmanager
+async def _link_listener(
+    links: FrontLinks, part: HubPart | None
+) -> AsyncIterator[None]:
+    """Accept links of fronts for the length of the block, if there are any."""
+    if part is None:
+        yield
+        return
+    async with links.listening(part.socket(LINK_SOCKET)):
+        yield
+
+
+@asynccontextmanager
 async def _ollama_listener(
     gateway: Gateway,
     app: web.Application,
     config: ServeConfig,
     https: Https | None,
     strangers: Strangers,
+    part: HubPart | None,
 ) -> AsyncIterator[int | None]:
     """Serve Ollama's API for the length of the block; gives its port, if it has one."""
     if config.ollama_port is None:
         yield None
         return
+    ollama = make_ollama_app(app, gateway, strangers, from_fronts=part is not None)
+    if part is not None:
+        async with unix_listener(ollama, part.socket(OLLAMA_SOCKET)):
+            yield part.ollama_port
+        return
     tls = None if https is None else https.context
     where = (config.host, config.ollama_port)
     async with http_listener(
-        make_ollama_app(app, gateway, strangers),
+        ollama,
         *where,
         tls,
         strangers,

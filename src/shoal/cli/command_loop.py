@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.domain.errors import ShoalError
+from shoal.processes.programs import STOP_WITH_STDIN
 from shoal.transports.clock import fast_loop_factory
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOP_WITH_STDIN = "SHOAL_STOP_WITH_STDIN"
-"""The variable of a command that stops when its standard input ends.
-
-The parent holds the other end of that pipe: even where it is killed, the child ends.
-"""
 
 
 def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:

@@ -29,6 +29,12 @@ class ServeConfig:
         None,
         everyday=True,
     )
+    fronts: int = setting(
+        "processes that serve HTTP, on as many cores; answers then survive the loss of "
+        "the one that has the pool; 0: one process for all",
+        0,
+        "N",
+    )
     ollama_open: bool = setting(
         "access to Ollama's API without a key, for anyone who reaches it; web pages "
         "of other sites are refused",

@@ -94,6 +94,11 @@ class Answer:
         return "".join(each for each in self._pieces.all() if isinstance(each, str))
 
     @property
+    def pieces(self) -> list[AnswerPiece]:
+        """All that was written so far."""
+        return self._pieces.all()
+
+    @property
     def thoughts(self) -> str:
         """The thoughts so far, of an answer of nothing but these and text."""
         pieces = self._pieces.all() if self._joinable else ()

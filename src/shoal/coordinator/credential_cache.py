@@ -34,12 +34,17 @@ class CredentialCache(Generic[C]):
         self.by_id: Callable[[str], C | None] = self._by_id.get
         self._by_digest: dict[bytes, str] = {}  # the ids
         self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
+        self._listeners: list[Callable[[], None]] = []
         self._unsaved: set[str] = set()  # ids revoked here, but not in the store
         for each in kept:
             self._keep(each)
 
     def __iter__(self) -> Iterator[C]:
         return iter(list(self._by_id.values()))
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever a credential is no longer what it was."""
+        self._listeners.append(call)
 
     def by_secret(self, secret: str) -> C | None:
         """Return the credential with this secret, even if it has ended."""
@@ -121,6 +126,8 @@ class CredentialCache(Generic[C]):
     def update(self, changed: C) -> None:
         """Replace a credential by its changed version."""
         self._by_id[changed.id] = changed
+        for call in self._listeners:
+            call()
 
     def drop_ended(self, before: float) -> None:
         """Drop credentials that were revoked or had expired before then."""

@@ -1,5 +1,7 @@
 """All HTTP operations: the router and ``/openapi.json`` are made from them."""
 
+from collections.abc import Iterable
+
 from shoal.gateway import calls, dashboard, openapi, receipts
 from shoal.gateway.accounts import balances, credentials, invitations, sign_in, usage
 from shoal.gateway.batches import endpoints as batches
@@ -67,3 +69,31 @@ OLLAMA_PORT: tuple[Operation, ...] = (
     ),
 )
 """The operations at the port of Ollama's API."""
+
+
+def on_fronts(operations: Iterable[Operation]) -> list[Operation]:
+    """Return the operations that a process without the hub can answer.
+
+    They run jobs, and wait for their answers: what is frequent, and what streams.
+    """
+    return [
+        each
+        for each in operations
+        if each.method == "POST" and each.path.removeprefix("/ollama") in ON_FRONTS
+    ]
+
+
+ON_FRONTS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+    }
+)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -15,6 +15,7 @@ from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
+from shoal.gateway.http.internal import ADMITTED, with_front_client
 from shoal.gateway.http.operation import Operation, error_form_finder
 from shoal.gateway.http.proxies import FORWARDED_FOR
 from shoal.gateway.http.request_record import (
@@ -25,6 +26,7 @@ from shoal.gateway.http.request_record import (
 from shoal.gateway.http.responses import AT_ONCE_MAX
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
+from shoal.gateway.metrics.requests import AnsweredRequest, answered_request
 from shoal.gateway.metrics.traces import JobTraces, RequestTracer
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
@@ -56,7 +58,11 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(
-    gateway: Gateway, upgrade: Handler, strangers: Strangers | None = None
+    gateway: Gateway,
+    upgrade: Handler,
+    strangers: Strangers | None = None,
+    *,
+    from_fronts: bool = False,
 ) -> web.Application:
     """Build the application; ``upgrade`` handles WebSocket requests of workers.
 
@@ -76,7 +82,11 @@ def make_app(
     gateway.hub.subscribe(events.on_facts)
     live = LiveFeed(gateway, events)
     everyone = Strangers() if strangers is None else strangers
-    app = _application(gateway, OPERATIONS, upgrade, metrics, everyone)
+    app = application(
+        *(gateway, OPERATIONS, upgrade, metrics.requests, everyone),
+        from_fronts=from_fronts,
+    )
+    app[METRICS] = metrics
     app.on_startup.append(metrics.loop_lag.on_startup)
     app.on_cleanup.append(metrics.loop_lag.on_cleanup)
     app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
@@ -109,24 +119,47 @@ def first_look(gateway: Gateway) -> FirstLook:
 
 
 def make_ollama_app(
-    app: web.Application, gateway: Gateway, strangers: Strangers | None = None
+    app: web.Application,
+    gateway: Gateway,
+    strangers: Strangers | None = None,
+    *,
+    from_fronts: bool = False,
 ) -> web.Application:
     """Build the application of the port of Ollama's API, beside that of ``make_app``.
 
     It is counted with the requests of ``app``, and served in the same way.
     """
     everyone = Strangers() if strangers is None else strangers
-    return _application(gateway, OLLAMA_PORT, None, app[METRICS], everyone)
+    requests = app[METRICS].requests
+    return application(
+        *(gateway, OLLAMA_PORT, None, requests, everyone), from_fronts=from_fronts
+    )
 
 
-def _application(
+class RequestCounter(Protocol):
+    """Counts requests; ``active`` are those that have not ended."""
+
+    active: int
+
+    def add(self, answered: AnsweredRequest) -> None:
+        """Count a request that has ended."""
+
+
+def application(
     gateway: Gateway,
     operations: Sequence[Operation],
     upgrade: Handler | None,
-    metrics: PrometheusMetrics,
+    requests: RequestCounter,
     strangers: Strangers,
+    routes: Sequence[web.AbstractRouteDef] | None = None,
+    *,
+    from_fronts: bool = False,
 ) -> web.Application:
-    """Return the application of a port; ``upgrade`` None: without other WebSockets."""
+    """Return the application of a port; ``upgrade`` None: without other WebSockets.
+
+    ``routes``: in place of those of the operations.  ``from_fronts``: its requests come
+    from fronts of this coordinator.
+    """
     error_form = error_form_finder(operations)
     tracer = None
     if gateway.spans is not None:
@@ -134,6 +167,8 @@ def _application(
 
     @web.middleware
     def answer(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
+        if from_fronts:
+            request = with_front_client(request)
         address = request.remote or ""
         key = gateway.access.key_in(request.headers)
         if key is not None or gateway.access.recognizes(
@@ -159,7 +194,7 @@ def _application(
         record = begin_record(request, gateway.clock.now(), key)
         request = gateway.proxies.with_client(request)
         status = FAILED
-        metrics.requests.active += not is_upgrade
+        requests.active += not is_upgrade
         if tracer is not None and not is_upgrade:
             tracer.begin(record)
         try:
@@ -190,16 +225,17 @@ def _application(
             status = CLIENT_CLOSED
             raise
         finally:
-            metrics.requests.active -= not is_upgrade
+            requests.active -= not is_upgrade
             gateway.bodies.release(record)
             if record.upgraded:
                 status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()
             took, stranger = now - record.started_at, record.caller is None
-            log_request(request, record, status, took, by_stranger=stranger)
-            if not (is_upgrade and record.upgraded):  # a worker's, for days
-                known = gateway.hub.pool.roster.with_model
-                metrics.requests.observe(request, record, status, now, known)
+            if not record.relayed:
+                log_request(request, record, status, took, by_stranger=stranger)
+            # A worker's upgrade lasts for days.
+            if not (is_upgrade and record.upgraded) and not record.relayed:
+                requests.add(answered_request(request, record, status, now))
             if tracer is not None and not stranger:
                 tracer.end(request, record, status, took)
         return response
@@ -214,15 +250,17 @@ def _application(
         headers.update(OWN_HEADERS)
         if (caller := record.caller) is not None:
             headers.update(caller.headers)
+            if from_fronts:
+                headers[ADMITTED] = "1"
             if caller.session is not None:
                 headers.setdefault("Cache-Control", "no-store")
 
     app = web.Application(middlewares=[answer])
-    app[METRICS] = metrics
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(http_server.on_response)
-    for operation in operations:
-        app.add_routes([operation.route(gateway)])
+    if routes is None:
+        routes = [operation.route(gateway) for operation in operations]
+    app.add_routes(routes)
     return app
 
 

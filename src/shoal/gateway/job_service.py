@@ -3,7 +3,7 @@
 They reach the hub in no other way, so that it may be in another process.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -13,6 +13,7 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Work
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
 from shoal.pool.job_admission import without_tools
@@ -39,13 +40,14 @@ class JobService(Protocol):
         pay: Pay | None = None,
         *,
         early: bool = False,
+        seen: Sequence[AnswerPiece] | None = None,
     ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block, see ``JobQuotas.run_job``."""
 
     async def wait_accepted(self, job_id: JobId) -> None:
         """Wait until a job is accepted.  Raises the error it was refused with."""
 
-    def waits_for(self, job_id: JobId) -> str | None:
+    async def waits_for(self, job_id: JobId) -> str | None:
         """Return what a queued job waits for; None: it is not queued."""
 
     def observe(self, job_id: JobId) -> AbstractContextManager[AnswerCursor | None]:
@@ -73,7 +75,7 @@ class LocalJobs:
         self.without_tools = partial(without_tools, hub.pool)
         self.run = quotas.run_job
         self.wait_accepted = hub.wait_accepted
-        self.waits_for = hub.waits_for
+        self._waits_for = hub.waits_for
         self.observe = hub.observe_job
         self.cancel = hub.cancel
         self.cancel_now = hub.cancel_now
@@ -81,6 +83,9 @@ class LocalJobs:
     @property
     def models(self) -> Collection[str]:
         return self._pool.roster.models
+
+    async def waits_for(self, job_id: JobId) -> str | None:
+        return self._waits_for(job_id)
 
     def is_open(self, job_id: JobId) -> bool:
         return job_id in self._pool.jobs

@@ -25,6 +25,13 @@ FILES_MAX = 65_536  # open files
 LISTENING = "0A"  # TCP_LISTEN in the kernel's tables
 
 
+STOP_WITH_STDIN = "SHOAL_STOP_WITH_STDIN"
+"""The variable of a command that stops when its standard input ends.
+
+The parent holds the other end of that pipe: even where it is killed, the child ends.
+"""
+
+
 def allow_files() -> None:
     """Let this process open as many files as the system allows, up to ``FILES_MAX``.
 

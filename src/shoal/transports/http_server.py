@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aiohttp import HttpVersion11, web, web_response
@@ -19,6 +20,7 @@ from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
 from shoal.processes.programs import port_user
 from shoal.transports.acceptor import (
+    BACKLOG,
     TURN_TIMEOUT,
     Acceptor,
     BoundAddress,
@@ -62,6 +64,48 @@ log.addFilter(
 )
 
 
+async def listen_for_http(host: str, port: int, flag: str) -> list[socket.socket]:
+    """Listen at all addresses of a host.
+
+    Raises ConfigError if the port or the address is unavailable, naming its user.
+    """
+    if port > PORT_MAX:
+        raise ConfigError(f"{flag} {port}: expected at most {PORT_MAX}")
+    try:
+        return await listen(host, port, all_addresses=True, defer=MESSAGE_TIMEOUT)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: "
+            f"{describe_bind_error(error, port)}; "
+            f"choose another {flag} (0 lets the system choose) or --host"
+        ) from error
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    # A client that leaves cancels its handler, and with it its job.
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=log,
+        handler_cancellation=True,
+        auto_decompress=False,  # who reads a body does that, with a limit
+        keepalive_timeout=IDLE_MAX,
+        shutdown_timeout=SHUTDOWN_TIMEOUT,
+    )
+
+
+@asynccontextmanager
+async def unix_listener(app: web.Application, path: Path) -> AsyncIterator[None]:
+    """Serve ``app`` at a Unix socket for the length of the block."""
+    runner = _runner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, path, backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
 @asynccontextmanager
 async def http_listener(
     app: web.Application,
@@ -72,8 +116,11 @@ async def http_listener(
     *,
     look: FirstLook | None = None,
     flag: str = "--port",
+    sockets: Sequence[socket.socket] = (),
 ) -> AsyncIterator[BoundAddress]:
     """Serve ``app`` for the length of the block; gives its address and port.
+
+    ``sockets`` listen there already, if any are given.
 
     Connections begin as ``strangers``, until ``admit`` is called for one, unless
     a ``look`` at its first bytes says that it is a known client's.  ``flag`` is the
@@ -81,30 +128,10 @@ async def http_listener(
 
     Raises ConfigError if the port or the address is unavailable, naming its user.
     """
-    if port > PORT_MAX:
-        raise ConfigError(f"{flag} {port}: expected at most {PORT_MAX}")
-    # A client that leaves cancels its handler, and with it its job.
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=log,
-        handler_cancellation=True,
-        auto_decompress=False,  # who reads a body does that, with a limit
-        keepalive_timeout=IDLE_MAX,
-        shutdown_timeout=SHUTDOWN_TIMEOUT,
-    )
+    runner = _runner(app)
     await runner.setup()
     try:
-        try:
-            listeners = await listen(
-                host, port, all_addresses=True, defer=MESSAGE_TIMEOUT
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: "
-                f"{describe_bind_error(error, port)}; "
-                f"choose another {flag} (0 lets the system choose) or --host"
-            ) from error
+        listeners = [*sockets] or await listen_for_http(host, port, flag)
         assert runner.server is not None, "the runner is set up"
         opening = partial(_open, runner.server, tls, strangers)
         if tls is None:

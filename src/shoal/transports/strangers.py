@@ -250,10 +250,15 @@ class MeteredTls(ssl.SSLObject):
             self.share.charge(None, took)
 
 
-def bounded_strangers(clock: Clock) -> "Strangers":
-    """Return the strangers of a program, who may cost 4.5 % of a core together."""
+def bounded_strangers(clock: Clock, processes: int = 1) -> "Strangers":
+    """Return the strangers of a program, who may cost 4.5 % of a core together.
+
+    It is one of so many processes, whose strangers have one budget of memory.
+    """
     cpu = time.thread_time
     return Strangers(
+        HELD_MAX // processes,
+        STRANGERS_MAX // processes,
         share=LoopShare(clock, STRANGERS_SHARE, STRANGERS_BURST, cpu),
         familiar=LoopShare(clock, FAMILIAR_SHARE, FAMILIAR_BURST, cpu),
         accepting=LoopShare(clock, ACCEPTING_SHARE, ACCEPTING_BURST, cpu),

@@ -56,8 +56,11 @@ class UnadmittedConnection(asyncio.Protocol):
         all_strangers: Strangers,
         inner: asyncio.Protocol,
         stranger: Stranger | None = None,
+        *,
+        address: str = "",
     ) -> None:
         self.refusal = ""
+        self._address = address
         self._strangers = all_strangers
         self._inner = inner
         self._transport: asyncio.Transport | None = None
@@ -77,15 +80,15 @@ class UnadmittedConnection(asyncio.Protocol):
 
     @classmethod
     def begin_messages(
-        cls, transport: asyncio.Transport, all_strangers: Strangers
+        cls, transport: asyncio.Transport, all_strangers: Strangers, address: str
     ) -> "UnadmittedConnection":
         """Count messages of a WebSocket from now on.
 
-        The peer is a stranger again, whatever it was to HTTP.
+        The peer, at an ``address``, is a stranger again, whatever it was to HTTP.
         """
         if (connection := cls.of(transport)) is None:
             inner = cast(asyncio.Protocol, transport.get_protocol())
-            connection = cls(all_strangers, inner)
+            connection = cls(all_strangers, inner, address=address)
             connection._attach(transport)
             transport.set_protocol(connection)
         connection._stage = _Stage.MESSAGES
@@ -136,6 +139,10 @@ class UnadmittedConnection(asyncio.Protocol):
         """Lift all limits, and pay back what it has cost."""
         if self._stranger is not None:
             self._stranger.admit()
+        self.release()
+
+    def release(self) -> None:
+        """Lift all limits: another process counts the peer from now on."""
         self._leave()
         if self._transport is not None and not self.refusal:
             self._transport.set_protocol(self._inner)
@@ -174,7 +181,8 @@ class UnadmittedConnection(asyncio.Protocol):
         if self._stranger is not None:
             self._stranger.on_open(transport, self._drop)
         else:
-            self._stranger = self._strangers.add(_address_of(transport), self._drop)
+            address = _address_of(transport) or self._address
+            self._stranger = self._strangers.add(address, self._drop)
 
     def _receive(self, data: bytes) -> None:
         size = self._after_head(data) if self._stage is _Stage.HEAD else len(data)

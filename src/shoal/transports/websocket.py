@@ -268,7 +268,9 @@ async def accept(
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer has left")
-    unadmitted = UnadmittedConnection.begin_messages(transport, strangers)
+    unadmitted = UnadmittedConnection.begin_messages(
+        transport, strangers, request.remote or ""
+    )
     await socket.prepare(request)
     return WebSocketLink(socket, transport, request.remote or "?", unadmitted), socket
 

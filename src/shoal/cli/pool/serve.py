@@ -7,15 +7,18 @@ import json
 import logging
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
 from shoal.app.fleet_files import with_fleet
+from shoal.app.front import run_front
 from shoal.app.network import PortsByWire
+from shoal.app.parts import FrontPart, check_fronts, run_parts, this_part
 from shoal.app.server import RunningCoordinator, run_coordinator
 from shoal.cli.command_loop import run_loop
 from shoal.cli.local.db import newest_backup
@@ -91,6 +94,7 @@ def command(
         )
         for name, protocol in discover().items()
     }
+    check_fronts(config.fronts)
     x402 = load(X402Config, "x402", given(values, X402Config, "x402"), config_file)
 
     async def serve(stop: asyncio.Event) -> int:
@@ -102,13 +106,21 @@ def command(
         if log_path is not None:
             log_to_file(log_path, log_level, log_format)
         allow_files()
-        async with run_coordinator(config, wires, x402) as running:
+        part = this_part()
+        if isinstance(part, FrontPart):
+            return await _serve_front(config, wires, part, stop)
+        if part is None and config.fronts:
+            return await run_parts(config, stop)
+        async with run_coordinator(config, wires, x402, part) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
             # No token where nobody would see it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
-            join = await running.invite() if shown else ""
-            _announce(running, config, join, log_path, as_json=as_json)
+            if part is None or part.announces:
+                join = await running.invite() if shown else ""
+                _announce(running, config, join, log_path, as_json=as_json)
+            if part is not None:
+                _hand_over_at_sighup(running, stop)
             await stop.wait()
             click.echo("stopping: waiting for open jobs", err=True)
         return 0
@@ -118,6 +130,34 @@ def command(
     except StoreBroken as error:
         what_to_do = _what_to_do(config)
         raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
+
+
+def _hand_over_at_sighup(running: RunningCoordinator, stop: asyncio.Event) -> None:
+    """Let another process take over when this one gets a SIGHUP."""
+
+    def hand_over() -> None:
+        running.hand_over()
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hand_over)
+
+
+async def _serve_front(
+    config: ServeConfig,
+    wires: Mapping[str, object],
+    part: FrontPart,
+    stop: asyncio.Event,
+) -> int:
+    """Be a front until ``stop``; return the exit status."""
+    async with run_front(config, wires, part) as link:
+        _tune_garbage_collector()
+        stopped = asyncio.ensure_future(stop.wait())
+        ended = asyncio.ensure_future(link)
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            log.error("the front ends: %s", ended.exception())
+            return 1
+    return 0
 
 
 async def wait_for_space(

@@ -161,7 +161,7 @@ class PoolLineJobs:
         self, line: "_RunningLine", decoded: DecodedLine, caller: ApiCaller
     ) -> Job:
         gateway = self.gateway
-        work, left_out = fitting_work(gateway, decoded.work, caller.name)
+        work, left_out = fitting_work(gateway.jobs, decoded.work, caller.name)
         price = gateway.prices.price(Policy.CHEAP, work.kind)
         return Job(
             gateway.hub.new_id(),

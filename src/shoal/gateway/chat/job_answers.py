@@ -180,7 +180,7 @@ async def stream_answer(
                 encode = _naming_workers(reader, encode)
             await response.prepare(request)
             keepalive = partial(_keepalive, gateway, reader.job_id, form)
-            if first is None and (said := keepalive(early=False)):
+            if first is None and (said := await keepalive(early=False)):
                 await responses.write(request, response, said)
             whole = await responses.forward_pieces(
                 request,
@@ -219,7 +219,7 @@ async def _run(
     return reader.job_id, shown, usage
 
 
-def _keepalive(
+async def _keepalive(
     gateway: Gateway, job_id: JobId, form: AnswerForm, *, early: bool
 ) -> bytes:
     """Return what to write in a silence: what the job waits for, if comments can say.
@@ -227,7 +227,7 @@ def _keepalive(
     ``early``: the silence has just begun, because the job was requeued.
     """
     if form.keepalive is responses.SSE_KEEPALIVE:
-        waits_for = gateway.jobs.waits_for(job_id)
+        waits_for = await gateway.jobs.waits_for(job_id)
         if waits_for is not None:
             return f": waits for a worker, {ascii(waits_for)[1:-1]}\n\n".encode()
     return b"" if early else form.keepalive

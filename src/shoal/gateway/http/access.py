@@ -39,6 +39,8 @@ from shoal.transports.clock import Clock
 FIRST_KEY = "default"
 SUBMITTED_MAX = 1 << 14  # jobs that a running call may read and cancel: the newest
 
+A_GUESS = "1"  # a secret that a person chose
+
 LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
 """The key of requests without one from this machine, where those are allowed."""
 
@@ -47,6 +49,9 @@ ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0, priority_max=Priority.N
 
 Strangers do not overtake the jobs of keys.
 """
+
+KEYLESS = {each.name: each for each in (LOOPBACK_KEY, ANONYMOUS_KEY)}
+"""The keys of requests without one, by their names."""
 
 RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
 """Names of keys that are not in the key cache."""
@@ -244,6 +249,18 @@ class Access:
         except errors.Unauthorized:
             return False
         return True
+
+    def key_of(self, digest: bytes, address: str, *, guessable: bool) -> Key:
+        """Return the valid key whose secret a client at an address has sent.
+
+        ``guessable``: a person chose the secret.  Nothing is counted as a guess: who
+        presents a wrong one has to be refused by ``authorize``.
+
+        Raises Unauthorized, TooManyFailures.
+        """
+        now, secret = self._clock.now(), A_GUESS if guessable else None
+        self._failures.check(CredentialKind.API_KEY, address, now, secret)
+        return self.keyring.by_digest(digest, self._clock.wall())
 
     def submit(
         self,

@@ -44,6 +44,18 @@ def authorization_in(headers: Mapping[str, str]) -> str | None:
     return f"Bearer {bare}"
 
 
+def secret_in(authorization: str | None, *, exact: bool = False) -> str | None:
+    """Return the key that an ``Authorization`` header carries, if it does.
+
+    The scheme may be in any case (RFC 9110, section 11.1) unless ``exact``.
+    """
+    scheme, _, secret = (authorization or "").partition(" ")
+    known = scheme == "Bearer" if exact else scheme.lower() == "bearer"
+    if not exact:
+        secret = secret.strip()
+    return without_fingerprint(secret)[0] if known and secret else None
+
+
 KEY_PREFIX = "sk-shoal-"
 KEY_START = len(KEY_PREFIX) + 4  # characters that are shown, to recognise a key by
 
@@ -86,21 +98,17 @@ class Keyring:
     ) -> Key:
         """Return the key that an ``Authorization`` header carries at a Unix time.
 
-        The scheme may be in any case (RFC 9110, section 11.1) unless ``exact``.
+        ``exact`` is as in ``secret_in``.
 
         Raises Unauthorized, with what to do.
         """
-        scheme, _, secret = (authorization or "").partition(" ")
-        known = scheme == "Bearer" if exact else scheme.lower() == "bearer"
-        if not exact:
-            secret = secret.strip()
-        if not known or not secret:
+        secret = secret_in(authorization, exact=exact)
+        if secret is None:
             raise Unauthorized(
                 "no API key: send the header `Authorization: Bearer KEY`, or "
                 "`x-api-key: KEY`; `shoal serve` prints the first key, `shoal keys "
                 "create` creates more"
             )
-        secret, _ = without_fingerprint(secret)
         key = self._first.get(digest_of(secret)) or self.cache.by_secret(secret)
         if key is None:
             raise Unauthorized(

@@ -6,6 +6,7 @@ from collections.abc import (
     Callable,
     Iterable,
     Iterator,
+    Sequence,
 )
 from contextlib import (
     AbstractAsyncContextManager,
@@ -22,6 +23,7 @@ from shoal.domain.credentials import Key, day_of, tokens_to_read, usage_of
 from shoal.domain.errors import KeyRevoked, Unauthorized
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import (
     Call,
     CallStream,
@@ -68,18 +70,23 @@ class JobQuotas:
         pay: Pay | None = None,
         *,
         early: bool = False,
+        seen: Sequence[AnswerPiece] | None = None,
     ) -> AbstractAsyncContextManager[AnswerCursor]:
         """Run ``job`` for the length of the block, see ``Hub.run_job``.
 
         The limits a minute are added to ``headers``.  ``pay`` is called just before the
-        job is submitted.
+        job is submitted.  A restored job that a client comes back to has its tokens
+        reserved.
 
         Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
         the key's quota, and KeyRevoked or KeyExpired if the key has ended meanwhile;
         StoreError.
         """
         limiter = self._limiters.of(key, self._clock.now())
-        run = partial(self._hub.run_job, early=early, check=partial(self._check, key))
+        check = partial(self._check, key)
+        run = partial(self._hub.run_job, early=early, check=check, seen=seen)
+        if seen is not None and job.id in self._hub.pool.jobs:
+            limiter = None
         if limiter is None and pay is None and key.expires_at is None:
             return run(job)  # as most do
         return self._run_limited(job, key, headers, pay, limiter, run)

@@ -5,7 +5,7 @@ A log line has no prompts, answers or keys: only the names of keys.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
+LEFT_OUT = "x-shoal-left-out"
 
 _SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -48,6 +49,7 @@ class RequestRecord(msgspec.Struct):
     held_for: str = ""  # the key that they count for
     error: str = ""  # the code of its error, or empty
     upgraded: bool = False  # whether it became a WebSocket
+    relayed: bool = False  # whether another process answers it, which records it
     traceparent: str = ""  # what its job continues; empty: it is not traced
     span: TraceContext | None = None  # its own, if this coordinator makes spans
     client_span: str = ""  # the parent of that
@@ -72,10 +74,15 @@ class RequestRecord(msgspec.Struct):
         if self.job_id is not None and not (reader and reader.answer.refused):
             headers["x-shoal-job"] = self.job_id
         if self.left_out:  # which may name a model, as workers do
-            headers["x-shoal-left-out"] = ascii("; ".join(self.left_out))[1:-1]
+            headers[LEFT_OUT] = left_out_header(self.left_out)
         if reader is not None:
             headers.update(worker_headers(reader))
         return headers
+
+
+def left_out_header(left_out: Sequence[str]) -> str:
+    """Return what ``LEFT_OUT`` says."""
+    return ascii("; ".join(left_out))[1:-1]
 
 
 def worker_headers(reader: AnswerCursor) -> list[tuple[str, str]]:

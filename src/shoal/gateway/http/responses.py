@@ -135,10 +135,10 @@ class ClientGone(ConnectionError):
 class KeepAlive(Protocol):
     """Makes what is written in a silence; ``early``: when it has just begun."""
 
-    def __call__(self, *, early: bool) -> bytes: ...
+    async def __call__(self, *, early: bool) -> bytes: ...
 
 
-def _silent(*, early: bool) -> bytes:
+async def _silent(*, early: bool) -> bytes:
     return b""
 
 
@@ -221,7 +221,7 @@ async def forward_pieces(
                 return watch is None or not watch.blocks_end()
             pieces = None
             if early or silent:
-                said, early = keepalive(early=early), False
+                said, early = await keepalive(early=early), False
                 if said:
                     await write(request, response, said)
                 if silent:

@@ -13,6 +13,7 @@ from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
+from shoal.gateway.job_service import JobService
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
 
@@ -63,7 +64,7 @@ def build_job(
     key may not give its jobs that priority.
     """
     headers, owner, record = request.headers, caller.name, record_of(request)
-    work, tools = fitting_work(gateway, work, owner)
+    work, tools = fitting_work(gateway.jobs, work, owner)
     agreed = replace(
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
         left_out=(*left_out, *tools),
@@ -88,10 +89,10 @@ def build_job(
 
 
 def fitting_work(
-    gateway: Gateway, work: Work, owner: str
+    jobs: JobService, work: Work, owner: str
 ) -> tuple[Work, Sequence[str]]:
     """Return work without tools that no worker calls, and ``JobTerms.left_out``."""
-    fitting = gateway.jobs.without_tools(work, owner)
+    fitting = jobs.without_tools(work, owner)
     left_out = f"tools: no worker with {work.model} calls functions"
     return fitting, () if fitting is work else (left_out,)
 

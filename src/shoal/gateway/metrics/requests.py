@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
+import msgspec
 from aiohttp import web
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -9,6 +10,8 @@ from prometheus_client.registry import Collector
 from shoal.domain.gen_ai import OPERATION_NAMES
 from shoal.domain.histogram import observe
 from shoal.domain.ids import WorkerId
+from shoal.domain.outcome import Usage
+from shoal.domain.work import JobKind
 from shoal.gateway.http.request_record import RequestRecord
 from shoal.gateway.http.responses import without_keys
 from shoal.gateway.metrics.families import HistogramFamily, gauge
@@ -95,12 +98,31 @@ TOKENS = tuple(float(4**power) for power in range(2, 10))
 PER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
+class AnsweredRequest(msgspec.Struct, frozen=True):
+    """What is counted of a request that has ended; one without a ``kind`` had no job.
+
+    ``first_output`` is in seconds since it came.
+    """
+
+    method: str
+    route: str
+    status: int
+    seconds: float
+    kind: JobKind | None = None
+    model: str = ""
+    error: str = ""
+    first_output: float | None = None
+    usage: Usage | None = None
+
+
 class RequestMetrics(Collector):
     """Counts requests that have ended, by route, operation and model."""
 
-    def __init__(self, models: ModelLabels) -> None:
+    def __init__(self, models: ModelLabels, known: Collection[str]) -> None:
+        """``known`` are the models of the pool."""
         self.active = 0
         """The number of requests that have not ended."""
+        self._known = known
 
         self._models = models
         labels = ("gen_ai_operation_name", "gen_ai_request_model")
@@ -147,35 +169,45 @@ class RequestMetrics(Collector):
         yield from self._per_token.collect()
         yield from self._tokens.collect()
 
-    def observe(
-        self,
-        request: web.Request,
-        record: RequestRecord,
-        status: int,
-        now: float,
-        known: Collection[str],
-    ) -> None:
-        """Record a request that has ended; ``known`` are the models of the pool."""
-        seconds = now - record.started_at
-        method = request.method if request.method in METHODS else OTHER_METHOD
-        route = _route_label(request)
-        found = [(self._requests.of[method, route, str(status)], seconds)]
-        if record.kind is None:
+    def add(self, answered: AnsweredRequest) -> None:
+        """Count a request that has ended."""
+        of = answered
+        found = [(self._requests.of[of.method, of.route, str(of.status)], of.seconds)]
+        if of.kind is None:
             observe(*found)
             return
-        labels = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
-        found.append((self._duration.of[*labels, record.error], seconds))
-        first = record.first_output
+        model = self._models.label(of.model, self._known)
+        labels = (OPERATION_NAMES[of.kind], model)
+        found.append((self._duration.of[*labels, of.error], of.seconds))
+        first = of.first_output
         if first is not None:
-            found.append((self._first_output.of[labels], first - record.started_at))
-        if (usage := record.usage) is not None:
-            written = usage.completion_tokens
-            found.append((self._tokens.of[*labels, "input"], usage.prompt_tokens))
+            found.append((self._first_output.of[labels], first))
+        if of.usage is not None:
+            read, written = of.usage.prompt_tokens, of.usage.completion_tokens
+            found.append((self._tokens.of[*labels, "input"], read))
             found.append((self._tokens.of[*labels, "output"], written))
             if first is not None and written > 1:
-                each = (now - first) / (written - 1)
-                found.append((self._per_token.of[labels], each))
+                per_token = (of.seconds - first) / (written - 1)
+                found.append((self._per_token.of[labels], per_token))
         observe(*found)
+
+
+def answered_request(
+    request: web.Request, record: RequestRecord, status: int, now: float
+) -> AnsweredRequest:
+    """Return what is counted of a request that has ended."""
+    first = record.first_output
+    return AnsweredRequest(
+        request.method if request.method in METHODS else OTHER_METHOD,
+        _route_label(request),
+        status,
+        now - record.started_at,
+        record.kind,
+        record.model,
+        record.error,
+        None if first is None else first - record.started_at,
+        record.usage,
+    )
 
 
 def _route_label(request: web.Request) -> str:

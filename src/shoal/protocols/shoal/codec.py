@@ -133,7 +133,7 @@ def _member_form(hint: Any, default: object) -> _FieldForm | None:
         return None
     known = {each.value: each for each in enum}
     return _FieldForm(
-        str | None, attrgetter("value"), lambda value: known.get(value, default)
+        str | int | None, attrgetter("value"), lambda value: known.get(value, default)
     )
 
 
@@ -157,8 +157,9 @@ def _field_form(hint: Any) -> _FieldForm:
             return _FieldForm(origin[tuple(each.type for each in inner)])
         items: Any = list.__class_getitem__(inner[0].type)
         return _FieldForm(items, _list_to_wire, _from_wire_as(origin))
-    if origin is frozenset and issubclass(args[0], Enum):
-        return _FieldForm(list[str], _names, _members_of(args[0]))
+    member = args[0] if args and isinstance(args[0], type) else object
+    if origin is frozenset and issubclass(member, Enum):
+        return _FieldForm(list[str], _names, _members_of(member))
     if origin is not None and issubclass(origin, Mapping):
         return _FieldForm(dict[str, Any])
     return _FieldForm(hint if isinstance(hint, type) or args or hint is ... else Any)

@@ -312,7 +312,7 @@ async def _follow(
         response,
         reader,
         encoder.encode,
-        keepalive=lambda early: b"" if early else responses.SSE_KEEPALIVE,
+        keepalive=_keepalive,
         watch=job_answers.answer_moderator(gateway, found.owner),
     )
     if not whole:
@@ -326,6 +326,10 @@ async def _follow(
         if gateway.jobs.is_open(reader.job_id):
             return encoder.encode_interruption(error)  # only this stream ends
         return encoder.encode_error(error)
+
+
+async def _keepalive(*, early: bool) -> bytes:
+    return b"" if early else responses.SSE_KEEPALIVE
 
 
 async def _ended(

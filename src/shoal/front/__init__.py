@@ -1,0 +1,1 @@
+"""Processes that serve HTTP for one coordinator, whose hub is in another process."""

@@ -1,0 +1,375 @@
+"""The jobs of a hub in another process.
+
+A front keeps the text of each open stream.  When the hub dies, or another takes its
+place, the stream is submitted to the next one with that text, and goes on.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from shoal import __version__
+from shoal.coordinator.answer import Answer, ReaderTooSlow
+from shoal.coordinator.answer_reader import AnswerCursor
+from shoal.domain.credentials import Key
+from shoal.domain.errors import Fenced, ShoalError, ShuttingDown
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job
+from shoal.domain.outcome import AnswerPiece
+from shoal.domain.work import Work
+from shoal.front import frames
+from shoal.front.channel import Channel
+from shoal.front.elsewhere import OnlyAtHub
+from shoal.front.hub_links import is_streamed
+from shoal.gateway.http.job_quotas import Pay
+from shoal.gateway.metrics.requests import AnsweredRequest
+from shoal.transports.clock import Clock, Timer
+
+RETRY_EVERY = 0.05  # seconds between attempts to reach the hub
+SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
+STREAM_PATIENCE = 30.0  # seconds that open streams do
+KEYS_MAX = 10_000  # keys that are known, each from one address
+NO_HUB = (
+    "the coordinator restarts, and was not back in time: try again shortly. No work is "
+    "accepted meanwhile, because none would be recorded"
+)
+
+Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
+"""Opens a connection to the hub, with the protocol that the function makes.
+
+Raises OSError.
+"""
+
+log = logging.getLogger("shoal.front")
+
+
+def unix_connection(path: Path) -> Connect:
+    """Return what connects to the hub at a Unix socket."""
+
+    async def connect(make: Callable[[], Channel]) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(make, str(path))
+
+    return connect
+
+
+class OtherVersion(Exception):
+    """The hub speaks another version: this front has to be started again."""
+
+
+class _Stream:
+    """The answer to one job, as far as it has come."""
+
+    def __init__(self, number: int, job: Job, key: Key) -> None:
+        self.number = number
+        self.job = job
+        self.digest = key.digest
+        self.submitted = False  # to any hub
+        self.accepted: asyncio.Future[frames.Accepted] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.answer: Answer | None = None
+        self.reader: AnswerCursor | None = None
+
+    def submission(self) -> frames.Submit:
+        """Return what submits the job, for the first time or to the next hub."""
+        seen: tuple[AnswerPiece, ...] = ()
+        if self.answer is not None and is_streamed(self.job):
+            seen = tuple(self.answer.pieces)
+        again, self.submitted = self.submitted, True
+        return frames.Submit(self.number, self.digest, self.job, again, seen)
+
+    def accept(self, accepted: frames.Accepted) -> None:
+        if self.answer is None and not self.accepted.done():
+            self.answer = Answer(accepted.job_id)
+            self.reader = self.answer.open_reader()
+            self.accepted.set_result(accepted)
+
+    def fail(self, error: ShoalError) -> None:
+        """End with an error."""
+        if self.answer is not None:
+            self.answer.finish(error)
+        elif not self.accepted.done():
+            self.accepted.set_exception(error)
+
+
+class LinkedJobs:
+    """The jobs and keys of the hub, as ``JobService`` and for ``FrontAccess``."""
+
+    def __init__(
+        self, connect: Connect, clock: Clock, new_id: Callable[[], JobId]
+    ) -> None:
+        self.new_id = new_id
+        self.models: Collection[str] = ()
+        self.active = 0  # requests, see ``RequestCounter``
+        self.epoch = 0
+        self._connect = connect
+        self._clock = clock
+        self._channel: Channel | None = None  # None: there is no hub
+        self._giving_up: Timer | None = None
+        self._refusal: OtherVersion | None = None
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, _Stream] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._keys: OrderedDict[tuple[bytes, str], Key] = OrderedDict()
+        self._keys_version = 0
+
+    async def run_link(self) -> NoReturn:
+        """Keep a link to the hub.  Raises OtherVersion."""
+        self._await_hub()
+        while True:
+            self._lost.clear()
+            try:
+                await self._connect(self._make_channel)
+            except OSError:
+                await asyncio.sleep(RETRY_EVERY)
+                continue
+            await self._lost.wait()
+            if self._refusal is not None:
+                raise self._refusal
+
+    def close(self, error: ShoalError) -> None:
+        """End all open streams with an error."""
+        for stream in [*self._streams.values()]:
+            stream.fail(error)
+        if self._channel is not None:
+            self._channel.close()
+
+    async def wait_up(self) -> None:
+        """Wait until there is a hub.  Raises ShuttingDown if that takes too long."""
+        if self._up.is_set():
+            return
+        try:
+            async with asyncio.timeout(SUBMIT_PATIENCE):
+                await self._up.wait()
+        except TimeoutError:
+            raise ShuttingDown(NO_HUB) from None
+
+    # As ``RequestCounter``.
+
+    def add(self, answered: AnsweredRequest) -> None:
+        """Let the hub count a request that this front has answered."""
+        if self._channel is not None:
+            self._channel.send(answered)
+
+    # Keys.
+
+    def known_key(self, digest: bytes, address: str) -> Key | None:
+        """Return a valid key that the client at an address has used before."""
+        if (key := self._keys.get((digest, address))) is None:
+            return None
+        if key.expires_at is not None and self._clock.wall() >= key.expires_at:
+            return None
+        return key
+
+    async def key(self, digest: bytes, address: str, *, guessable: bool) -> Key | None:
+        """Return the valid key whose secret the client at an address has sent.
+
+        None: the hub has to refuse it, and counts it as a guess.
+        """
+        if (known := self.known_key(digest, address)) is not None:
+            return known
+        version = self._keys_version
+        found = await self._ask(
+            lambda number: frames.KeyQuery(number, digest, address, guessable)
+        )
+        if found is None or not found.name:
+            return None
+        key = Key(
+            *("", found.name, digest, "", found.scope, 0.0, found.expires_at),
+            priority_max=found.priority_max,
+        )
+        if version == self._keys_version:
+            self._keys[digest, address] = key
+            if len(self._keys) > KEYS_MAX:
+                self._keys.popitem(last=False)
+        return key
+
+    def _forget_keys(self) -> None:
+        self._keys_version += 1
+        self._keys.clear()
+
+    # As ``JobService``.
+
+    def without_tools(self, work: Work, owner: str) -> Work:
+        """Return the work as it is: the hub leaves its tools out."""
+        return work
+
+    @asynccontextmanager
+    async def run(
+        self,
+        job: Job,
+        key: Key,
+        headers: dict[str, str],
+        pay: Pay | None = None,
+        *,
+        early: bool = False,
+        seen: Sequence[AnswerPiece] | None = None,
+    ) -> AsyncIterator[AnswerCursor]:
+        """Run ``job`` for the length of the block, which begins when it is accepted."""
+        assert pay is None, "payments are collected where the hub is"
+        assert seen is None, "clients come back to hubs, not to fronts"
+        await self.wait_up()
+        stream = _Stream(next(self._numbers), job, key)
+        self._streams[stream.number] = stream
+        try:
+            self._submit(stream)
+            headers.update((await stream.accepted).headers)
+            assert stream.reader is not None, "it is accepted"
+            yield stream.reader
+        finally:
+            self._leave(stream)
+
+    async def wait_accepted(self, job_id: JobId) -> None:
+        """Return: a block of ``run`` begins only then."""
+
+    async def waits_for(self, job_id: JobId) -> str | None:
+        waits = await self._ask(lambda number: frames.WaitQuery(number, job_id))
+        return None if waits is None else waits.what or None
+
+    def cancel(self, job_id: JobId, reason: str) -> bool:
+        if self._channel is not None:
+            self._channel.send(frames.Cancel(job_id, reason))
+        return True
+
+    def observe(self, job_id: JobId) -> AbstractContextManager[AnswerCursor | None]:
+        raise OnlyAtHub
+
+    def is_open(self, job_id: JobId) -> bool:
+        raise OnlyAtHub
+
+    async def cancel_now(self, job_id: JobId, reason: str) -> None:
+        raise OnlyAtHub
+
+    # The link.
+
+    def _make_channel(self) -> Channel:
+        return Channel(frames.OF_HUBS, self._on_open, self._on_frame, self._on_lost)
+
+    def _on_open(self, channel: Channel) -> None:
+        channel.send(frames.LinkOpening(frames.VERSION, __version__, self.epoch))
+
+    def _on_lost(self, channel: Channel) -> None:
+        self._lost.set()
+        if channel is not self._channel:
+            return
+        self._channel = None
+        self._up.clear()
+        self._forget_keys()
+        asked, self._asked = self._asked, {}
+        for waiting in asked.values():
+            if not waiting.done():
+                waiting.set_result(None)
+        self._await_hub()
+        log.warning("lost the hub streams=%d", len(self._streams))
+
+    def _await_hub(self) -> None:
+        """Give open streams up unless a hub is there in time."""
+        if self._giving_up is None:
+            soonest = self._clock.now() + STREAM_PATIENCE
+            self._giving_up = self._clock.call_at(soonest, self._give_up)
+
+    def _give_up(self) -> None:
+        self._giving_up = None
+        for stream in [*self._streams.values()]:
+            stream.fail(ShuttingDown(NO_HUB))
+
+    def _submit(self, stream: _Stream) -> None:
+        if self._channel is not None:
+            self._channel.send(stream.submission())
+
+    def _leave(self, stream: _Stream) -> None:
+        if self._streams.pop(stream.number, None) is not None and self._channel:
+            self._channel.send(frames.Leave(stream.number))
+
+    async def _ask(self, query: Callable[[int], object]) -> Any:
+        """Return the answer to a query; None: there is no hub."""
+        if self._channel is None:
+            return None
+        number = next(self._numbers)
+        answered = asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        try:
+            self._channel.send(query(number))
+            return await answered
+        finally:
+            self._asked.pop(number, None)
+
+    def _on_frame(self, channel: Channel, frame: frames.HubFrame) -> None:
+        match frame:
+            case frames.LinkOpening():
+                self._welcome(channel, frame)
+            case frames.Models(models=models):
+                self.models = models
+            case frames.KeysChanged():
+                self._forget_keys()
+            case frames.KeyFound(number=number) | frames.Waits(number=number):
+                waiting = self._asked.get(number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame)
+            case (
+                frames.Accepted() | frames.Pieces() | frames.Requeued() | frames.Ended()
+            ):
+                if (stream := self._streams.get(frame.stream)) is not None:
+                    self._receive(stream, frame)
+
+    def _welcome(self, channel: Channel, opening: frames.LinkOpening) -> None:
+        if opening.version != frames.VERSION:
+            self._refusal = OtherVersion(
+                f"the coordinator is of release {opening.release}, and this front of "
+                f"{__version__}"
+            )
+            channel.close()
+            return
+        self._channel = channel
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        self.epoch, self.models = opening.epoch, opening.models
+        for stream in self._streams.values():
+            self._submit(stream)
+        self._up.set()
+
+    def _receive(
+        self,
+        stream: _Stream,
+        frame: frames.Accepted | frames.Pieces | frames.Requeued | frames.Ended,
+    ) -> None:
+        answer = stream.answer
+        match frame:
+            case frames.Accepted():
+                stream.accept(frame)
+            case frames.Pieces(pieces=pieces) if answer is not None:
+                answer.worker_id, answer.lease = frame.worker_id, frame.lease
+                with suppress(ReaderTooSlow):  # its reader has the error
+                    answer.append(pieces, self._clock.now())
+            case frames.Requeued() if answer is not None:
+                answer.requeue()
+            case frames.Ended(failure=failure):
+                if failure is not None and failure.kind == Fenced.__name__:
+                    return  # another hub has taken over, and the stream goes on there
+                self._streams.pop(stream.number, None)
+                self._end(stream, frame)
+            case frames.Pieces() | frames.Requeued():
+                pass  # not before it is accepted
+
+    def _end(self, stream: _Stream, ended: frames.Ended) -> None:
+        failure = ended.failure
+        end = ended.outcome if failure is None else failure.error()
+        assert end is not None, "a stream ends with either"
+        answer = stream.answer
+        if answer is None:
+            assert isinstance(end, ShoalError), "it was not accepted"
+            stream.fail(end)
+            return
+        if ended.worker_id is not None:
+            answer.worker_id, answer.lease = ended.worker_id, ended.lease
+        answer.refused = ended.refused
+        answer.finish(end)

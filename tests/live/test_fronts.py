@@ -1,0 +1,259 @@
+"""A coordinator whose HTTP is served by fronts, and processes of it that are killed."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
+from models.tiny_answers import ANSWERS
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="finds processes in /proc"
+)
+
+STORY = "Tell me a story."
+USER = [{"role": "user", "content": STORY}]
+
+
+def chat_text(lines: Iterator[str]) -> Iterator[str]:
+    for event in events(lines):
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or ""
+
+
+def responses_text(lines: Iterator[str]) -> Iterator[str]:
+    for event in events(lines):
+        if event["type"] == "response.output_text.delta":
+            yield event["delta"]
+
+
+def messages_text(lines: Iterator[str]) -> Iterator[str]:
+    for event in events(lines):
+        if event["type"] == "content_block_delta":
+            yield event["delta"]["text"]
+
+
+def ollama_chat_text(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield json.loads(line)["message"]["content"]
+
+
+def events(lines: Iterator[str]) -> Iterator[Any]:
+    """Yield the events of a stream, which must end as a whole one does."""
+    for line in lines:
+        kind, _, data = line.partition(": ")
+        if kind == "event":
+            assert data != "error"
+        if kind == "data" and data != "[DONE]":
+            event = json.loads(data)
+            assert "error" not in event or event["error"] is None, event
+            yield event
+
+
+STREAMS: Mapping[str, tuple[str, Any, Callable[[Iterator[str]], Iterator[str]]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": USER, "temperature": 0},
+        chat_text,
+    ),
+    "responses": ("/v1/responses", {"input": STORY, "temperature": 0}, responses_text),
+    "messages": (
+        "/v1/messages",
+        {"messages": USER, "max_tokens": 500, "temperature": 0},
+        messages_text,
+    ),
+    "ollama": (
+        "/ollama/api/chat",
+        {"messages": USER, "options": {"temperature": 0}},
+        ollama_chat_text,
+    ),
+}
+
+
+class Fronts:
+    """A coordinator with fronts, and its processes."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    def pids(self, part: str) -> list[int]:
+        """Return the processes of a part: ``HubPart`` or ``FrontPart``."""
+        parent = self.pool.program.process.pid
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                status = (folder / "status").read_text()
+                environment = (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"\nPPid:\t{parent}\n" in status and part.encode() in environment:
+                found.append(int(folder.name))
+        return found
+
+    def kill_hub(self, number: int = signal.SIGKILL) -> None:
+        """End the hub, and wait for the next one."""
+        (hub,) = self.pids("HubPart")
+        os.kill(hub, number)
+        eventually(lambda: hub not in self.pids("HubPart"), "the hub is gone")
+        eventually(lambda: self.pids("HubPart"), "another hub")
+
+    def ask(self, path: str, body: Any = None, key: str = KEY) -> Any:
+        """Return the JSON of an answer."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        request = Request(self.pool.url + path, data, headers)
+        with urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    def refusal(self, path: str, body: Any = None, key: str = KEY) -> int:
+        """Return the status of a request that is refused."""
+        with pytest.raises(HTTPError) as refused:
+            self.ask(path, body, key)
+        return refused.value.code
+
+
+@pytest.fixture
+def fronts(programs: Programs) -> Fronts:
+    return Fronts(programs.serve("--fronts", "2"))
+
+
+class Reading:
+    """A stream that is read in a thread."""
+
+    def __init__(self, fronts: Fronts, dialect: str) -> None:
+        self.text = ""
+        self.error: Exception | None = None
+        path, body, texts = STREAMS[dialect]
+        body = {"model": "tiny", "stream": True, **body}
+
+        def read() -> None:
+            try:
+                with fronts.pool.posting(path, body) as lines:
+                    for text in texts(line for line in lines if line):
+                        self.text += text
+            except Exception as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=read)
+        self.thread.start()
+
+    def end(self) -> str:
+        """Wait for the end; return the whole text."""
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        assert self.error is None, self.error
+        return self.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_streams_outlive_their_hub(
+    fronts: Fronts, number: int, programs: Programs, slow_model: GatedModel
+) -> None:
+    """Whether it is killed, or replaced by an upgrade."""
+    for name in ("one", "two"):
+        fronts.pool.joined(name, *slow_model.flags)
+    readings = [Reading(fronts, dialect) for dialect in STREAMS]
+    eventually(lambda: all(each.text for each in readings), "each has begun")
+
+    if number == signal.SIGHUP:
+        (hub,) = fronts.pids("HubPart")
+        fronts.pool.program.process.send_signal(number)
+        eventually(lambda: hub not in fronts.pids("HubPart"), "the hub is gone")
+        eventually(lambda: fronts.pids("HubPart"), "another hub")
+    else:
+        fronts.kill_hub()
+    slow_model.go_on.set()
+
+    assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
+    whole = fronts.ask(
+        "/v1/chat/completions", {"model": "tiny", "messages": USER, "temperature": 0}
+    )
+    assert whole["choices"][0]["message"]["content"] == ANSWERS[STORY]
+
+
+def chat_with(key: str, fronts: Fronts) -> str:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "ping"}]}
+    answer = fronts.ask("/v1/chat/completions", body, key)
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_revoked_key_is_refused_by_all_fronts(fronts: Fronts) -> None:
+    fronts.pool.joined("one")
+    created = fronts.ask("/admin/keys", {"name": "guest"})
+    tries = range(8)  # connections, which the fronts share
+    assert {chat_with(created["key"], fronts) for _ in tries} == {ANSWERS["ping"]}
+
+    request = Request(
+        f"{fronts.pool.url}/admin/keys/guest",
+        headers={"Authorization": f"Bearer {KEY}"},
+        method="DELETE",
+    )
+    urlopen(request, timeout=PATIENCE).close()
+
+    body = {"model": "tiny", "messages": USER}
+    refused = {
+        fronts.refusal("/v1/chat/completions", body, created["key"]) for _ in tries
+    }
+    assert refused == {401}
+    assert chat_with(KEY, fronts) == ANSWERS["ping"]
+
+
+def test_clients_of_a_lost_front_have_left(
+    fronts: Fronts, slow_model: GatedModel
+) -> None:
+    fronts.pool.joined("one", *slow_model.flags)
+    reading = Reading(fronts, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    lost = fronts.pids("FrontPart")
+    for front in lost:
+        os.kill(front, signal.SIGKILL)
+    eventually(lambda: len({*fronts.pids("FrontPart")} - {*lost}) == 2, "two others")
+
+    reading.thread.join(PATIENCE)
+    assert reading.text != ANSWERS[STORY]  # not a whole stream
+    eventually(
+        lambda: (
+            [each["state"] for each in fronts.ask("/admin/jobs")["data"]]
+            == ["cancelled"]
+        ),
+        "the job is cancelled",
+    )
+
+
+def test_without_a_hub_new_work_is_refused_with_the_reason(fronts: Fronts) -> None:
+    fronts.pool.joined("one")
+    parent, (hub,) = fronts.pool.program.process, fronts.pids("HubPart")
+    parent.send_signal(signal.SIGSTOP)  # it starts no other one
+    os.kill(hub, signal.SIGKILL)
+
+    body = {"model": "tiny", "messages": USER}
+    for path in ("/v1/chat/completions", "/v1/jobs/commit/fast"):
+        with pytest.raises(HTTPError) as refused:
+            fronts.ask(path, body)
+        assert refused.value.code == 503
+        assert refused.value.headers["Retry-After"]
+        assert "the coordinator restarts" in refused.value.read().decode()
+
+    parent.send_signal(signal.SIGCONT)
+    eventually(lambda: {*fronts.pids("HubPart")} - {hub}, "another hub")
+    fronts.pool.joined("two")
+    assert chat_with(KEY, fronts) == ANSWERS["ping"]
+
+
+def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
+    others = [*fronts.pids("HubPart"), *fronts.pids("FrontPart")]
+
+    assert fronts.pool.program.terminate() == 0
+
+    assert not [each for each in others if Path(f"/proc/{each}").exists()]
