@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, TypeVar
 
 from protocols.contexts import SIGNER
@@ -11,17 +12,23 @@ from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import Fenced, StoreError
 from shoal.domain.ids import JobId
+from shoal.front.channel import Channel
+from shoal.front.hub_links import FrontLinks
+from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
+from shoal.gateway.http.authentication import Keyring
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.transports.clock import Clock
+from simulation.front_link import LinkEnd, connect
 from simulation.network import Wire
 from simulation.pauses import Process
 from simulation.shared_store import SharedStore
 
 T = TypeVar("T")
 
+KEY_OF_FRONTS = "sk-of-all-clients-at-fronts"
 LOOK_EVERY = 1.0  # seconds between looks whether another one has taken over
 EXIT_AFTER = 0.5  # seconds from a broken store to the end of the process
 
@@ -59,6 +66,8 @@ class Node:
         usable = [e for e in endpoints if isinstance(e, Listener | WebSocketRoute)]
         self.endpoint = max(usable, key=lambda each: isinstance(each, Listener))
         self.peers: PeerConnections
+        self.links: FrontLinks
+        self._front_links: list[LinkEnd] = []
         self.running: list[asyncio.Task[None]] = []
         self._name = protocol.name
         self._clock = clock
@@ -76,6 +85,9 @@ class Node:
         await self.hub.restore(await_clients)
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self._clock)
+        keyring = Keyring(await key_cache(keys), {FIRST_KEY: KEY_OF_FRONTS})
+        access = Access(self.hub, self._clock, keyring, keys)
+        self.links = FrontLinks(self.hub, access, self._clock, lambda answered: None)
         self.peers = PeerConnections(self.hub, self._clock, admission)
 
     def watch(self) -> None:
@@ -101,6 +113,7 @@ class Node:
         self.up = False
         dead = [*self.running, *self._serving, *self._clients]
         self.cut()
+        self.cut_links()
         for task in dead:
             task.cancel()
         return dead
@@ -109,6 +122,17 @@ class Node:
         """Cut the connections of all workers."""
         for wire in self._serving.values():
             wire.cut()
+
+    def link(self, front: Channel, front_process: Context) -> None:
+        """Accept the link of a front."""
+        end = connect(front, self.links.channel, front_process, self.process.context)
+        self._front_links.append(end)
+
+    def cut_links(self) -> None:
+        """Cut the links of all fronts."""
+        links, self._front_links = self._front_links, []
+        for each in links:
+            each.abort()
 
     def raise_failure(self) -> None:
         """Raise what the hub died of, unless that was a takeover."""

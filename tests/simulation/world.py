@@ -4,8 +4,9 @@ engines and faults that are made up, all of it reproducible from one seed."""
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -16,7 +17,8 @@ from msgspec import structs
 from protocols.contexts import protocol_context, require_token
 from shoal.calls.durable import DurableCalls
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import Fenced, JobError, ShoalError
+from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -26,9 +28,11 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
-from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
+from shoal.front.channel import Channel
+from shoal.front.linked_jobs import LinkedJobs
+from shoal.gateway.http.access import FIRST_KEY
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
@@ -41,12 +45,13 @@ from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
-from simulation.node import Node
+from simulation.node import KEY_OF_FRONTS, Node
 from simulation.shared_store import SharedStore
 
 T = TypeVar("T")
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
+CLIENT_KEY = Key("", FIRST_KEY, digest_of(KEY_OF_FRONTS), "", Scope.ADMIN, 0.0)
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
 TRIES_MAX = 1000  # times that a client asks again
 OWNERS = ("al", "bo", "cy")
@@ -94,6 +99,7 @@ class World:
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
         self.node: Node  # the coordinator that is active
+        self.front: LinkedJobs  # of the clients that stay
         self.protocol = protocol
         self._jobs = 0
         self._wires: list[Wire] = []
@@ -103,7 +109,7 @@ class World:
 
     @property
     def up(self) -> bool:
-        return self.node.up
+        return hasattr(self, "node") and self.node.up
 
     @property
     def hub(self) -> Hub:
@@ -120,10 +126,13 @@ class World:
     async def open(self) -> None:
         """Open the store, and start the coordinator."""
         await self.store.open()
+        self.front = LinkedJobs(self._link, self.clock, self.new_id)
+        self._linking = asyncio.create_task(self.front.run_link())
         await self.start()
 
     async def close(self) -> None:
         """End all coordinators, and close the store."""
+        self._linking.cancel()
         for node in self._nodes:
             await node.crash()
         await self.store.close()
@@ -146,6 +155,8 @@ class World:
         for each in self._nodes:
             each.watch()
         self.node = node
+        for each in self._nodes:
+            each.cut_links()  # its fronts have seen the new one
         self._nodes.append(node)
 
     def _setting(self) -> ProtocolContext:
@@ -253,39 +264,28 @@ class World:
 
     async def stay(self, model: str) -> None:
         """Be a client at a front, which goes on at whichever coordinator is active."""
-        job, seen, nodes = self._job(model), list[AnswerPiece](), set[Node]()
-        while True:
-            while not self.up:  # noqa: ASYNC110  # nothing tells when it is
-                await asyncio.sleep(self.random.uniform(0.0, 0.5))
-            node = self.node
-            reading = self.start_client(self._read_on(job, seen, again=bool(nodes)))
-            nodes.add(node)
-            while not reading.done() and node is self.node and node.up:
-                await asyncio.wait([reading], timeout=0.25)
-            reading.cancel()
-            await asyncio.wait([reading])
-            if not reading.cancelled() and not isinstance(reading.exception(), Fenced):
-                break
-            await asyncio.sleep(self.random.uniform(0.0, 0.5))
-        text, right = "".join(map(words_of, seen)), "".join(answer_to(job.work.text))
+        job, seen = self._job(model), list[str]()
+        first = self.front.epoch
+        try:
+            async with self.front.run(job, CLIENT_KEY, {}) as reader:
+                self.accepted[reader.job_id] = None
+                while pieces := await reader.read():
+                    seen += map(words_of, pieces)
+                await reader.outcome()
+        except ShoalError:
+            self.tally.ended_badly += 1
+        else:
+            self._check("".join(seen), job.work.text)
+            self.tally.survived += self.front.epoch > first
+        text, right = "".join(seen), "".join(answer_to(job.work.text))
         if not right.startswith(text):
             self.tally.wrong.append(f"{job.work.text}: {text!r} is not of {right!r}")
-        if isinstance(error := reading.exception(), ShoalError):
-            self.tally.ended_badly += 1
-        elif error is not None:
-            raise error
-        else:
-            self._check(text, job.work.text)
-            self.tally.survived += len(nodes) > 1
 
-    async def _read_on(self, job: Job, seen: list[AnswerPiece], *, again: bool) -> None:
-        """Read the answer to a job after the pieces in ``seen``, and add what comes."""
-        began = [*seen] if again else None
-        async with self.hub.run_job(job, seen=began) as reader:
-            self.accepted[reader.job_id] = None
-            while pieces := await reader.read():
-                seen += pieces
-            await reader.outcome()
+    async def _link(self, make: Callable[[], Channel]) -> None:
+        """Stand in for the connection of a front to the hub's socket."""
+        if not self.up:
+            raise ConnectionRefusedError
+        self.node.link(make(), copy_context())
 
     async def first_piece(self, model: str) -> float:
         """Be a client, and say how many seconds it waited for the first piece."""
