@@ -128,12 +128,12 @@ class LinkedJobs:
             self._lost.clear()
             try:
                 await self._connect(self._make_channel)
+                await self._lost.wait()
             except OSError:
-                await asyncio.sleep(RETRY_EVERY)
-                continue
-            await self._lost.wait()
+                pass
             if self._refusal is not None:
                 raise self._refusal
+            await asyncio.sleep(RETRY_EVERY)
 
     def close(self, error: ShoalError) -> None:
         """End all open streams with an error."""
