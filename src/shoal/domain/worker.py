@@ -87,6 +87,8 @@ class ThermalLevel(Enum):
     SERIOUS = "serious"
     CRITICAL = "critical"
 
+    __hash__ = object.__hash__  # with each heartbeat
+
 
 SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
     ThermalLevel.NOMINAL: 1.0,

@@ -28,7 +28,7 @@ class HeartbeatSender:
         self._form = form
         self._profile = profile
         self.set_offers(local.offers)
-        self.load = WorkerLoad()
+        self.set_load(WorkerLoad())
         self.draining = False
         self._busy = False
         self._cached_names: tuple[tuple[Offer, ...], tuple[str, ...]] = ((), ())
@@ -43,6 +43,12 @@ class HeartbeatSender:
         # No properties, because they are read for each token.
         self.slots = sum(offer.slots for offer in offers)
         self.models = frozenset[str]().union(*(offer.models for offer in offers))
+
+    def set_load(self, load: WorkerLoad) -> None:
+        """Set the load of this end, as it is written in each heartbeat."""
+        self._load = load
+        self._thermal_level = load.thermal.value
+        self._throttle_level = _throttle_level(load)
 
     def schedule_change(self, now: float) -> None:
         """Make a heartbeat due, at most one each ``CHANGE_INTERVAL``."""
@@ -97,15 +103,15 @@ class HeartbeatSender:
     def _message(
         self, kind: type[Heartbeat] | type[HeartbeatAck], peer: TealePeer, now: float
     ) -> Heartbeat | HeartbeatAck:
-        load = self.load
+        load = self._load
         # Peers learn from an empty list that this end accepts no new jobs.
         shown = peer.submits_jobs and not self.draining
         models = self._model_names(self.offers) if shown else ()
         return kind(
             device_id=self._local.device_id,
             timestamp=scalars.to_date(now + self._local.epoch),
-            thermal_level=load.thermal.value,
-            throttle_level=_throttle_level(load),
+            thermal_level=self._thermal_level,
+            throttle_level=self._throttle_level,
             loaded_models=models,
             # No slot is free.  Macs give no job to a peer that is generating, whatever
             # its slots, so that one running job does not count.

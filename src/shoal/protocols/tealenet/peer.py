@@ -58,6 +58,8 @@ class PeerSoftware(Enum):
     MAC = "mac"  # also the default for unknown programs
     RUST = "rust"
 
+    __hash__ = object.__hash__  # with each heartbeat
+
 
 _FEATURES = {
     PeerSoftware.MAC: frozenset({Feature.STOP, Feature.TOOLS}),

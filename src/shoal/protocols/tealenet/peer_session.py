@@ -209,7 +209,7 @@ class TealePeerSession:
                 added = not self._heartbeats.models <= before
                 return self._send_change(now, at_once=added and self._local.serves_only)
             case LoadChanged(load):
-                self._heartbeats.load = load
+                self._heartbeats.set_load(load)
                 return self._send_change(now)
             case Draining():
                 self._heartbeats.draining = True

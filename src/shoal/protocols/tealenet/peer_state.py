@@ -67,6 +67,7 @@ class TealePeerState:
         self._reported = WorkerLoad()
         self._last_load = WorkerLoad()
         self._last_offers: tuple[Offer, ...] | None = None
+        self._offered_by: object = None  # what they were made of
 
     @property
     def deadline(self) -> float:
@@ -95,7 +96,7 @@ class TealePeerState:
         """Apply what the peer runs; the next description reports its offers anew."""
         self.peer = replace(self.peer, software=software)
         self._link = link
-        self._last_offers = None
+        self._last_offers = self._offered_by = None
 
     def describe(
         self, profile: PeerProfile, heartbeat: Heartbeat | HeartbeatAck | None = None
@@ -123,6 +124,10 @@ class TealePeerState:
 
     def update_models(self, models: tuple[str, ...]) -> Sequence[Event]:
         """Apply the models that the peer names."""
+        made_of = (self.peer, self._description, models)
+        if made_of == self._offered_by:
+            return ()  # as nearly all heartbeats
+        self._offered_by = made_of
         return self._offer_events(replace(self._description, models=models))
 
     def receive_heartbeat(
