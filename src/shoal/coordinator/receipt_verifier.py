@@ -57,9 +57,15 @@ class ReceiptVerifier:
         """
         checks: list[SignatureCheck] = []
         inputs: list[tuple[HubInput, int | None]] = []  # and the index of their check
+        kinds = {*map(type, mail)}
+        late = PresentedReceipt in kinds or ReceiptVerified in kinds
         # An input that the hub deferred is here again, and already verified.
-        presented = {each.job_id for each in mail if isinstance(each, ReceiptVerified)}
-        for each in _with_late_receipts(mail):
+        presented = set[JobId]()
+        if late:
+            presented |= {
+                each.job_id for each in mail if isinstance(each, ReceiptVerified)
+            }
+        for each in _with_late_receipts(mail) if late else mail:
             check: SignatureCheck | None = None
             if isinstance(each, PresentedReceipt):
                 if each.job_id in presented:  # No secret: these are jobs.
@@ -76,11 +82,13 @@ class ReceiptVerifier:
             inputs.append((hub_input, len(checks) if check else None))
             if check is not None:
                 checks.append(check)
-        verdicts = await self._run_checks(checks)
+        verdicts = await self._run_checks(checks) if checks else []
         verified = [
             hub_input if index is None else _with_verdict(hub_input, verdicts[index])
             for hub_input, index in inputs
         ]
+        if not late:
+            return verified
         return [
             hub_input
             for hub_input in verified

@@ -53,6 +53,8 @@ def overdue_drains(pool: PoolState, now: float) -> list[facts.Fact]:
 
 def departures(pool: PoolState) -> list[facts.WorkerDismissed]:
     """Return the dismissals of removed workers."""
+    if not pool.leaving:
+        return []
     return [
         facts.WorkerDismissed(worker_id, reason)
         for worker_id, reason in pool.leaving.items()
