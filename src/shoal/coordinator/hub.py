@@ -511,7 +511,8 @@ class Hub:
             if not stored.done():
                 stored.set_result(None)
         self._update_idle()
-        self._notify_room()
+        if self._room_listeners:
+            self._notify_room()
         self._batch = []
         return True
 
@@ -614,7 +615,7 @@ class Hub:
             alarms.append(next_hedge(self.pool, now, self._hedge_after))
         for dismissal in departures(self.pool):
             apply(dismissal)
-        self._set_alarm([when for when in alarms if when is not None])
+        self._set_alarm(alarms)
         return decided
 
     def _plan(self) -> list[JobLeased]:
@@ -629,13 +630,17 @@ class Hub:
         answer = self._answers.get(fact.job_id)
         return fact if answer is None else replace(fact, written=answer.size)
 
-    def _set_alarm(self, times: list[float]) -> None:
-        """Wake the hub at the first of ``times``."""
+    def _set_alarm(self, times: list[float | None]) -> None:
+        """Wake the hub at the first of ``times``; None is never."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if times:
-            self._alarm = self._clock.call_at(min(times), self._on_alarm)
+        first = math.inf
+        for when in times:
+            if when is not None and when < first:
+                first = when
+        if first < math.inf:
+            self._alarm = self._clock.call_at(first, self._on_alarm)
 
     def _on_alarm(self) -> None:
         self._worker_events.tell_begun()  # a drain may be over, and takes jobs away

@@ -67,7 +67,8 @@ class StoreHealth:
 
         Its ``retry_after`` is when it may be healed, from now.
         """
-        self._tell_pause()
+        if self._failure is not None:
+            self._tell_pause()
         return self._failure
 
     def subscribe(self, listener: StoreHealthListener) -> None:

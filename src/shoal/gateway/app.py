@@ -198,7 +198,6 @@ def application(
         if tracer is not None and not is_upgrade:
             tracer.begin(record)
         try:
-            form = error_form(request.path)
             if is_upgrade and upgrade is not None:
                 handler = partial(_checked_upgrade, gateway, upgrade)
             elif asks:
@@ -212,10 +211,12 @@ def application(
                 response = await handler(request)
             except ShoalError as error:
                 record.error = errors.error_status(error).code
+                form = error_form(request.path)
                 response = errors.error_response(error, form, record.id)
                 release_frames(error)
             except web.HTTPException as error:
                 record.error = errors.http_error_code(error)
+                form = error_form(request.path)
                 response = errors.http_error_response(request, error, form)
                 release_frames(error)
             if not response.prepared:

@@ -232,9 +232,10 @@ def passed_over(
             if worker.id not in chosen:
                 room = worker.free_slots - (0 if prefetches else worker.prefetch)
                 (taking if room > 0 else busy).append(worker.id)
-        reasons = {
-            why: ids for why, ids in ((otherwise, taking), (ALL_BUSY, busy)) if ids
-        }
+        if taking:
+            reasons[otherwise] = taking
+        if busy:
+            reasons[ALL_BUSY] = busy
     return *map(_group, reasons, reasons.values()), *found.others
 
 

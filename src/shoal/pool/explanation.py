@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from shoal.domain import facts
+from shoal.domain.job import Job
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import Verdict
@@ -51,8 +52,7 @@ def _time(at: float) -> str:
 def _describe(fact: facts.Fact) -> Iterator[str]:
     match fact:
         case facts.JobSubmitted(job):
-            by = f" by {job.owner}" if job.owner else ""
-            yield f"submitted{by} for {describe_target(job.work)}"
+            yield describe_submission(job)
             for text in job.terms.left_out:
                 yield f"  left out: {text}"
         case facts.JobLeased(_, worker_id, lease, reason, passed_over):
@@ -120,6 +120,11 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
         case facts.AccountLimited(account, budget, by):
             limit = "none" if budget is None else dollars(budget)
             yield f"overdraft limit of {account} set by {by}: {limit}"
+
+
+def describe_submission(job: Job) -> str:
+    by = f" by {job.owner}" if job.owner else ""
+    return f"submitted{by} for {describe_target(job.work)}"
 
 
 def describe_workers(group: facts.PassedOver) -> str:

@@ -105,7 +105,7 @@ def answer(
     Raises what ``build_job`` and ``Access.submit`` raise, and how the job ended if that
     is before the first piece of a stream.
     """
-    check_work(gateway, caller.name, decoded.work, field)
+    check_work(gateway, caller.key.name, decoded.work, field)
     job = build_job(
         *(gateway, request, decoded.work, caller),
         session=decoded.session,

@@ -63,7 +63,7 @@ def build_job(
     Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
     key may not give its jobs that priority.
     """
-    headers, owner, record = request.headers, caller.name, record_of(request)
+    headers, owner, record = request.headers, caller.key.name, record_of(request)
     work, tools = fitting_work(gateway.jobs, work, owner)
     agreed = replace(
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),

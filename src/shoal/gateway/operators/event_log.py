@@ -24,7 +24,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.operation import Operations
-from shoal.pool.explanation import explain_fact
+from shoal.pool.explanation import describe_submission, explain_fact
 from shoal.store.port import NumberedFact, RecordedFact, Store
 from shoal.transports.clock import Clock
 
@@ -119,7 +119,10 @@ class LeaseHolders:
 
 def line_of(fact: facts.Fact) -> str:
     """Return a fact as a plain line of bounded length."""
-    text = explain_fact(fact)
+    if isinstance(fact, facts.JobSubmitted):  # with each job
+        text = describe_submission(fact.job)
+    else:
+        text = explain_fact(fact)
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
 
 

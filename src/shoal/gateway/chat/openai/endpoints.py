@@ -46,7 +46,8 @@ api = Operations()
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    decoded = await gateway.bodies.decode(request, caller.name, decode_chat_request)
+    owner = caller.key.name
+    decoded = await gateway.bodies.decode(request, owner, decode_chat_request)
     form = answers.answer_form(decoded.work, include_usage=decoded.include_usage)
     return await answer(gateway, request, caller, decoded, form, field="messages")
 
