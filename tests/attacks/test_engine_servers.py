@@ -198,7 +198,7 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     )
     running = asyncio.create_task(agent.run())
     try:
-        await pool.wait_joined()
+        await eventually(lambda: has_joined(pool, name))
         yield agent
         assert not running.done(), "the worker gave up"
         assert not [event for event in reports if event.kind == "lost"]
@@ -206,6 +206,12 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await engine.close()
+
+
+def has_joined(pool: Pool, name: str) -> bool:
+    """Return whether a worker is in the pool, and connected."""
+    ids = (each for each in pool.hub.pool.workers if each.startswith(f"shoal:{name}/"))
+    return any(pool.hub.connected_at(each) is not None for each in ids)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
