@@ -14,7 +14,7 @@ from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import ALL_PEERS, ToPeer
 from shoal.protocols.seam.ranks import RankIdentity, RankRefused
-from shoal.protocols.seam.session import Close
+from shoal.protocols.seam.session import Bulk, Close
 from shoal.protocols.shoal import POOL_PATH, PROTOCOL, Config
 from shoal.protocols.shoal.codec import (
     COMMAND_DECODER,
@@ -24,7 +24,17 @@ from shoal.protocols.shoal.codec import (
     encode,
 )
 from shoal.protocols.shoal.ranks import ShoalRanks
-from shoal.protocols.shoal.streams import HEAD, WHOLE
+from shoal.protocols.shoal.streams import (
+    CREDIT,
+    HEAD,
+    NUMBER,
+    SMALL_MAX,
+    STREAM_LAST,
+    STREAM_MORE,
+    WHOLE,
+    IncomingStreams,
+    OutgoingStreams,
+)
 
 BINDING = b"the only channel"
 PASSCODE = "three hundred herrings"
@@ -77,6 +87,23 @@ def pool(data: bytes) -> None:
     end: Any = route.accept(request, 0.0).session
     end.bind(BINDING)
     _hear(end, _messages(data))
+
+
+def streams(data: bytes) -> None:
+    """Pieces of streams, and credit for those that this end sends."""
+    outgoing = OutgoingStreams()
+    outgoing.window = SMALL_MAX
+    sent = outgoing.write((bytes(2 * SMALL_MAX),), "key")
+    assert isinstance(sent, Bulk)
+    assert sent.is_ready is not None
+    incoming = IncomingStreams(SMALL_MAX, outgoing.on_credit)
+    incoming.window = incoming.held_max = len(data)
+    with suppress(PeerError):
+        for pieces in data.split(SEPARATOR):
+            if sent.is_ready():
+                next(iter(sent.parts), None)
+            incoming.receive(pieces)
+            incoming.acknowledge()
 
 
 def ranks(data: bytes) -> None:
@@ -141,6 +168,19 @@ def _corpus() -> list[bytes]:
     return [*bodies, *pieces, SEPARATOR.join([*bodies, b""])]
 
 
+def _pieces() -> list[bytes]:
+    """Return pieces of streams that take turns, and credit."""
+    parts = [(1, b"first of one"), (2, b"first of two"), (1, b"last"), (2, b"last")]
+    pieces = [
+        HEAD.pack(STREAM_LAST if part == b"last" else STREAM_MORE, 4 + len(part))
+        + NUMBER.pack(number)
+        + part
+        for number, part in parts
+    ]
+    credit = HEAD.pack(CREDIT, 12) + b"".join(map(NUMBER.pack, (1, 100, 100)))
+    return [*pieces, credit, SEPARATOR.join([*pieces, credit])]
+
+
 OWN_WIRE: Mapping[
     str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]]]
 ] = {
@@ -148,6 +188,7 @@ OWN_WIRE: Mapping[
     "shoal_coordinator": (coordinator, _corpus),
     "shoal_worker": (worker, _corpus),
     "shoal_pool": (pool, _corpus),
+    "shoal_streams": (streams, _pieces),
     "shoal_ranks": (
         ranks,
         lambda: [b"\1\0\x22" + bytes(34), b"\1\0\x22" + bytes(34) + b"\2\0\x20", b"\3"],
