@@ -26,7 +26,7 @@ TEN_MEGABYTES = 10_000_000
 
 @pytest.fixture
 def pool(programs: Programs) -> Pool:
-    return programs.serve(*PRICES, "--queue-wait", "2", "--dispatch-silence", "5")
+    return programs.serve(*PRICES, "--queue-wait", "2")
 
 
 def ask(pool: Pool, path: str, body: object = None, **headers: str) -> Any:
@@ -119,7 +119,8 @@ def test_job_continues_after_its_silent_worker_dies(pool: Pool) -> None:
     assert balances(pool)[f"worker:{public_hex(key_of('other'))}"] > 0
 
 
-def test_silent_worker_loses_its_lease(pool: Pool) -> None:
+def test_silent_worker_loses_its_lease(programs: Programs) -> None:
+    pool = programs.serve(*PRICES, "--dispatch-silence", "5")
     stopped = joined(pool, "stopped", *SILENT)
     job_id = commit(pool)
     stopped.event("given")

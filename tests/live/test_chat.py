@@ -130,7 +130,8 @@ def test_command_that_ends_while_its_job_waits_cancels_it(
     terminal.kill(signal.SIGTERM)
     terminal.expect(pexpect.EOF)
 
-    assert pool.admin(f"jobs/{waiting['id']}")["state"] == "cancelled"
+    job = f"jobs/{waiting['id']}"
+    eventually(lambda: pool.admin(job)["state"] == "cancelled", "it is cancelled")
 
 
 def check_cancelled(pool: Pool) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs
+from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 
 
@@ -172,6 +172,8 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
 
 
 def test_status_shows_the_workers(pool: Pool) -> None:
+    # The job of a command that ended early may still be there.
+    eventually(lambda: not any(each["busy"] for each in pool.workers()), "all is idle")
     status = json.loads(shoal("status", *connection(pool), "--json").stdout)
 
     (worker,) = (each for each in status["workers"] if "one" in each["id"])

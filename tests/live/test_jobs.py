@@ -61,7 +61,11 @@ def test_committed_job_survives_a_killed_coordinator(
     slow_model.go_on.set()
     pool.joined("two", *slow_model.flags)
 
-    status, job = ask(pool, "GET", f"{path}?wait=60")
+    eventually(
+        lambda: ask(pool, "GET", f"{path}?wait=10")[1]["status"] == "completed",
+        "it ends",
+    )
+    status, job = ask(pool, "GET", path)
     assert (status, job["status"]) == (200, "completed")
     assert job["attempts"] == 1 + also_worker
     assert job["result"] == {"model": "tiny", "text": "".join(ANSWERS[STORY])}

@@ -381,7 +381,7 @@ def test_engines_with_one_model_are_distinct_on_separate_connections(
     names = {worker.event("joined")["name"] for _ in range(2)}
 
     assert names == {f"one-{slow_model.port}", "one-embedded"}
-    assert len(pool.workers()) == 2
+    eventually(lambda: len(pool.workers()) == 2, "the coordinator knows both")
 
 
 def test_dead_engine_is_withdrawn_until_it_recovers(programs: Programs) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.slow_imports import openai
+from harness.speed import scaled
 from live.machines import two_machines
 from live.programs import (
     TINY,
@@ -86,10 +87,12 @@ def test_network_outage_withdraws_the_model_until_it_ends(
     eventually(lambda: "twin" in one.models(here), "the other's model is here")
 
     other.machine.ip("link", "set", other.machine.cable, "down")
-    eventually(lambda: "twin" not in one.models(here), "it has gone", limit=90.0)
+    eventually(
+        lambda: "twin" not in one.models(here), "it has gone", limit=scaled(90.0)
+    )
     other.machine.ip("link", "set", other.machine.cable, "up")
 
-    eventually(lambda: "twin" in one.models(here), "it is back", limit=90.0)
+    eventually(lambda: "twin" in one.models(here), "it is back", limit=scaled(90.0))
     assert one.ask(here, "ping", "twin") == "pong"
 
 
@@ -151,7 +154,8 @@ def test_listening_worker_and_the_coordinator_of_its_fleet_find_each_other(
     here = one.serve(*EVERYWHERE, "--macfleet-token", FLEET_TOKEN)
 
     assert worker.event("joined")["coordinator"]
-    assert "met peer='macfleet:far' protection=tls" in here.program.errors
+    met = "met peer='macfleet:far' protection=tls"
+    eventually(lambda: met in here.program.errors, "its log says so")
     assert worker.terminate() == 0
 
 
@@ -171,7 +175,8 @@ def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
         )
     worker.event("joined")
 
-    assert "met peer='shoal:far' protection=noise" in here.program.errors
+    met = "met peer='shoal:far' protection=noise"
+    eventually(lambda: met in here.program.errors, "its log says so")
 
 
 @pytest.mark.parametrize("flags", [LOOKING, LOOKING[:-2]], ids=["passcode", "nothing"])

@@ -55,7 +55,7 @@ def test_a_file_is_chatted_with_where_nothing_ran(tmp_path: Path) -> None:
 
     assert done.stdout == "pong\n", done.stderr
     assert done.returncode == 0
-    assert programs_of(variables) == []
+    eventually(lambda: programs_of(variables) == [], "all have ended")
 
 
 def test_a_model_of_the_pool_needs_no_worker(pool: Pool, tmp_path: Path) -> None:
@@ -71,14 +71,16 @@ def test_a_model_of_the_pool_needs_no_worker(pool: Pool, tmp_path: Path) -> None
 
 
 def test_an_unknown_model_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    done = run(environment(tmp_path), "huge", "ping")
+    variables = environment(tmp_path)
+
+    done = run(variables, "huge", "ping")
 
     assert done.returncode == 1
     assert (
         "`shoal join` did not start: model 'huge': no engine on this machine"
         in done.stderr
     )
-    assert programs_of(environment(tmp_path)) == []
+    eventually(lambda: programs_of(variables) == [], "all have ended")
 
 
 def test_a_name_that_is_like_one_of_the_pool_is_asked_about(

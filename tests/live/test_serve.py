@@ -269,7 +269,7 @@ def test_settings_are_read_from_a_file(programs: Programs) -> None:
 
 
 def test_stop_finishes_open_answers(programs: Programs, slow_model: GatedModel) -> None:
-    pool = programs.serve()
+    pool = programs.serve("--drain", str(PATIENCE))  # a command starts meanwhile
     pool.joined("one", *slow_model.flags)
     with pool.client() as client, answer_to(client, STORY) as stream:
         pieces = text_in(stream)
