@@ -98,7 +98,9 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def running(folder: Path, drain: str = "5") -> AsyncIterator[Coordinator]:
+async def running(
+    folder: Path, drain: str = str(WAIT_MAX)
+) -> AsyncIterator[Coordinator]:
     """Run ``shoal serve``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "shoal", "serve", "--json", "--log-level", "debug"),

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession
 
 from attacks.knocking import KINDS, tls
+from harness.speed import scaled
 from live.programs import KEY, Pool, Programs
 from shoal.transports.strangers import (
     ACCEPTING_SHARE,
@@ -24,7 +25,7 @@ WINDOWS_MAX = 8  # until strangers have used up what they may use at once
 MEASURED = 1.5  # seconds of a window
 UNMEASURED = 0.025  # of a core: on a busy machine, all that is not measured costs more
 COST_MAX = ACCEPTING_SHARE + STRANGERS_SHARE + UNMEASURED
-ENTERING = 10.0  # seconds in which somebody with a key gets in
+ENTERING = scaled(10.0)  # seconds in which somebody with a key gets in
 KINDS_BY_FLAGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     (): tuple(kind for kind in KINDS if kind != tls.__name__),
     ("--tls", "auto"): (tls.__name__,),

@@ -33,11 +33,11 @@ async def test_a_node_joins_and_answers_chats(programs: Programs) -> None:
 
 
 async def test_a_node_without_work_stays(programs: Programs) -> None:
-    pool = programs.serve("--grandsage-silence", "2")
+    pool = programs.serve("--grandsage-silence", "5")
     node = Node(pool.url, TOKEN, numbered)
 
     async with asyncio.timeout(PATIENCE), beside(node.run()) as running:
-        await asyncio.sleep(7)
+        await asyncio.sleep(11)
         assert not running.done()
         assert await chat(pool, "model_name", "hello") == "The answer to 1 messages."
 

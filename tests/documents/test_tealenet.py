@@ -111,7 +111,7 @@ async def test_a_peer_with_rare_heartbeats_is_used(programs: Programs) -> None:
     pool = programs.serve(OPEN)
     peer = Peer((MODEL,), heartbeat=600.0)
 
-    async with asyncio.timeout(PATIENCE), peer.connected(port_of(pool)):
+    async with asyncio.timeout(40 + PATIENCE), peer.connected(port_of(pool)):
         await workers_of(pool)
         await asyncio.sleep(20)
         assert await chat(pool, MODEL, "hello") == "hello"

@@ -144,7 +144,9 @@ async def test_a_mac_with_another_passcode_is_disconnected(programs: Programs) -
             pass
 
     assert mac.received == []
-    assert "passcode" in pool.program.errors
+    await asyncio.to_thread(
+        eventually, lambda: "passcode" in pool.program.errors, "it says why"
+    )
 
 
 async def test_a_mac_submits_a_job(programs: Programs) -> None:

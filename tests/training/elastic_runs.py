@@ -10,6 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from harness.speed import scaled
 from shoal.domain.errors import Unavailable
 from shoal.protocols import discover
 from shoal.training.elastic_group import ElasticGroup
@@ -21,7 +22,7 @@ from shoal.transports.rank_socket import RankListener
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
-LIMIT = 60.0  # seconds; a test fails by then
+LIMIT = scaled(60.0)  # seconds; a test fails by then
 
 
 class RunHost:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.speed import scaled
 from training.run_server import RunServer, serving
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RANKS = 4
-LIMIT = 120.0  # seconds
+LIMIT = scaled(120.0)  # seconds
 LINE = 80  # characters of a step
 ROUNDS = 4
 ROUNDS_OF_ALL = 100  # with --every

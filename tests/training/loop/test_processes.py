@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.ports import free_port
+from harness.speed import scaled
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_loop.py"
-LIMIT = 240  # seconds
+LIMIT = scaled(240.0)  # seconds
 
 
 @pytest.mark.long
