@@ -68,11 +68,13 @@ def test_jobs_arrive_whole(work: Work) -> None:
     seen = ("once", Delta(0, {"reasoning_content": "hm"}))
     sent = frames.Submit(7, b"digest", job, again=True, seen=seen)
 
-    assert frames.OF_FRONTS.decode(encode(sent)) == sent
+    received: object = frames.OF_FRONTS.decode(encode(sent))
+    assert received == sent
 
 
 def test_outcomes_arrive_whole() -> None:
     choice = Choice({"content": "x", "tool_calls": [{"id": "c"}]}, "stop")
     sent = frames.Ended(7, Outcome("x", "stop", Usage(1, 2), (choice,)))
 
-    assert frames.OF_HUBS.decode(encode(sent)) == sent
+    received: object = frames.OF_HUBS.decode(encode(sent))
+    assert received == sent
