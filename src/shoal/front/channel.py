@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.shoal.codec import MessageDecoder, encode
-from shoal.protocols.shoal.pieces import HEAD, MESSAGE_MAX, WHOLE, PieceJoiner
+from shoal.protocols.shoal.streams import HEAD, MESSAGE_MAX, WHOLE
 
 log = logging.getLogger("shoal.front")
 
@@ -36,7 +36,6 @@ class Channel(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._joiner = PieceJoiner(MESSAGE_MAX)
         self._outgoing: list[bytes] = []
         self._before_flush: list[Callable[[], None]] = []
         self._flushes = False  # whether it is scheduled
@@ -97,7 +96,7 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         try:
-            for message in self._joiner.receive(self._whole_pieces()):
+            for message in self._arrived():
                 if not self.open:
                     return
                 self._on_frame(self, self._decoder.decode(message))
@@ -118,17 +117,20 @@ class Channel(asyncio.Protocol):
             self.open = False
             self._on_lost(self)
 
-    def _whole_pieces(self) -> bytes:
-        """Take the pieces that have arrived completely."""
-        end = 0
-        while len(self._received) >= end + HEAD.size:
-            _, size = HEAD.unpack_from(self._received, end)
-            if size > MESSAGE_MAX or len(self._received) < end + HEAD.size + size:
+    def _arrived(self) -> list[bytes]:
+        """Take the messages that have arrived whole.  Raises PeerError."""
+        received, messages, at = self._received, [], 0
+        while len(received) >= at + HEAD.size:
+            kind, size = HEAD.unpack_from(received, at)
+            if kind != WHOLE or size > MESSAGE_MAX:
+                raise PeerError("what arrived is no frame")
+            begin, end = at + HEAD.size, at + HEAD.size + size
+            if len(received) < end:
                 break
-            end += HEAD.size + size
-        pieces = bytes(self._received[:end])
-        del self._received[:end]
-        return pieces
+            messages.append(bytes(received[begin:end]))
+            at = end
+        del received[:at]
+        return messages
 
     def _drop(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
