@@ -74,6 +74,10 @@ class Numbers(Listed[int]):
     """A list of whole numbers."""
 
 
+AMONG = "id IN (SELECT value FROM json_each(?))"
+"""A condition: rows whose ``id`` is in a list among the values."""
+
+
 def decode(make: Callable[..., T], *values: object) -> T:
     """Return what ``make`` makes of values from rows.
 

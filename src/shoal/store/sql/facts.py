@@ -24,13 +24,14 @@ from shoal.store import codec
 from shoal.store.blobs import BlobStore
 from shoal.store.packing import pack, unpack
 from shoal.store.port import RecordedFact, listed_model
-from shoal.store.sql.database import Sql
+from shoal.store.sql.database import AMONG, Sql, Texts
 from shoal.store.sql.ledger import write_limit
 from shoal.store.sql.usage import UsageBatch
 from shoal.store.sql.work_parts import WorkParts
 
 HISTORY_MAX = 4 << 10  # bytes in a job's row from which on nothing is appended
 
+StoredHistory: TypeAlias = tuple[bytes | None, float | None]  # and the job's end
 FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 INSERT_FACT = "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)"
@@ -220,13 +221,16 @@ class _FactBatch:
 
     def write(self) -> None:
         """Write the collected changes.  Raises StoreError if a job is unknown."""
+        stored = self._stored_histories()
         for job_id, change in self._rows.items():
             ended = change.ended_at is not None
             if change.new is not None:
                 change.history = begin_history(change.facts, ended=ended)
             else:
+                if job_id not in stored:
+                    raise StoreError(f"there is no job {job_id}")
                 change.history = extend_history(
-                    self.sql, job_id, change.facts, ending=ended
+                    self.sql, job_id, stored[job_id], change.facts, ending=ended
                 )
         self.sql.executemany(
             INSERT,
@@ -238,9 +242,17 @@ class _FactBatch:
         )
         self._update(PROGRESS, ended=False)
         self._update(END, ended=True)
-        for job_id, end, at in self._used:
-            self.usage.add(job_id, end, at)
+        self.usage.add(self._used)
         self.sql.executemany(INSERT_FACT, self._facts)
+
+    def _stored_histories(self) -> dict[JobId, StoredHistory]:
+        """Read the histories of the jobs that are not new, all at once."""
+        changed = Texts(id_ for id_, each in self._rows.items() if each.new is None)
+        if not changed:
+            return {}
+        query = f"SELECT id, packed_history, ended_at FROM jobs WHERE {AMONG}"
+        rows = self.sql.execute(query, (changed,))
+        return {id_: (packed, ended_at) for id_, packed, ended_at in rows}
 
     def _update(self, query: str, *, ended: bool) -> None:
         self.sql.executemany(
@@ -348,19 +360,16 @@ def begin_history(recorded: Sequence[RecordedFact], *, ended: bool) -> bytes:
 def extend_history(
     sql: Sql,
     job_id: JobId,
+    stored: StoredHistory,
     recorded: Sequence[RecordedFact],
     *,
     ending: bool,
 ) -> bytes | None:
     """Return the history of a stored job for its row; None: the row is complete.
 
-    Writes the facts that do not go there.  Raises StoreError if there is no such job.
+    Writes the facts that do not go there.
     """
-    query = "SELECT packed_history, ended_at FROM jobs WHERE id = ?"
-    row = sql.execute(query, (job_id,)).fetchone()
-    if row is None:
-        raise StoreError(f"there is no job {job_id}")
-    packed, ended_at = row
+    packed, ended_at = stored
     lines = None if packed is None else unpack(packed)
     if lines is None or len(lines) >= HISTORY_MAX:
         sql.executemany(INSERT_FACT, [fact_row(each, job_id) for each in recorded])

@@ -17,7 +17,7 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JobKind
 from shoal.store import codec, ledger
 from shoal.store.codec import head_of
-from shoal.store.sql.database import Database, Numbers, Sql, Texts, select
+from shoal.store.sql.database import AMONG, Database, Numbers, Sql, Texts, select
 from shoal.store.sql.keys import ADDED
 
 CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
@@ -130,12 +130,27 @@ class UsageBatch:
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
     _minutes: dict[int, list[int]] = field(default_factory=dict)  # jobs and tokens
 
-    def add(self, job_id: JobId, end: Outcome | int, at: float) -> None:
-        """Count the end of a job, which is written already.
+    def add(self, ends: Collection[tuple[JobId, Outcome | int, float]]) -> None:
+        """Count the ends of jobs, which are written already, and when they ended.
 
-        ``end`` is its outcome, or the number of characters written before it was given
-        up.
+        An end is an outcome, or the number of characters written before the job was
+        given up.
         """
+        # Calls of functions use no tokens.
+        counted = Texts(
+            job_id for job_id, end, _ in ends if isinstance(end, int) or not end.value
+        )
+        jobs: dict[str, Sequence[str]] = {}
+        if counted:
+            query = f"SELECT id, owner, kind, model FROM jobs WHERE {AMONG}"
+            rows = self.sql.execute(query, (counted,))
+            jobs = {id_: columns for id_, *columns in rows}
+        for job_id, end, at in ends:
+            self._add(job_id, end, at, jobs.get(job_id, ()))
+
+    def _add(
+        self, job_id: JobId, end: Outcome | int, at: float, job: Sequence[str]
+    ) -> None:
         minute = self._minutes.setdefault(int(at // 60), [0, 0])
         minute[0] += isinstance(end, Outcome)
         if isinstance(end, Outcome) and end.value:
@@ -143,8 +158,7 @@ class UsageBatch:
             if (priced := self.places.get(job_id)) is not None:
                 self._add_cost(job_id, priced.cost, at)
             return
-        query = "SELECT owner, kind, model FROM jobs WHERE id = ?"
-        ((owner, kind, model),) = self.sql.execute(query, (job_id,))
+        owner, kind, model = job
         counted = None if isinstance(end, int) else reported_usage(end)
         used = counted or _estimate(self.sql, job_id, end)
         if used is None:
@@ -163,8 +177,7 @@ class UsageBatch:
         """Write what was counted."""
         for day, job_ids in self._called.items():
             # Calls of functions use no tokens, and there may be thousands a second.
-            among = "id IN (SELECT value FROM json_each(?))"
-            query = f"SELECT owner FROM jobs WHERE {among}"
+            query = f"SELECT owner FROM jobs WHERE {AMONG}"
             owners = self.sql.execute(query, (Texts(job_ids),))
             for owner, calls in Counter(name for (name,) in owners).items():
                 self._count((day, owner, "", ""), calls, 0, 0, 0)
