@@ -39,7 +39,7 @@ def test_errors_arrive_with_all_that_they_say(kind: type[ShoalError]) -> None:
     error = kind(*ARGUMENTS.get(kind, ("why",)))
     sent = frames.Ended(1, None, frames.Failure.of(error))
 
-    arrived = frames.OF_HUBS.decode(encode(sent))
+    arrived: object = frames.OF_HUBS.decode(encode(sent))
 
     assert isinstance(arrived, frames.Ended)
     assert arrived.failure is not None
@@ -68,13 +68,13 @@ def test_jobs_arrive_whole(work: Work) -> None:
     seen = ("once", Delta(0, {"reasoning_content": "hm"}))
     sent = frames.Submit(7, b"digest", job, again=True, seen=seen)
 
-    received: object = frames.OF_FRONTS.decode(encode(sent))
-    assert received == sent
+    arrived: object = frames.OF_FRONTS.decode(encode(sent))
+    assert arrived == sent
 
 
 def test_outcomes_arrive_whole() -> None:
     choice = Choice({"content": "x", "tool_calls": [{"id": "c"}]}, "stop")
     sent = frames.Ended(7, Outcome("x", "stop", Usage(1, 2), (choice,)))
 
-    received: object = frames.OF_HUBS.decode(encode(sent))
-    assert received == sent
+    arrived: object = frames.OF_HUBS.decode(encode(sent))
+    assert arrived == sent
