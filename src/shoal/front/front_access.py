@@ -77,6 +77,9 @@ class FrontAccess:
             return LOOPBACK_KEY
         return None
 
+    def key_in(self, headers: CIMultiDictProxy[str]) -> None:
+        """Return no key: the hub decides from which addresses one is valid."""
+
     def recognizes(
         self, headers: CIMultiDictProxy[str], address: str, *, secure: bool
     ) -> bool:
