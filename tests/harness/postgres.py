@@ -5,6 +5,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -34,10 +35,20 @@ class PostgresServer:
         self.port = free_port()
         self._settings = (*SETTINGS, *settings)
         self._as: dict[str, Any] = {}
+        installed = _installed()
         if os.geteuid() == 0:
             user = pwd.getpwnam(USER)
+            if not all(
+                each.stat().st_mode & stat.S_IXOTH for each in installed.parents
+            ):
+                # As below the home of root.  The programs find the libraries beside.
+                packages = installed.parents[1]
+                for each in (PACKAGE, f"{PACKAGE}.libs"):
+                    shutil.copytree(packages / each, folder / each)
+                installed = folder / installed.relative_to(packages)
             os.chown(folder, user.pw_uid, user.pw_gid)
             self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._programs = installed / "bin"
         self._log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._run(
@@ -63,7 +74,7 @@ class PostgresServer:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    str(_binary("postgres")),
+                    str(self._programs / "postgres"),
                     *("-D", str(self.data), "-p", str(self.port), "-k", ""),
                     *(part for each in self._settings for part in ("-c", each)),
                 ],
@@ -120,7 +131,7 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(_binary(program)), *arguments],
+            [str(self._programs / program), *arguments],
             check=True,
             capture_output=True,
             cwd="/",
@@ -170,12 +181,19 @@ def postgres_server(*settings: str) -> Iterator[PostgresServer]:
 
 
 def _accepts(port: int) -> bool:
-    asked = [str(_binary("pg_isready")), "-q", "-h", "127.0.0.1", "-p", str(port)]
+    asked = [
+        str(_installed() / "bin" / "pg_isready"),
+        "-q",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
     return subprocess.run(asked, check=False).returncode == 0
 
 
-def _binary(program: str) -> Path:
+def _installed() -> Path:
     found = importlib.util.find_spec(PACKAGE)  # importing it would set things up
     assert found is not None, "make test installs it"
     assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0], "pginstall", "bin", program)
+    return Path(found.submodule_search_locations[0], "pginstall")
