@@ -85,7 +85,7 @@ async def small_budget(
 ) -> AsyncIterator[Pool]:
     """A coordinator at which strangers may hold 200 kB."""
     budget = Strangers(200_000)
-    monkeypatch.setattr("shoal.app.server.bounded_strangers", lambda clock: budget)
+    monkeypatch.setattr("shoal.app.server.bounded_strangers", lambda *_: budget)
     async with besieged(tmp_path, caplog) as running:
         yield running
 
