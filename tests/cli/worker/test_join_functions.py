@@ -279,6 +279,7 @@ def test_missing_dask_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", [])  # where it would be found
+    monkeypatch.delitem(sys.modules, "distributed", raising=False)
 
     with pytest.raises(
         ConfigError, match=r"Dask is not installed: .*install .*\[dask\]"
