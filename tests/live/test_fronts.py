@@ -159,8 +159,7 @@ def test_streams_outlive_their_hub(
     fronts: Fronts, number: int, programs: Programs, slow_model: GatedModel
 ) -> None:
     """Whether it is killed, or replaced by an upgrade."""
-    for name in ("one", "two"):
-        fronts.pool.joined(name, *slow_model.flags)
+    workers = [fronts.pool.joined(name, *slow_model.flags) for name in ("one", "two")]
     readings = [Reading(fronts, dialect) for dialect in STREAMS]
     eventually(lambda: all(each.text for each in readings), "each has begun")
 
@@ -178,6 +177,10 @@ def test_streams_outlive_their_hub(
         "/v1/chat/completions", {"model": "tiny", "messages": USER, "temperature": 0}
     )
     assert whole["choices"][0]["message"]["content"] == ANSWERS[STORY]
+    # Their connections were only cut: no front wrote anything of its own into them.
+    reasons = [str(worker.event("lost")) for worker in workers]
+    assert not [each for each in reasons if "broken" in each]
+    assert "Traceback" not in fronts.pool.program.errors
 
 
 def chat_with(key: str, fronts: Fronts) -> str:

@@ -268,7 +268,8 @@ class LinkedJobs:
             if not waiting.done():
                 waiting.set_result(None)
         self._await_hub()
-        log.warning("lost the hub streams=%d", len(self._streams))
+        level = logging.WARNING if self._streams else logging.INFO  # as at a stop
+        log.log(level, "lost the hub streams=%d", len(self._streams))
 
     def _await_hub(self) -> None:
         """Give open streams up unless a hub is there in time."""

@@ -174,8 +174,8 @@ class _ToHub:
         return False, b""
 
     def feed_eof(self) -> None:
-        if self._hub.can_write_eof():
-            self._hub.write_eof()
+        """The client has left; the hub may have, too."""
+        self._hub.close()
 
     def _sent_too_much(self) -> bool:
         return self._hub.transport.get_write_buffer_size() > SENT_MAX
@@ -210,9 +210,12 @@ async def relay_upgrade(request: web.Request, hub: Path) -> web.StreamResponse:
         writer.write(b"\r\n".join((first, *lines, b"", b"")))
         parser: Any = _ToHub(transport, writer)  # aiohttp names one class of its own
         request.protocol.set_parser(parser)
-        while data := await reader.read(READ_MAX):
-            transport.write(data)
-            await request.writer.drain()
+        # An error here would be answered, within what the client reads as its own
+        # protocol.
+        with suppress(ConnectionError):
+            while data := await reader.read(READ_MAX):
+                transport.write(data)
+                await request.writer.drain()
     finally:
         writer.close()
     return Switched()
