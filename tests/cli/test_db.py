@@ -254,7 +254,8 @@ def test_missing_database_is_an_error(
 ) -> None:
     for command in (["check"], ["backup", str(tmp_path / "copy.db")], ["compact"]):
         assert main(["db", *command]) == 1
-        assert "shoal.db" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "shoal.db: is missing: " in said and "--store" in said
     assert [*folder.iterdir()] == []
     assert not (tmp_path / "copy.db").exists()
 

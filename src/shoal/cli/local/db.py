@@ -14,7 +14,7 @@ from shoal.cli.options import data_dir_option, json_option
 from shoal.cli.terminal import show
 from shoal.config import store_url
 from shoal.config.private_files import make_private_folder, write_private
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, StoreError
 from shoal.store.file_folder import FILES_FOLDER
 from shoal.store.sqlite import maintenance
 from shoal.store.sqlite.database import DATABASE
@@ -48,7 +48,7 @@ def check(data_dir: Path, store: str, as_json: bool) -> int:
 
     Also checks that no receipt is missing that its key has signed.
     """
-    path = _database(data_dir)
+    path = data_dir.expanduser() / DATABASE
     if store:
         name = store_at(store, data_dir).name
         from shoal.store.postgres import maintenance as server  # late: with psycopg
@@ -56,7 +56,7 @@ def check(data_dir: Path, store: str, as_json: bool) -> int:
         problems = server.check(store)
         read = partial(server.size_and_root, store)
     else:
-        name = str(path)
+        name = str(_database(data_dir))
         problems = maintenance.check(path)
         read = partial(maintenance.size_and_root, path)
     problems = problems or _log_problems(path.parent, read)
@@ -105,7 +105,7 @@ def restore(file: Path, data_dir: Path, store: str, as_json: bool) -> None:
     from shoal.store.signing_keys import begin_new_log  # late: with cryptography
 
     _check_file(store, f"pg_restore --clean --if-exists --dbname=URL {file}")
-    path, at = _database(data_dir), time.time()
+    path, at = data_dir.expanduser() / DATABASE, time.time()
     folder = path.parent
     make_private_folder(folder)
     keys = maintenance.restore(file, path, lambda head: begin_new_log(folder, head, at))
@@ -193,4 +193,15 @@ def _log_problems(
 
 
 def _database(data_dir: Path) -> Path:
-    return data_dir.expanduser() / DATABASE
+    """Return the path of the database in a data folder.
+
+    Raises StoreError if there is none.
+    """
+    path = data_dir.expanduser() / DATABASE
+    if not path.exists():
+        raise StoreError(
+            "is missing: give the coordinator's --data-dir, or --store if the database "
+            "is on a PostgreSQL server",
+            str(path),
+        )
+    return path

@@ -224,7 +224,7 @@ class PostgresDatabase(Database[Session]):
         query = "SELECT holder, to_char(at, 'YYYY-MM-DD HH24:MI:SS TZ') FROM lease"
         holder, at = sql.execute(query).fetchone()
         raise StoreError(
-            f"{self.name} is in use by {holder.rpartition(',')[0]} since {at}: stop "
-            "that `shoal serve`, or give this one a database of its own",
+            f"is in use by {holder.rpartition(',')[0]} since {at}: stop that `shoal "
+            "serve`, or give this one a database of its own",
             self.name,
         )
