@@ -1,6 +1,7 @@
 """Calls functions in a Dask cluster through the interface of local processes."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -201,6 +202,8 @@ class DaskCaller:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             _, writer = await asyncio.open_connection(*_place(self._address))
             writer.close()
+        # It logs tracebacks of a lost cluster, which the worker reports itself.
+        distributed.client.logger.setLevel(logging.CRITICAL)
         self._client = client = await Client(
             self._address,
             asynchronous=True,
