@@ -255,7 +255,8 @@ def test_missing_database_is_an_error(
     for command in (["check"], ["backup", str(tmp_path / "copy.db")], ["compact"]):
         assert main(["db", *command]) == 1
         said = capsys.readouterr().err
-        assert "shoal.db: is missing: " in said and "--store" in said
+        assert "shoal.db: is missing: " in said
+        assert "--store" in said
     assert [*folder.iterdir()] == []
     assert not (tmp_path / "copy.db").exists()
 

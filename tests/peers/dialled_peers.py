@@ -18,6 +18,9 @@ from transports.memory_links import MemoryLink, ScriptedSession
 REFUSED: Callable[[], float] = lambda: -1.0  # noqa: E731  # reads as a constant
 
 
+OVER = ConnectionEnd("over")
+
+
 @dataclass
 class DialledPeers:
     """Accepts connections, each for ``lifetime`` seconds.
@@ -28,6 +31,7 @@ class DialledPeers:
     lifetime: Callable[[], float] = REFUSED
     calls: list[tuple[float, str]] = field(default_factory=list)  # when, whom
     fingerprints: list[bytes | None] = field(default_factory=list)
+    end: ConnectionEnd = OVER
     served: int = 0
     open: int = 0
 
@@ -54,7 +58,7 @@ class DialledPeers:
             await asyncio.sleep(self._lifetime)
         finally:
             self.open -= 1
-        return ConnectionEnd("over")
+        return self.end
 
     def connections(self) -> OutboundConnections:
         return OutboundConnections(self.serve, self.dial, LoopClock(), Random(1))

@@ -14,6 +14,8 @@ from shoal.peers.outbound import (
     FixedTarget,
     OutboundConnections,
 )
+from shoal.protocols.seam.session import CloseCode
+from shoal.transports.driver import ConnectionEnd
 from simulation import virtual
 
 HOUR = 3600.0
@@ -75,6 +77,15 @@ def test_return_and_loss_are_logged_again(
     virtual.run(_maintain(DialledPeers(lambda: next(lasting)), 30.0))
 
     assert caplog.text.count("connection refused") == 2
+
+
+def test_peer_that_refuses_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As a worker that listens does, whose token is another."""
+    refused = ConnectionEnd("Invalid token", CloseCode.POLICY_VIOLATION)
+    virtual.run(_maintain(DialledPeers(lambda: 0.0, end=refused), HOUR))
+
+    (told,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert "tcp://far:1: Invalid token" in told.getMessage()
 
 
 async def _maintain(peers: DialledPeers, seconds: float) -> None:

@@ -156,7 +156,9 @@ async def test_a_database_in_use_is_refused(
     first, second = PostgresStore(url), PostgresStore(url)
     await first.open()
 
-    with pytest.raises(StoreError, match=r"is in use by .*, process \d+ since 20") as no:
+    with pytest.raises(
+        StoreError, match=r"is in use by .*, process \d+ since 20"
+    ) as no:
         await second.open()
     assert no.value.located.count("postgresql://") == 1
 

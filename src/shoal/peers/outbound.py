@@ -9,6 +9,7 @@ from typing import Protocol
 
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.endpoints import OutgoingConnection
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.clock import Clock
 from shoal.transports.link import Link, LinkClosed
 
@@ -118,7 +119,9 @@ class OutboundConnections:
                 delay = min(delay * 2, RETRY_MAX)
 
     async def _connect(self, wire: str, outgoing: OutgoingConnection) -> str | None:
-        """Connect and serve until the end; return why dialling failed, if it did."""
+        """Connect and serve until the end; return why dialling failed, or the peer
+        was refused, if so.
+        """
         try:
             async with self._dial(
                 outgoing.url,
@@ -127,9 +130,10 @@ class OutboundConnections:
                 fingerprint=outgoing.fingerprint,
             ) as (link, _):
                 if not self._stopping:
-                    await self._serve(
-                        wire, outgoing.new_session(self._clock.now()), link
-                    )
+                    session = outgoing.new_session(self._clock.now())
+                    end = await self._serve(wire, session, link)
+                    if end.code == CloseCode.POLICY_VIOLATION:
+                        return f"{outgoing.url}: {end.reason}"
                 return None
         except LinkClosed as closed:
             return str(closed)

@@ -410,7 +410,7 @@ class ShoalSession:
         outputs: list[PeerMessage | session.Output] = []
         if self._dialled:
             if not self._proves_token(hello):
-                return (self._close(NOT_PROVEN),)
+                return (self._close(NOT_PROVEN, session.CloseCode.POLICY_VIOLATION),)
             try:
                 self._key = self._proven_key(hello, ProofRole.ACCEPTING)
             except errors.NotAdmitted as error:
@@ -569,7 +569,7 @@ class ShoalSession:
         if isinstance(message, codec.Refusal) and self._peer is None:
             if message.final:
                 self._local.on_refused(message.reason)
-            return (self._close(message.reason),)
+            return (self._close(message.reason, session.CloseCode.POLICY_VIOLATION),)
         if self._peer is None:
             raise errors.PeerError("a message before hello")
         if not self._is_current(message):
@@ -617,9 +617,11 @@ class ShoalSession:
             remark="",
         )
 
-    def _close(self, reason: str) -> session.Close:
+    def _close(
+        self, reason: str, code: session.CloseCode = session.CloseCode.NORMAL
+    ) -> session.Close:
         self._closed = True
-        return session.Close(reason, text=reason[:CLOSE_TEXT_MAX])
+        return session.Close(reason, code, reason[:CLOSE_TEXT_MAX])
 
 
 def _parts(content: words.SendBlob) -> Sequence[bytes | memoryview]:
