@@ -133,7 +133,7 @@ class OutboundConnections:
                     session = outgoing.new_session(self._clock.now())
                     end = await self._serve(wire, session, link)
                     if end.code == CloseCode.POLICY_VIOLATION:
-                        return f"{outgoing.url}: {end.reason}"
+                        return f"{link.peer}: {end.reason}"
                 return None
         except LinkClosed as closed:
             return str(closed)
