@@ -52,6 +52,21 @@ with open(os.environ["SHOAL_OUTPUT"] + "/size", "w") as file:
     file.write(str(dist.get_world_size()))
 dist.destroy_process_group()
 """
+GATED = """
+import builtins, os, runpy, sys, time
+
+say = print
+
+def say_and_wait(line):
+    say(line, flush=True)
+    while line.startswith("step=10 ") and not os.path.exists(gate):
+        time.sleep(0.05)
+
+script, gate = sys.argv[1:3]
+sys.argv[1:3] = []
+builtins.print = say_and_wait
+runpy.run_path(script, run_name="__main__")
+"""  # runs a script, which waits for a file before it goes on after its tenth step
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_language_model.py"
 
@@ -234,10 +249,16 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
 
     If two are needed, another one comes in the place of the lost one.
     """
+    script, gate = tmp_path / "gated.py", tmp_path / "gate"
+    script.write_text(GATED)
+    out = tmp_path / "out"
     flags = ("--nodes", "2", "--min-nodes", str(least), "--env", "OMP_NUM_THREADS=1")
-    words = ("train", *flags, "--json", "--output", str(tmp_path), str(EXAMPLE))
+    words = ("train", *flags, "--json", "--output", str(out), str(script))
     with subprocess.Popen(
-        [sys.executable, "-m", "shoal", *words, "--steps", "40"],
+        [
+            *(sys.executable, "-m", "shoal", *words),
+            *(str(EXAMPLE), str(gate), "--steps", "20"),
+        ],
         env=reach(pool),
         stdout=subprocess.PIPE,
         text=True,
@@ -252,6 +273,7 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
         given = f"machine {node}: given to shoal:"
         (lost,) = [each for each in workers if given + each in explained(pool, run)]
         workers[lost].kill()
+        gate.touch()
         if least == 2:
             pool.join("spare", "--trust-code", "--slots", "1", token=TOKEN)
         events += map(json.loads, watching.stdout)
@@ -261,7 +283,7 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
     story = explained(pool, run)
     assert f"rank {node} was lost" in story
     assert (f"restarts on {least} machine" in story) == (node == 0 or least == 2)
-    assert (tmp_path / "model.safetensors").stat().st_size > 1_000_000
+    assert (out / "model.safetensors").stat().st_size > 1_000_000
 
 
 def test_others_begin_at_once_without_a_rank_that_fails_before_all_have_begun(
