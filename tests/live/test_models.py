@@ -4,15 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pexpect
 import pytest
 
+from live.gated_line import gated_line
 from live.programs import KEY, PATIENCE, TINY, TOKEN, Program, Programs, eventually
 from models.transfer_pair import files
 
-BIG = 300_000_000  # bytes; long enough under way to be interrupted
+BIG = 300_000_000  # bytes
+PART = 20_000_000  # bytes after which a copy is interrupted
 
 
 @pytest.fixture
@@ -40,8 +45,20 @@ def getting(programs: Programs, peer: str, *flags: str) -> Program:
     )
 
 
-def staged(programs: Programs) -> list[Path]:
-    return list((programs.folder / "ours").glob(".incoming/*/files/weights.bin"))
+@contextmanager
+def half_copied(programs: Programs, peer: str) -> Iterator[tuple[Program, Event]]:
+    """Begin to copy the model; yield what gets it, and what lets the rest come."""
+    staged = programs.folder / "ours"
+    with gated_line(int(peer.rpartition(":")[2]), PART) as (port, go_on):
+        get = getting(programs, f"127.0.0.1:{port}")
+        eventually(
+            lambda: any(
+                each.stat().st_size
+                for each in staged.glob(".incoming/*/files/weights.bin")
+            ),
+            "a part",
+        )
+        yield get, go_on
 
 
 def test_model_is_copied_from_a_coordinator(programs: Programs, model: Path) -> None:
@@ -124,16 +141,15 @@ def test_kill_during_a_download_leaves_no_partial_model(
     programs: Programs, model: Path, killed: str
 ) -> None:
     sharer, peer = share(programs, model)
-    get = getting(programs, peer)
-    eventually(lambda: any(each.stat().st_size for each in staged(programs)), "a part")
-
-    (get if killed == "the getter" else sharer).kill()
-    if killed == "the sharer":
-        assert get.wait() == 1
-        assert "the connection ended" in get.errors
-        assert not (programs.folder / "ours" / ".incoming").exists()
-    else:
-        eventually(lambda: sharer.process.poll() is None, "the sharer to go on")
+    with half_copied(programs, peer) as (get, go_on):
+        (get if killed == "the getter" else sharer).kill()
+        go_on.set()
+        if killed == "the sharer":
+            assert get.wait() == 1
+            assert "the connection ended" in get.errors
+            assert not (programs.folder / "ours" / ".incoming").exists()
+    if killed == "the getter":
+        assert sharer.process.poll() is None
     assert not (programs.folder / "ours" / "org").exists()
 
     if killed == "the sharer":
@@ -149,10 +165,8 @@ def test_kill_during_a_download_leaves_no_partial_model(
 
 def test_interrupted_download_leaves_no_files(programs: Programs, model: Path) -> None:
     _, peer = share(programs, model)
-    get = getting(programs, peer)
-    eventually(lambda: any(each.stat().st_size for each in staged(programs)), "a part")
-
-    assert get.terminate() == 130
+    with half_copied(programs, peer) as (get, _):
+        assert get.terminate() == 130
 
     assert files(programs.folder / "ours") == {}
 
