@@ -31,6 +31,14 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # of the pr
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 SIGNED_OUT = "/dashboard/session"  # which answers 401 to those who are signed out
 SERIOUS = ("serious", "critical")
+KEEP_TOASTS = """
+  window.toasts = [];
+  new MutationObserver((changes) => changes.forEach((change) => {
+    for (const each of change.addedNodes) {
+      if (each.classList?.contains("toast")) toasts.push(each.textContent);
+    }
+  })).observe(document, { childList: true, subtree: true });
+"""  # they are shown for a few seconds, in which a busy machine may not look
 
 expect.set_options(timeout=1000 * PATIENCE)
 
@@ -71,6 +79,7 @@ class Visitor:
     def open_page(self) -> Page:
         """Open a tab."""
         page = self.context.new_page()
+        page.add_init_script(KEEP_TOASTS)
         page.on("console", self._read)
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         return page
@@ -97,6 +106,12 @@ class Visitor:
         """Save a picture of what is in sight in ``build/screenshots``."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SHOTS / f"{name}.png")
+
+    def wait_for_toast(self, text: str) -> None:
+        """Wait until a message with a text was shown at the edge of the page."""
+        self.page.wait_for_function(
+            "(text) => toasts.some((each) => each.includes(text))", arg=text
+        )
 
     def barriers(self) -> list[str]:
         """Return what axe-core finds serious about the page as it is."""

@@ -108,7 +108,7 @@ def test_failed_order_is_told_to_who_left_its_dialog(admin: Visitor) -> None:
     expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
     asked[0].fulfill(status=409, json={"error": {"message": "it \u202eleaves already"}})
 
-    expect(page.locator(".toast")).to_have_text(r"it \u202eleaves already")
+    admin.wait_for_toast(r"it \u202eleaves already")
     admin.faults.clear()  # how browsers log an answer of 409
 
 
@@ -162,7 +162,7 @@ def test_drained_machine_is_resumed_and_a_removed_one_leaves(
         expect(page.get_by_role("button", name="Remove beagle")).to_have_count(0)
         assert worker.wait() == 1  # not 0: a service starts it again
         page.get_by_role("button", name="Resume beagle").click()
-        expect(page.get_by_text("start it again there")).to_be_visible()
+        admin.wait_for_toast("start it again there")
 
         pool.joined("beagle")
         expect(page.locator("td").get_by_text("active", exact=True)).to_be_visible()
