@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 from base64 import urlsafe_b64decode
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from shoal.store.ledger import LedgerEntries, Refund
 from shoal.transports.clock import LoopClock
 
 NODE = "grandsage:n1"
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    """A pool whose day does not end during a test."""
+    async with serving(tmp_path, clock=LoopClock(lambda: EPOCH)) as pool:
+        yield pool
 
 
 async def chat(

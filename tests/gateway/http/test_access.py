@@ -11,7 +11,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
 from gateway.keys import CHAT, client, make_key, request
-from gateway.serving import KEY, Node, Pool, eventually, serving
+from gateway.serving import EPOCH, KEY, Node, Pool, eventually, serving
 from harness.slow_imports import openai
 from harness.speed import PATIENCE
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
@@ -239,7 +239,11 @@ async def test_daily_budget_renews_at_midnight(pool: Pool, node: Node) -> None:
 
 
 async def test_concurrent_requests_do_not_exceed_the_budget(tmp_path: Path) -> None:
-    async with serving(tmp_path) as pool, pool.node(slots="200") as node:
+    clock = LoopClock(lambda: EPOCH)
+    async with (
+        serving(tmp_path, clock=clock) as pool,
+        pool.node(slots="200") as node,
+    ):
         await pool.wait_joined()
         key = await make_key(pool, budget=510)
         async with asyncio.TaskGroup() as tasks:
@@ -252,7 +256,7 @@ async def test_concurrent_requests_do_not_exceed_the_budget(tmp_path: Path) -> N
         statuses = [each.result().status for each in asked]
         assert sorted(statuses) == [200] * 10 + [429] * 90
         assert pool.gateway is not None
-        today = day_of(pool.gateway.clock.wall())
+        today = day_of(EPOCH)
         used = await pool.gateway.store.keys.usage_of("alice", today)
         assert used == KeyUsage(10, 10, 500, 510)
         assert (await post(pool, key)).status == 429
