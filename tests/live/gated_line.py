@@ -13,7 +13,7 @@ BLOCK = 1 << 16  # bytes that are read at once
 
 @contextmanager
 def gated_line(port: int, first: int) -> Iterator[tuple[int, Event]]:
-    """Pass connections on to ``port``, and ``first`` bytes or a few more of what it says.
+    """Pass connections on to ``port``, and about the ``first`` bytes of what it says.
 
     The rest of each connection waits for the event.  Yields the line's port, and the
     event.
