@@ -259,4 +259,6 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
 
     assert fronts.pool.program.terminate() == 0
 
-    assert not [each for each in others if Path(f"/proc/{each}").exists()]
+    eventually(
+        lambda: not any(Path(f"/proc/{each}").exists() for each in others), "their end"
+    )

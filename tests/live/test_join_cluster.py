@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 import shoal
+from harness.ports import free_port
 from live.programs import (
     KEY,
     PATIENCE,
@@ -80,7 +81,8 @@ def test_cluster_runs_tasks_and_chats_and_reconnects(
 def test_dask_cluster_runs_tasks_and_the_worker_reconnects(
     coordinator: Pool, tmp_path: Path
 ) -> None:
-    with started_dask(tmp_path / "first") as (address, kill):
+    port = free_port()
+    with started_dask(tmp_path / "first", port) as (address, kill):
         worker = coordinator.join(
             *("dask", "--engine", "dask", "--dask-address", address),
             *("--tasks", DEMO_FILE),
@@ -95,8 +97,7 @@ def test_dask_cluster_runs_tasks_and_the_worker_reconnects(
             assert pool.submit(adds, 20, 22).result(PATIENCE) == 42
             kill()
             assert "Dask cluster has ended" in worker.event("unavailable")["reason"]
-            port = address.rpartition(":")[2]
-            with started_dask(tmp_path / "second", int(port)):
+            with started_dask(tmp_path / "second", port):
                 worker.event("available")
                 worker.event("joined")
                 assert pool.submit(add, 20, 22).result(PATIENCE) == 42

@@ -5,6 +5,8 @@ import os
 import pytest
 
 import shoal
+from harness.ports import free_port
+from harness.slow_imports import openai
 from live.programs import (
     KEY,
     PATIENCE,
@@ -38,6 +40,11 @@ def listen(
     return worker, worker.event("listening")["ports"]["http"]
 
 
+def wait_listed(client: "openai.OpenAI") -> None:
+    """Wait until the worker has offered its model."""
+    eventually(lambda: "tiny" in {each.id for each in client.models.list()}, "listed")
+
+
 @pytest.mark.short
 def test_coordinator_connects_to_a_worker_with_models_and_functions(
     programs: Programs,
@@ -52,13 +59,13 @@ def test_coordinator_connects_to_a_worker_with_models_and_functions(
     worker.event("joined")
 
     with coordinator.client() as client:
-        eventually(
-            lambda: "tiny" in {each.id for each in client.models.list()}, "listed"
-        )
+        wait_listed(client)
         with answer_to(client, question) as chunks:
             assert "".join(text_in(chunks)) == "".join(answer)
-        (receipt,) = client.get(f"{coordinator.url}/v1/receipts", cast_to=dict)["data"]
-        assert receipt
+        path = f"{coordinator.url}/v1/receipts"
+        eventually(
+            lambda: len(client.get(path, cast_to=dict)["data"]) == 1, "a receipt"
+        )
     with shoal.Pool(coordinator.url, KEY) as pool:
         assert pool.submit(add, 1, 2).result(PATIENCE) == 3
         assert pool.submit(lambda: 6 * 7).result(PATIENCE) == 42
@@ -70,7 +77,8 @@ def test_coordinator_connects_to_a_worker_with_models_and_functions(
 
 def test_both_ends_come_back(programs: Programs) -> None:
     model = ("--model", f"tiny={TINY}")
-    worker, port = listen(programs, *model)
+    port = free_port()
+    worker, _ = listen(programs, *model, port=port)
     flags = ("--shoal-workers", f"127.0.0.1:{port}")
     coordinator = programs.serve(*flags)
     worker.event("joined")
@@ -84,8 +92,10 @@ def test_both_ends_come_back(programs: Programs) -> None:
     worker.event("joined")
 
     question, answer = next(iter(ANSWERS.items()))
-    with coordinator.client() as client, answer_to(client, question) as chunks:
-        assert "".join(text_in(chunks)) == "".join(answer)
+    with coordinator.client() as client:
+        wait_listed(client)
+        with answer_to(client, question) as chunks:
+            assert "".join(text_in(chunks)) == "".join(answer)
 
 
 def test_a_worker_with_another_token_is_not_used(programs: Programs) -> None:

@@ -98,13 +98,17 @@ def started_dask(
     )
     assert cluster.stdin is not None
     assert cluster.stdout is not None
+
+    def kill() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(cluster.pid, signal.SIGKILL)
+        cluster.wait()  # its port is free
+
     try:
         address = cluster.stdout.readline().strip()
         assert address, "Dask did not start"
-        yield address, lambda: os.killpg(cluster.pid, signal.SIGKILL)
+        yield address, kill
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(cluster.pid, signal.SIGKILL)
-        cluster.wait()
+        kill()
         cluster.stdin.close()
         cluster.stdout.close()

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from harness.speed import scaled
+from harness.speed import PATIENCE, scaled
 from shoal.domain.errors import (
     ConfigError,
     InvalidRequest,
@@ -25,6 +25,7 @@ from shoal.domain.work import Call, CallStream
 from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.on_dask.caller import DaskCaller
 from shoal.tasks.on_ray.caller import DRIVER, RayCaller
+from shoal.tasks.process_calls import timeout_message
 from shoal.tasks.values import Form, Ref, ValueReader, pack
 from tasks.callers import (
     Gate,
@@ -135,7 +136,7 @@ async def test_cancelled_call_is_aborted(caller: ProcessCaller, tmp_path: Path) 
     await asyncio.gather(running, return_exceptions=True)
 
     assert called_in is not None
-    await asyncio.to_thread(called_in.wait, scaled(30))
+    await asyncio.to_thread(called_in.wait, PATIENCE)
     if child.is_running():
         child.kill()  # a node of Ray's may leave it
 
@@ -232,7 +233,8 @@ async def test_stream_aborts_timed_out_and_recalled_calls(
     caller: ProcessCaller, tmp_path: Path
 ) -> None:
     gate = Gate.make(tmp_path)
-    slow = RecordedStream.open(caller.processes, CallStream("demo.sleep", 0.5))
+    limit = scaled(1.0)  # seconds, in which a call that does not sleep ends
+    slow = RecordedStream.open(caller.processes, CallStream("demo.sleep", limit))
     slow.push((60,), (0,))
     recalled = RecordedStream.open(caller.processes, CallStream("either"))
     assert recalled.stream is not None
@@ -240,7 +242,7 @@ async def test_stream_aborts_timed_out_and_recalled_calls(
     await gate.reached()
     recalled.stream.recall([0])
 
-    assert await slow.wait_for(2) == [(0, "Task timed out after 0.5s"), (1, 0)]
+    assert await slow.wait_for(2) == [(0, timeout_message(limit)), (1, 0)]
     assert await recalled.wait_for(1) == [(1, None)]
     for each in (slow.stream, recalled.stream):
         assert each is not None
