@@ -1,8 +1,9 @@
 """An engine that costs next to nothing: OpenAI's API over prepared bytes.
 
 The question says how the answer comes: ``burst`` in one write, ``paced`` in a write for
-each chunk, ``held`` as one chunk and then nothing until the client leaves.  Others, as
-a worker asks to try its engine, are as ``burst``.
+each chunk, ``held`` as one chunk and then nothing until the client leaves.  What begins
+with ``again`` is paced since it was first asked: whoever asks once more gets at once
+what is due.  Others, as a worker asks to try its engine, are as ``burst``.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ CHUNKS = 64  # of an answer
 PACE = 0.04  # seconds between the chunks of a paced answer
 TEXT = " token"  # of each chunk
 
+_asked: dict[str, float] = {}  # when each question of ``again`` came first
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
 _USAGE = {"prompt_tokens": 9, "completion_tokens": CHUNKS, "total_tokens": 9 + CHUNKS}
@@ -51,7 +53,12 @@ async def chat(request: web.Request) -> web.StreamResponse:
         return web.Response(body=WHOLE, content_type="application/json")
     response = web.StreamResponse(headers=_SSE)
     await response.prepare(request)
-    await WAYS.get(asked["messages"][-1]["content"], _burst)(response)
+    question = asked["messages"][-1]["content"]
+    if question.startswith("again"):
+        now = asyncio.get_running_loop().time()
+        await _paced(response, _asked.setdefault(question, now))
+    else:
+        await WAYS.get(question, _burst)(response)
     return response
 
 
@@ -60,9 +67,10 @@ async def _burst(response: web.StreamResponse) -> None:
     await response.write_eof(BURST)
 
 
-async def _paced(response: web.StreamResponse) -> None:
+async def _paced(response: web.StreamResponse, began: float | None = None) -> None:
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    if began is None:
+        began = loop.time()
     for number, chunk in enumerate([FIRST, *[NEXT] * (CHUNKS - 1)], 1):
         await response.write(chunk)
         # By the clock, so that an engine that is late does not slow down for good.

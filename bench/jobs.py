@@ -80,7 +80,7 @@ def measure(rounds: int) -> Results:
                     for what in (WITH, WITHOUT):
                         for name, server in servers:
                             row = {"workers": workers, "what": what}
-                            rate, cost = run(_many(server, workers, what == WITH))
+                            rate, cost = run(commit_many(server, workers, what == WITH))
                             results[f"{name}, {RATE.format(**row)}"].append(rate)
                             results[f"{name}, {COST.format(**row)}"].append(cost)
                 for name, server in servers:
@@ -91,7 +91,9 @@ def measure(rounds: int) -> Results:
     return results
 
 
-async def _many(server: Program, workers: int, signs: bool) -> tuple[float, float]:
+async def commit_many(
+    server: Program, workers: int, signs: bool
+) -> tuple[float, float]:
     """Return jobs a second, and the server's CPU time for each in microseconds."""
     port, jobs = _port(server), JOBS[workers]
     async with at_work(port, workers, signs=signs), clients_of(port) as clients:

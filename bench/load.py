@@ -95,11 +95,12 @@ async def connected(port: int) -> AsyncIterator[Client]:
             await writer.wait_closed()
 
 
-def request(question: str, *, key: str, stream: bool) -> bytes:
+def request(question: str, *, key: str, stream: bool, **options: object) -> bytes:
     """Return a chat request; see ``engine.py`` for the questions there are."""
     body: dict[str, object] = {
         "model": "m",
         "messages": [{"role": "user", "content": question}],
+        **options,
     }
     if stream:
         usage = {"include_usage": True}

@@ -32,12 +32,17 @@ class Gateway:
 
 
 @contextmanager
-def shoal(engine: int) -> Iterator[Gateway]:
-    """Run a coordinator with a key and its database, and a worker for ``engine``."""
+def shoal(engine: int, *options: str) -> Iterator[Gateway]:
+    """Run a coordinator with a key and its database, and a worker for ``engine``.
+
+    ``options`` are further ones of the coordinator.
+    """
     quiet = ["--log-level", "warning", "--json"]
     with tempfile.TemporaryDirectory() as folder:
         keys = ["--api-key", KEY, "--join-token", "t", "--data-dir", folder]
-        with program("-m", "shoal", "serve", "--port", "0", *keys, *quiet) as serving:
+        with program(
+            "-m", "shoal", "serve", "--port", "0", *keys, *options, *quiet
+        ) as serving:
             port = serving.report["ports"]["http"]
             there = [f"http://127.0.0.1:{port}", "--token", "t"]
             runs = ["--engine", f"http://127.0.0.1:{engine}/v1", "--slots", SLOTS]

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,11 @@ class Program:
 
     def cpu(self) -> float:
         """Return the seconds of CPU time used so far, its children's included."""
-        return sum(_cpu(each.pid) for each in self._tree())
+        return cpu_of_all(self.process.pid)
 
     def memory(self) -> float:
         """Return the resident memory in MB, its children's included."""
-        return sum(each.memory_info().rss for each in self._tree()) / 1e6
-
-    def _tree(self) -> list[psutil.Process]:
-        root = psutil.Process(self.process.pid)
-        return [root, *root.children(recursive=True)]
+        return sum(each.memory_info().rss for each in _tree(self.process.pid)) / 1e6
 
 
 @contextmanager
@@ -88,10 +84,21 @@ def allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _cpu(pid: int) -> float:
-    # The CPU clock of another process, to the nanosecond: /proc counts in steps of
-    # 10 ms.  See clock_getcpuclockid(3).
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU time that a process has used so far."""
+    # Its CPU clock, to the nanosecond: /proc counts in steps of 10 ms.  See
+    # clock_getcpuclockid(3).
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def cpu_of_all(pid: int) -> float:
+    """Return the same of a process and its children."""
+    return sum(cpu_of(each.pid) for each in _tree(pid))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
 
 
 def _answers(url: str) -> bool:
@@ -121,4 +128,8 @@ def _running(
         try:
             yield process
         finally:
-            process.kill()
+            # Its children, too; itself first, because it may start others.
+            running = [] if process.poll() is not None else _tree(process.pid)
+            for each in running:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()

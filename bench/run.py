@@ -24,6 +24,7 @@ BENCHES = (
     "models",
     "page",
     "plan",
+    "scaleout",
     "slowlink",
     "startup",
     "steps",

@@ -69,6 +69,12 @@ class PostgresServer:
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://shoal@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def pid(self) -> int:
+        """The first process of the server, which runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
         with self._log.open("ab") as log:
@@ -93,8 +99,7 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Kill the server and the processes of its sessions, as a crash does."""
-        assert self._process is not None
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(self.pid).children(recursive=True)
         self._end(signal.SIGKILL)
         for each in children:
             with suppress(psutil.Error):
