@@ -158,7 +158,7 @@ class Switched(web.StreamResponse):
         """Write nothing."""
 
 
-class _ToHub:
+class ToHub:
     """Sends on what a client sends after its request, as a parser of aiohttp."""
 
     def __init__(self, client: asyncio.Transport, hub: asyncio.StreamWriter) -> None:
@@ -167,6 +167,8 @@ class _ToHub:
         self._waiting: asyncio.Task[None] | None = None
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        if self._hub.is_closing():  # uvloop raises an error for what is written then
+            return False, b""
         self._hub.write(data)
         if self._waiting is None and self._sent_too_much():
             self._client.pause_reading()
@@ -208,7 +210,7 @@ async def relay_upgrade(request: web.Request, hub: Path) -> web.StreamResponse:
         lines = [b"%b: %b" % field for field in fields]
         first = f"{request.method} {request.raw_path} HTTP/1.1".encode()
         writer.write(b"\r\n".join((first, *lines, b"", b"")))
-        parser: Any = _ToHub(transport, writer)  # aiohttp names one class of its own
+        parser: Any = ToHub(transport, writer)  # aiohttp names one class of its own
         request.protocol.set_parser(parser)
         # An error here would be answered, within what the client reads as its own
         # protocol.
