@@ -80,7 +80,8 @@ def measure(rounds: int) -> Results:
                     for what in (WITH, WITHOUT):
                         for name, server in servers:
                             row = {"workers": workers, "what": what}
-                            rate, cost = run(commit_many(server, workers, what == WITH))
+                            signs, jobs = what == WITH, JOBS[workers]
+                            rate, cost = run(commit_many(server, workers, jobs, signs))
                             results[f"{name}, {RATE.format(**row)}"].append(rate)
                             results[f"{name}, {COST.format(**row)}"].append(cost)
                 for name, server in servers:
@@ -92,10 +93,10 @@ def measure(rounds: int) -> Results:
 
 
 async def commit_many(
-    server: Program, workers: int, signs: bool
+    server: Program, workers: int, jobs: int, signs: bool
 ) -> tuple[float, float]:
     """Return jobs a second, and the server's CPU time for each in microseconds."""
-    port, jobs = _port(server), JOBS[workers]
+    port = _port(server)
     async with at_work(port, workers, signs=signs), clients_of(port) as clients:
         before = await clients[0].logged()
         cpu, began = server.cpu(), time.perf_counter()

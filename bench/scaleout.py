@@ -25,7 +25,7 @@ from itertools import pairwise
 import psutil
 
 from engine import CHUNKS, TEXT
-from jobs import JOBS, commit_many
+from jobs import commit_many
 from load import PATIENCE, READ_MAX, ask_all, connected, request, run
 from peers import KEY, Gateway, shoal
 from processes import HERE, Program, cpu_of, cpu_of_all, program
@@ -38,7 +38,8 @@ from harness.postgres import PostgresServer, postgres_server
 
 ROUNDS = 5
 STREAMS = 64  # at once
-ANSWERS = {"burst": 512, "paced": 128}  # of a round
+ANSWERS = {"burst": 256, "paced": 64}  # of a round
+JOBS = {1: 200, 32: 1000}  # of a round, by workers
 FRONTS = {0: "without fronts", 1: "with 1 front", 2: "with 2 fronts"}
 TAKEN_OVER = 10  # streams
 
@@ -126,7 +127,7 @@ def _dispatching(*options: str) -> Iterator[Program]:
     with tempfile.TemporaryDirectory() as folder:
         serve = ["-m", "shoal", "serve", "--port", "0", "--data-dir", folder, "--json"]
         secrets = ["--api-key", "k", "--dispatch-open", "--log-level", "error"]
-        patient = ["--queue-max", str(2 * max(JOBS.values())), "--queue-wait", "120"]
+        patient = ["--queue-max", str(2 * max(JOBS.values())), "--queue-wait", "600"]
         with program(*serve, *secrets, *patient, *options) as running:
             yield running
 
@@ -137,7 +138,7 @@ def _jobs(
     for workers, jobs in JOBS.items():
         for store, coordinator in coordinators.items():
             before = cpu_of_all(server.pid)
-            _, cost = run(commit_many(coordinator, workers, signs=True))
+            _, cost = run(commit_many(coordinator, workers, jobs, signs=True))
             used = cpu_of_all(server.pid) - before
             out[_job(store, workers)].append(cost)
             if store == "PostgreSQL":
