@@ -84,6 +84,7 @@ class Pool:
     log: EventLog | None = None
     close: Callable[[], Awaitable[None]] | None = None
     ports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    front: "Front | None" = None
 
     @property
     def access(self) -> Access:
@@ -120,6 +121,16 @@ class Pool:
             return len(ids) == workers and connected
 
         await eventually(joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A front: its URL, and both ends of its link, which ``linking`` keeps."""
+
+    url: str
+    jobs: LinkedJobs
+    links: FrontLinks
+    linking: asyncio.Task[None]
 
 
 @dataclass(slots=True)
@@ -209,12 +220,13 @@ async def serving(
     prices: PriceList = PRICES,
     approve_nodes: bool = False,
     front: bool = False,
+    front_clock: Clock | None = None,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator within the block; its clients reach it through a ``front``.
 
-    ``wires`` holds protocols' configurations by name; ``file_limits`` are the bytes of
-    a file, and of all files of a key.  ``restarted``: it goes on with the jobs in the
-    folder.
+    The front may have a clock of its own.  ``wires`` holds protocols' configurations by
+    name; ``file_limits`` are the bytes of a file, and of all files of a key.
+    ``restarted``: it goes on with the jobs in the folder.
     """
     clock = clock or LoopClock()
     files = BlobFiles(folder / "blobs")
@@ -285,14 +297,17 @@ async def serving(
     )
     await runner.setup()
     ending = AsyncExitStack()
+    at_front: Front | None = None
     if front:
         sockets = await asyncio.to_thread(tempfile.mkdtemp)  # of a short name
         ending.callback(shutil.rmtree, sockets)
         await web.UnixSite(runner, f"{sockets}/{HTTP_SOCKET}").start()
         serving_front = front_of(
-            gateway, app, Path(sockets), open_loopback=open_loopback
+            *(gateway, app, Path(sockets), front_clock or clock),
+            open_loopback=open_loopback,
         )
-        url = await ending.enter_async_context(serving_front)
+        at_front = await ending.enter_async_context(serving_front)
+        url = at_front.url
     else:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -301,7 +316,10 @@ async def serving(
     )
     try:
         async with ClientSession() as session:
-            yield Pool(url, hub, session, gateway, app[EVENT_LOG], runner.cleanup)
+            log = app[EVENT_LOG]
+            yield Pool(
+                *(url, hub, session, gateway, log, runner.cleanup), front=at_front
+            )
     finally:
         await ending.aclose()
         await runner.cleanup()
@@ -313,15 +331,18 @@ async def serving(
 
 @asynccontextmanager
 async def front_of(
-    gateway: Gateway, app: web.Application, folder: Path, *, open_loopback: bool
-) -> AsyncIterator[str]:
-    """Run a front of a coordinator within the block; gives its URL."""
+    gateway: Gateway,
+    app: web.Application,
+    folder: Path,
+    clock: Clock,
+    *,
+    open_loopback: bool,
+) -> AsyncIterator[Front]:
+    """Run a front of a coordinator within the block."""
     links = FrontLinks(
         *(gateway.hub, gateway.access, gateway.clock), app[METRICS].requests.add
     )
-    jobs = LinkedJobs(
-        unix_connection(folder / LINK_SOCKET), gateway.clock, gateway.hub.new_id
-    )
+    jobs = LinkedJobs(unix_connection(folder / LINK_SOCKET), clock, gateway.hub.new_id)
     elsewhere: Any = Elsewhere()
     access: Any = FrontAccess(jobs, open_loopback=open_loopback)
     here = replace(
@@ -342,12 +363,12 @@ async def front_of(
             *(None, Strangers()),
         ) as bound,
     ):
-        link = asyncio.create_task(jobs.run_link())
+        linking = asyncio.create_task(jobs.run_link())
         try:
             await jobs.wait_up()
-            yield f"http://127.0.0.1:{bound.port}"
+            yield Front(f"http://127.0.0.1:{bound.port}", jobs, links, linking)
         finally:
-            link.cancel()
+            linking.cancel()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
