@@ -74,3 +74,23 @@ async def test_streams_without_a_hub_end_with_an_error(
         refused = await waiting
         assert refused.status == 503
         assert NO_HUB in await refused.text()
+
+
+async def test_a_front_that_stops_serves_until_its_hub_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, front=True) as pool, pool.node() as node:
+        await pool.wait_joined()
+        assert pool.front is not None
+        stream = await begun(pool, node, DIALECTS["chat"])
+
+        pool.front.jobs.stop()
+        task = (await node.task())["id"]
+        await node.write(task, " more")
+        await node.end(task)
+        assert b"[DONE]" in await stream.read()
+        assert not pool.front.linking.done()
+        pool.front.links.hand_over()
+        await pool.front.linking
+
+    assert "lost the hub" not in caplog.text

@@ -262,3 +262,16 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
     eventually(
         lambda: not any(Path(f"/proc/{each}").exists() for each in others), "their end"
     )
+    assert "lost the hub" not in fronts.pool.program.errors
+
+
+def test_a_stop_while_the_hub_is_gone_starts_no_other(fronts: Fronts) -> None:
+    for _ in range(3):  # so that there is a pause before the next one
+        fronts.kill_hub()
+    (hub,) = fronts.pids("HubPart")
+    os.kill(hub, signal.SIGKILL)
+    eventually(lambda: hub not in fronts.pids("HubPart"), "the hub is gone")
+
+    fronts.pool.program.terminate()  # ends
+
+    eventually(lambda: not fronts.pids("HubPart"), "there is no hub")

@@ -72,11 +72,15 @@ class FrontBodies(BodyReader):
 
 @asynccontextmanager
 async def run_front(
-    config: ServeConfig, wires: Mapping[str, object], part: FrontPart
-) -> AsyncIterator[Awaitable[object]]:
+    config: ServeConfig,
+    wires: Mapping[str, object],
+    part: FrontPart,
+    stop: asyncio.Event,
+) -> AsyncIterator[Awaitable[None]]:
     """Run a front for the length of the block.
 
-    Gives what ends only with an error: OtherVersion if the hub's release does not fit.
+    Gives what ends with the hub after ``stop``, or with an error: OtherVersion if the
+    hub's release does not fit.
     """
     settings = read_settings(config)
     clock = LoopClock()
@@ -118,8 +122,12 @@ async def run_front(
             bodies=FrontBodies(),
             spans=spans,
         )
-        link = asyncio.get_running_loop().create_task(jobs.run_link())
+        loop = asyncio.get_running_loop()
+        link = loop.create_task(jobs.run_link())
+        stopping = loop.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: jobs.stop())
         finally_.callback(link.cancel)
+        finally_.callback(stopping.cancel)
         for operations, name, numbers in (
             (OPERATIONS, HTTP_SOCKET, part.http),
             (OLLAMA_PORT, OLLAMA_SOCKET, part.ollama),

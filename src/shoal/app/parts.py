@@ -145,11 +145,9 @@ class _Supervisor:
                 {stopping, hub, *fronts}, return_when=asyncio.FIRST_COMPLETED
             )
             self._stop.set()
-            if self._hub is not None:
-                _signal(self._hub, signal.SIGTERM)
-            status = await hub
-            for each in self._children:
+            for each in self._children:  # fronts end after the hub
                 _signal(each, signal.SIGTERM)
+            status = await hub
             await asyncio.wait(fronts, timeout=STOP_TIMEOUT)
             return status
         finally:
@@ -191,6 +189,8 @@ class _Supervisor:
                 return status
             log.warning("the hub ended status=%d; starting the next one", status)
             await pauses.wait()
+            if self._stop.is_set():
+                return status
 
     async def _wait_ready(self, hub: asyncio.subprocess.Process) -> None:
         while hub.returncode is None:
@@ -232,6 +232,8 @@ class _Supervisor:
             start_new_session=True,
         )
         self._children.add(child)
+        if self._stop.is_set():  # it was set meanwhile
+            _signal(child, signal.SIGTERM)
         return child
 
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from shoal import __version__
 from shoal.coordinator.answer import Answer, ReaderTooSlow
@@ -113,6 +113,7 @@ class LinkedJobs:
         self._channel: Channel | None = None  # None: there is no hub
         self._giving_up: Timer | None = None
         self._refusal: OtherVersion | None = None
+        self._stopping = False
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -121,8 +122,8 @@ class LinkedJobs:
         self._keys: OrderedDict[tuple[bytes, str], Key] = OrderedDict()
         self._keys_version = 0
 
-    async def run_link(self) -> NoReturn:
-        """Keep a link to the hub.  Raises OtherVersion."""
+    async def run_link(self) -> None:
+        """Keep a link to the hub, after ``stop`` till it ends.  Raises OtherVersion."""
         self._await_hub()
         while True:
             self._lost.clear()
@@ -133,7 +134,13 @@ class LinkedJobs:
                 pass
             if self._refusal is not None:
                 raise self._refusal
+            if self._stopping:
+                return
             await asyncio.sleep(RETRY_EVERY)
+
+    def stop(self) -> None:
+        """Expect the end of the hub, which lets open streams end before."""
+        self._stopping = True
 
     def close(self, error: ShoalError) -> None:
         """End all open streams with an error."""
@@ -268,8 +275,8 @@ class LinkedJobs:
             if not waiting.done():
                 waiting.set_result(None)
         self._await_hub()
-        level = logging.WARNING if self._streams else logging.INFO  # as at a stop
-        log.log(level, "lost the hub streams=%d", len(self._streams))
+        if not self._stopping:
+            log.warning("lost the hub streams=%d", len(self._streams))
 
     def _await_hub(self) -> None:
         """Give open streams up unless a hub is there in time."""

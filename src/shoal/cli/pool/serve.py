@@ -36,6 +36,7 @@ from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, StoreBroken
+from shoal.front.linked_jobs import OtherVersion
 from shoal.gateway.accounts.invitations import PRINTED_USES
 from shoal.processes.programs import allow_files
 from shoal.protocols import discover
@@ -148,14 +149,13 @@ async def _serve_front(
     part: FrontPart,
     stop: asyncio.Event,
 ) -> int:
-    """Be a front until ``stop``; return the exit status."""
-    async with run_front(config, wires, part) as link:
+    """Be a front until the hub ends after ``stop``; return the exit status."""
+    async with run_front(config, wires, part, stop) as link:
         _tune_garbage_collector()
-        stopped = asyncio.ensure_future(stop.wait())
-        ended = asyncio.ensure_future(link)
-        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            log.error("the front ends: %s", ended.exception())
+        try:
+            await link
+        except OtherVersion as error:
+            log.error("the front ends: %s", error)
             return 1
     return 0
 
