@@ -118,6 +118,7 @@ class Fronts:
         """Return the status of a request that is refused."""
         with pytest.raises(HTTPError) as refused:
             self.ask(path, body, key)
+        refused.value.close()
         return refused.value.code
 
 
