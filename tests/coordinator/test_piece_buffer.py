@@ -32,16 +32,13 @@ def test_joined_pieces_make_the_same_answer(
     assert assemble(pieces.all()) == assemble(came)
 
 
-def test_take_empties_the_buffer() -> None:
+def test_many_texts_are_joined() -> None:
     pieces = PieceBuffer()
     for number in range(2 * JOIN_AT + 3):
         pieces.extend([str(number)])
 
-    taken = pieces.drain()
-
-    assert "".join(map(str, taken)) == "".join(map(str, range(2 * JOIN_AT + 3)))
-    assert len(taken) == 2 + 3
-    assert pieces.drain() == []
+    assert "".join(map(str, pieces.all())) == "".join(map(str, range(2 * JOIN_AT + 3)))
+    assert len(pieces.all()) == 2 + 3
 
 
 def test_only_adjacent_texts_are_joined() -> None:

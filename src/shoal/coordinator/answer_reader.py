@@ -40,15 +40,6 @@ class PieceBuffer(msgspec.Struct):
         """Return the pieces as a new list."""
         return [*self._old, *self._new]
 
-    def drain(self) -> list[AnswerPiece]:
-        """Return the pieces and empty the buffer."""
-        if not self._old:
-            taken, self._new = self._new, []
-            return taken
-        taken = self.all()
-        self._old, self._new = [], []
-        return taken
-
 
 def _joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
     """Join adjacent texts."""
@@ -87,7 +78,7 @@ class AnswerCursor:
         self.ended: Outcome | None = None
         self.on_cancelled: Callable[[], None] | None = None
         self._attentive = True  # whether it reads what comes, piece by piece
-        self._unread = PieceBuffer(so_far)
+        self._unread = PieceBuffer(so_far) if so_far else None
         self._unread_size = 0
         self._full_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -105,25 +96,25 @@ class AnswerCursor:
 
         ``once``: also if something else wakes the reader, and ``is_over`` tells.
         """
-        pieces = self._unread.drain()
-        while not (pieces or self.answer.end or self._aborted):
+        while not (self._unread or self.answer.end or self._aborted):
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
-            pieces = self._unread.drain()
             if once:
                 break
-        if pieces:
-            self.answer.was_read = True
+        unread, self._unread = self._unread, None
         self._unread_size = 0
         self._full_since = None
-        return pieces
+        if unread is None:
+            return []
+        self.answer.was_read = True
+        return unread.all()
 
     async def outcome(self) -> Outcome:
         """Wait for the end.  Raises the ShoalError that the job ended with."""
         # A client that waits for the end reads nothing before it, so a successor may
         # give another answer.
         self._attentive = False
-        self._unread = PieceBuffer()
+        self._unread = None
         while (end := self._aborted or self.answer.end) is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -159,7 +150,10 @@ class AnswerCursor:
         if self._write is not None and not self._unread_size and self._write(pieces):
             self.answer.was_read = True
             return True
-        self._unread.extend(pieces)
+        if self._unread is not None:
+            self._unread.extend(pieces)
+        elif pieces:
+            self._unread = PieceBuffer([], [*pieces])
         self._unread_size += cost
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -173,7 +167,7 @@ class AnswerCursor:
 
     def clear(self) -> None:
         """Drop unread pieces."""
-        self._unread = PieceBuffer()
+        self._unread = None
         self._unread_size = 0
         self._full_since = None
 
