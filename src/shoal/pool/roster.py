@@ -171,7 +171,6 @@ class Roster:
     def index(self, worker: Worker) -> None:
         """Index a worker, and those that share its slots, by their cost levels."""
         if (engine := worker.engine) is None:
-            worker.count_slots()
             self._index(worker)
             return
         sharing = engine.workers.values()
@@ -179,11 +178,11 @@ class Roster:
         for each in sharing:
             engine.used += len(each.leases) + each.extra_slots
         for each in sharing:
-            each.count_slots()
             self._index(each)
 
     def _index(self, worker: Worker) -> None:
         """Index a worker by its cost level, or remove it if it has no free slot."""
+        worker.count_slots()
         before = worker.indexed_as
         free = worker.free_slots > 0 and worker.accepts_jobs
         worker.indexed_as = worker.cost_level() if free else None
