@@ -57,10 +57,10 @@ class FactRecorder:
             return
         earlier, self._waiting = self._waiting, []
         self._record_by = math.inf
-        entries = await self._health.read(lambda: self._bookkeeper.seal(at))
+        entries = await self._health.read(partial(self._bookkeeper.seal, at))
         commit = next(self.commits)
         await self._health.write(
-            lambda: self._store.append(kept, at, earlier, entries, commit)
+            partial(self._store.append, kept, at, earlier, entries, commit)
         )
         observe((self.commit_seconds, self._clock.now() - now))
 

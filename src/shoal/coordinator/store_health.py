@@ -92,7 +92,9 @@ class StoreHealth:
             finally:
                 timer.cancel()
                 del self._writes[number]
-                self._note_end(self._clock.now() - begun)
+                if (seconds := self._clock.now() - begun) >= SLOW:
+                    self._notice_slow()
+                    self._slowest = max(self._slowest, seconds)
 
         return self._repeat(timed, heals=True)
 
@@ -144,11 +146,6 @@ class StoreHealth:
             )
             self._slowest = 0.0
         self._slow_until = self._clock.now() + SLOW_SHOWN
-
-    def _note_end(self, seconds: float) -> None:
-        if seconds >= SLOW:
-            self._notice_slow()
-            self._slowest = max(self._slowest, seconds)
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]], *, heals: bool) -> T:
         while True:

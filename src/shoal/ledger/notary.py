@@ -92,5 +92,5 @@ class Notary:
         """Continue from a batch that has been stored."""
         begun = sealed.checkpoint.size - len(sealed.receipts)
         assert begun == self.size, f"sealed after {begun}, expected {self.size}"
-        self._frontier = sealed.frontier.copy()
+        self._frontier = sealed.frontier  # ``seal`` makes a copy of it
         self.size, self._root = sealed.checkpoint.size, sealed.checkpoint.root

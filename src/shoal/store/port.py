@@ -5,7 +5,7 @@ The ports of its further parts are in ``batches``, ``ledger`` and ``webhooks``.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from typing import Literal, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -50,7 +50,7 @@ class CommitId(NamedTuple):
 
 def commit_ids(epoch: Epoch, writer: Writer) -> Iterator[CommitId]:
     """Return the ids of a writer's commits, in order."""
-    return (CommitId(epoch, writer, number) for number in count(1))
+    return map(CommitId, repeat(epoch), repeat(writer), count(1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ their own: they do not wait for lists.
 """
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
 
 from shoal.domain.errors import InvalidRequest, StoreBroken, StoreError
 
@@ -63,7 +64,7 @@ class Listed(list[T]):
     """A list as one value of a query, which reads it as ``json_each(?)``."""
 
     def __conform__(self, _: object) -> str:  # called by ``sqlite3``
-        return json.dumps(self)
+        return msgspec.json.encode(self).decode()
 
 
 class Texts(Listed[str]):
@@ -172,7 +173,7 @@ class Database(ABC, Generic[C]):
 
     async def transact(self, work: Callable[[C], T]) -> T:
         """Run ``work`` in one transaction, after all that were begun before."""
-        self._last_write = write = self._thread.run(lambda: self._transact(work))
+        self._last_write = write = self._thread.run(partial(self._transact, work))
         return await self._result(write)
 
     async def read(self, work: Callable[[C], T]) -> T:
@@ -315,8 +316,10 @@ class Threads:
             if future.cancelled():
                 continue
             result, error = _outcome_of(call)
-            with suppress(RuntimeError):  # the loop has been closed meanwhile
+            try:
                 loop.call_soon_threadsafe(_finish, future, result, error)
+            except RuntimeError:  # the loop has been closed meanwhile
+                continue
             del queued, call, future, result, error  # not until the next call
 
 

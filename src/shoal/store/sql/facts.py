@@ -222,49 +222,39 @@ class _FactBatch:
     def write(self) -> None:
         """Write the collected changes.  Raises StoreError if a job is unknown."""
         stored = self._stored_histories()
+        new: list[tuple[object, ...]] = []
+        under_way: list[tuple[object, ...]] = []
+        over: list[tuple[object, ...]] = []
         for job_id, change in self._rows.items():
             ended = change.ended_at is not None
             if change.new is not None:
                 change.history = begin_history(change.facts, ended=ended)
+                new.append((job_id, *change.new, *_changing(change)))
+                continue
+            if job_id not in stored:
+                raise StoreError(f"there is no job {job_id}")
+            change.history = extend_history(
+                self.sql, job_id, stored[job_id], change.facts, ending=ended
+            )
+            if ended:
+                over.append((*_changing(change), job_id))
             else:
-                if job_id not in stored:
-                    raise StoreError(f"there is no job {job_id}")
-                change.history = extend_history(
-                    self.sql, job_id, stored[job_id], change.facts, ending=ended
-                )
-        self.sql.executemany(
-            INSERT,
-            [
-                (job_id, *change.new, *_changing(change))
-                for job_id, change in self._rows.items()
-                if change.new is not None
-            ],
-        )
-        self._update(PROGRESS, ended=False)
-        self._update(END, ended=True)
-        self.usage.add(self._used)
+                under_way.append((change.state, change.lease, change.history, job_id))
+        self.sql.executemany(INSERT, new)
+        self.sql.executemany(PROGRESS, under_way)
+        self.sql.executemany(END, over)
+        if self._used:
+            self.usage.add(self._used)
         self.sql.executemany(INSERT_FACT, self._facts)
 
     def _stored_histories(self) -> dict[JobId, StoredHistory]:
         """Read the histories of the jobs that are not new, all at once."""
-        changed = Texts(id_ for id_, each in self._rows.items() if each.new is None)
+        changed = Texts([id_ for id_, each in self._rows.items() if each.new is None])
         if not changed:
             return {}
         query = f"SELECT id, packed_history, ended_at FROM jobs WHERE {AMONG}"
         rows = self.sql.execute(query, (changed,))
         return {id_: (packed, ended_at) for id_, packed, ended_at in rows}
-
-    def _update(self, query: str, *, ended: bool) -> None:
-        self.sql.executemany(
-            query,
-            [
-                (*_changing(change), job_id)
-                if ended
-                else (change.state, change.lease, change.history, job_id)
-                for job_id, change in self._rows.items()
-                if change.new is None and (change.ended_at is not None) is ended
-            ],
-        )
 
     def _row(self, job_id: JobId) -> _RowChange:
         change = self._rows.get(job_id)

@@ -102,7 +102,8 @@ class SqlLedger:
 
 def write_entries(sql: Sql, entries: ledger.LedgerEntries, at: float) -> None:
     """Write what belongs to a batch of facts, in the transaction that writes them."""
-    _write_transfers(sql, entries.transfers, at)
+    if entries.transfers:  # most jobs are free
+        _write_transfers(sql, entries.transfers, at)
     if entries.head is not None:
         head = entries.head
         sql.executemany(

@@ -100,7 +100,7 @@ class SqlStore:
         entries: LedgerEntries = NO_ENTRIES,
         commit: port.CommitId | None = None,
     ) -> None:
-        recorded = [*earlier, *(port.RecordedFact(at, fact) for fact in facts)]
+        recorded = [*earlier, *[port.RecordedFact(at, fact) for fact in facts]]
 
         def write(sql: Sql) -> int | None:
             if commit is not None and not begin_commit(sql, commit):
@@ -112,7 +112,8 @@ class SqlStore:
                 usage.refund(*refund, at)
             usage.write()
             write_entries(sql, entries, at)
-            write_deliveries(sql, entries.deliveries, at)
+            if entries.deliveries:  # most jobs have no webhook
+                write_deliveries(sql, entries.deliveries, at)
             return batch
 
         batch = await self.database.transact(write)
