@@ -39,8 +39,26 @@ def encode(value: JSON) -> bytes:
     Raises ValueError for values without a canonical form: numbers beyond 2**53 or not
     finite, lone surrogates, and values that are not JSON.
     """
-    if _is_plain(value):
-        return _sorted.encode(value)
+    # Most values msgspec writes as RFC 8785 demands, many times as fast.  It escapes as
+    # RFC 8785 does.  It formats floats differently, keeps large integers, and sorts
+    # names by code point instead of UTF-16 unit, which is the same for ASCII.
+    left: list[Any] = [value]
+    for each in left:  # no recursion: a call takes longer than most values
+        kind = type(each)
+        if kind is dict:
+            for name in each:
+                if not (type(name) is str and name.isascii()):
+                    return _encode_other(value)
+            left += each.values()
+        elif kind is list or kind is tuple:
+            left += each
+        elif not (kind in _PLAIN or (kind is int and -EXACT_MAX <= each <= EXACT_MAX)):
+            return _encode_other(value)
+    return _sorted.encode(value)
+
+
+def _encode_other(value: JSON) -> bytes:
+    """Encode what is not plain."""
     try:
         plain = _plain(value)
     except _NotPlain:
@@ -61,29 +79,6 @@ def encode_any(value: JSON) -> bytes:
         return encode(_replaced(value))
 
 
-def _is_plain(value: JSON) -> bool:
-    """Return whether msgspec writes a value as RFC 8785 demands, many times as fast.
-
-    It escapes as RFC 8785 does.  It formats floats differently, keeps large integers,
-    and sorts names by code point instead of UTF-16 unit, which is the same for ASCII.
-    """
-    left: list[Any] = [value]
-    for each in left:  # no recursion: a call takes longer than most values
-        kind = type(each)
-        if kind is dict:
-            for name in each:
-                if not (type(name) is str and name.isascii()):
-                    return False
-            left += each.values()
-        elif kind is list or kind is tuple:
-            left += each
-        elif kind not in _PLAIN and not (
-            kind is int and -EXACT_MAX <= each <= EXACT_MAX
-        ):
-            return False
-    return True
-
-
 def _plain(value: Any) -> Any:
     """Return a plain value, in which floats are encoded already.
 
@@ -101,7 +96,7 @@ def _plain(value: Any) -> Any:
         return plain
     if kind is list or kind is tuple:
         return [*map(_plain, value)]
-    if not _is_plain(value):
+    if not (kind in _PLAIN or (kind is int and -EXACT_MAX <= value <= EXACT_MAX)):
         raise _NotPlain
     return value
 
