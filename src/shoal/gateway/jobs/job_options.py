@@ -64,7 +64,8 @@ def build_job(
     key may not give its jobs that priority.
     """
     headers, owner, record = request.headers, caller.key.name, record_of(request)
-    work, tools = fitting_work(gateway.jobs, work, owner)
+    jobs = gateway.jobs
+    work, tools = fitting_work(jobs, work, owner)
     agreed = replace(
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
         left_out=(*left_out, *tools),
@@ -73,7 +74,7 @@ def build_job(
         trace=record.traceparent,
     )
     job = Job(
-        gateway.jobs.new_id(),
+        jobs.new_id(),
         work,
         _limits(gateway.limits, headers),
         owner,
@@ -83,7 +84,7 @@ def build_job(
         agreed,
     )
     if terms is None and job.model in SPECIAL_QUEUES:
-        raise UnknownModel(unknown_model(gateway.jobs.models, job.model))
+        raise UnknownModel(unknown_model(jobs.models, job.model))
     record.set_job(job)
     return job
 

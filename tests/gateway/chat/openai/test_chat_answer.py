@@ -20,7 +20,7 @@ CHAT = Chat('m"1', ({"role": "user", "content": "fünf"},))
 
 
 def chunks(*, include_usage: bool = False) -> ChunkEncoder:
-    return ChunkEncoder(JobId("j1"), CHAT, 17, include_usage=include_usage)
+    return ChunkEncoder(CHAT, JobId("j1"), 17, include_usage=include_usage)
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def test_tool_calls_are_streamed_as_the_engine_gave_them() -> None:
 
 
 def test_tool_calls_are_assembled_in_a_complete_answer() -> None:
-    whole = encode_answer(JobId("j1"), CHAT, assemble(CALLS, "tool_calls"), 17)
+    whole = encode_answer(CHAT, JobId("j1"), assemble(CALLS, "tool_calls"), 17)
 
     (choice,) = json.loads(whole)["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -165,7 +165,7 @@ def choices(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_reasoning_is_separate_from_the_answer() -> None:
     pieces: list[AnswerPiece] = [Delta(0, {"reasoning_content": "hm"}), "yes"]
 
-    answer = json.loads(encode_answer(JobId("j1"), CHAT, assemble(pieces), 17))
+    answer = json.loads(encode_answer(CHAT, JobId("j1"), assemble(pieces), 17))
 
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
@@ -175,7 +175,7 @@ def test_reasoning_is_separate_from_the_answer() -> None:
     ("given", "told"), [("length", "length"), ("eos", "stop"), ("", "stop")]
 )
 def test_finish_reasons_are_limited_to_known_ones(given: str, told: str) -> None:
-    answer = json.loads(encode_answer(JobId("j1"), CHAT, Outcome("x", given), 17))
+    answer = json.loads(encode_answer(CHAT, JobId("j1"), Outcome("x", given), 17))
 
     assert answer["choices"][0]["finish_reason"] == told
     assert answer["choices"][0]["message"]["content"] == "x"

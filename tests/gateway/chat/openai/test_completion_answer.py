@@ -22,7 +22,7 @@ WORK = Completion("m", "Once")
 
 
 def chunks(*, include_usage: bool = False) -> ChunkEncoder:
-    return ChunkEncoder(JobId("j1"), WORK, 17, include_usage=include_usage)
+    return ChunkEncoder(WORK, JobId("j1"), 17, include_usage=include_usage)
 
 
 def choices(data: bytes) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_empty_answer_ends() -> None:
 
 def test_complete_answer_has_usage() -> None:
     whole = json.loads(
-        encode_answer(JobId("j1"), WORK, Outcome(" upon", "stop", Usage(1, 2)), 17)
+        encode_answer(WORK, JobId("j1"), Outcome(" upon", "stop", Usage(1, 2)), 17)
     )
 
     assert whole["id"] == "cmpl-j1"
@@ -89,7 +89,7 @@ def test_chat_logprobs_become_completion_logprobs() -> None:
 
     first, second = choices(chunks().encode(pieces))
     outcome = assemble(pieces, "stop", Usage(1, 2))
-    (whole,) = json.loads(encode_answer(JobId("j1"), WORK, outcome, 17))["choices"]
+    (whole,) = json.loads(encode_answer(WORK, JobId("j1"), outcome, 17))["choices"]
 
     assert first["logprobs"]["text_offset"] == [0]
     assert second["logprobs"]["text_offset"] == [3]

@@ -28,19 +28,19 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 def chat_choices(pieces: list[AnswerPiece]) -> list[dict[str, Any]]:
-    encoder = ChunkEncoder(JOB, CHAT, 17, include_usage=False)
+    encoder = ChunkEncoder(CHAT, JOB, 17, include_usage=False)
     data = encoder.encode(pieces) + encoder.encode_end(assemble(pieces))
     return [choice for event in events(data) for choice in event["choices"]]
 
 
 def completion_choices(pieces: list[AnswerPiece]) -> list[dict[str, Any]]:
-    encoder = ChunkEncoder(JOB, COMPLETION, 17, include_usage=False)
+    encoder = ChunkEncoder(COMPLETION, JOB, 17, include_usage=False)
     data = encoder.encode(pieces) + encoder.encode_end(assemble(pieces))
     return [choice for event in events(data) for choice in event["choices"]]
 
 
 def whole_chat(outcome: Outcome) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(encode_answer(JOB, CHAT, outcome, 17))
+    answer: dict[str, Any] = json.loads(encode_answer(CHAT, JOB, outcome, 17))
     return answer
 
 
@@ -64,7 +64,7 @@ def test_nothing_cached_is_a_count_and_unknown_is_none() -> None:
 
 
 def test_streamed_usage_has_the_details() -> None:
-    encoder = ChunkEncoder(JOB, CHAT, 17, include_usage=True)
+    encoder = ChunkEncoder(CHAT, JOB, 17, include_usage=True)
 
     *_, last = events(encoder.encode_end(Outcome("", usage=Usage(10, 5, 8))))
 
@@ -87,8 +87,8 @@ def test_matched_stop_string_is_beside_the_finish_reason(choices_of: Any) -> Non
 @pytest.mark.parametrize(
     "answer",
     [
-        encode_answer(JOB, CHAT, assemble(ENDED), 17),
-        encode_answer(JOB, COMPLETION, assemble(ENDED), 17),
+        encode_answer(CHAT, JOB, assemble(ENDED), 17),
+        encode_answer(COMPLETION, JOB, assemble(ENDED), 17),
     ],
     ids=["chat", "completion"],
 )

@@ -7,6 +7,7 @@ object" and "The completion object".
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -95,7 +96,7 @@ class _Kind:
     """How the answers to chats and to completions differ; bytes are of a choice."""
 
     id_prefix: str
-    chunk: str  # the value of ``object`` of a chunk
+    chunk: bytes  # the value of ``object`` of a chunk, encoded
     reasons: frozenset[str]  # clients fail on finish reasons that they do not know
     role: bytes  # begins each choice, if it is not empty
     before_text: bytes
@@ -105,7 +106,7 @@ class _Kind:
 
 _CHAT = _Kind(
     CHAT_ID_PREFIX,
-    "chat.completion.chunk",
+    b'"chat.completion.chunk"',
     frozenset({"stop", "length", "content_filter", "tool_calls"}),
     b'"delta":{"role":"assistant","content":"","refusal":null}',
     b'"delta":{"content":',
@@ -114,7 +115,7 @@ _CHAT = _Kind(
 )
 _COMPLETION = _Kind(
     COMPLETION_ID_PREFIX,
-    "text_completion",
+    b'"text_completion"',
     frozenset({"stop", "length", "content_filter"}),
     b"",
     b'"text":',
@@ -126,16 +127,14 @@ _COMPLETION = _Kind(
 def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:
     """Return the encoders of the answer to ``work``."""
     return AnswerForm(
-        lambda job_id, outcome, created: encode_answer(job_id, work, outcome, created),
-        lambda job_id, created: ChunkEncoder(
-            job_id, work, created, include_usage=include_usage
-        ),
+        partial(encode_answer, work),
+        partial(ChunkEncoder, work, include_usage=include_usage),
         names_workers=True,
     )
 
 
 def encode_answer(
-    job_id: JobId, work: Chat | Completion, outcome: Outcome, created: int
+    work: Chat | Completion, job_id: JobId, outcome: Outcome, created: int
 ) -> bytes:
     """Encode a whole answer; ``created`` is in Unix seconds."""
     kind, usage = _kind(work), completion_usage(work, outcome)
@@ -175,8 +174,8 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        job_id: JobId,
         work: Chat | Completion,
+        job_id: JobId,
         created: int,
         *,
         include_usage: bool,
@@ -185,10 +184,7 @@ class ChunkEncoder:
         self._work, self._kind = work, _kind(work)
         self._include_usage = include_usage
         self._fields = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,' % (
-            *(
-                encode_text(self._kind.id_prefix + job_id),
-                encode_text(self._kind.chunk),
-            ),
+            *(encode_text(self._kind.id_prefix + job_id), self._kind.chunk),
             *(created, encode_text(work.model)),
         )
         self._head = self._fields + b'"choices":[{'
