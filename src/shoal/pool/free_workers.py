@@ -227,7 +227,7 @@ class FreeWorkers:
     def _promise(self, worker: Worker, reason: str) -> str:
         """Promise a slot; return the reason with the worker's previous state."""
         share = worker.utilization(self._promised[worker.id])
-        moved = [each for each in worker.sharing if self._is_counted(each)]
+        moved = [*filter(self._is_counted, worker.sharing)]
         self._promised.add(worker)
         self._promises += 1
         self._count -= len(moved)
@@ -293,13 +293,10 @@ class FreeWorkers:
         promised = self._promised[worker.id]
         if worker.free_slots > promised:
             self._count += 1
-            self._group(self._cost(worker)).moved.append((worker, promised))
-
-    def _group(self, cost: float) -> _CostGroup:
-        group = self._groups.get(cost)
-        if group is None:
-            group = self._groups[cost] = _CostGroup(iter(()))
-        return group
+            cost = self._cost(worker)
+            if (group := self._groups.get(cost)) is None:
+                group = self._groups[cost] = _CostGroup(iter(()))
+            group.moved.append((worker, promised))
 
 
 def _preferences(

@@ -165,9 +165,10 @@ class _Owner(msgspec.Struct):
     def remove(self, job: OpenJob) -> None:
         """Count a job no more."""
         self.jobs -= 1
-        jobs, last = self.users.pop(_user_of(job))
+        user = _user_of(job)
+        jobs, last = self.users.pop(user)
         if jobs > 1:
-            self.users[_user_of(job)] = jobs - 1, last
+            self.users[user] = jobs - 1, last
 
 
 def _user_of(job: OpenJob) -> str:
