@@ -53,6 +53,7 @@ class WorkerLabels:
 
     def __init__(self) -> None:
         self._last_seen: dict[WorkerId, float] = {}
+        self._labels: dict[WorkerId, str] = {}  # of the same
 
     def update(self, connected: Iterable[WorkerId], now: float) -> Collection[str]:
         """Record who is connected; return the labels that workers have lost."""
@@ -66,21 +67,19 @@ class WorkerLabels:
             del seen[worker_id]
         for worker_id in connected & seen.keys():
             seen[worker_id] = now
-        return [_worker_label(worker_id) for worker_id in lost]
+        return [self._labels.pop(worker_id) for worker_id in lost]
 
     def label(self, worker_id: WorkerId, now: float) -> str:
         """Return the label of a worker that is connected, or was until just now."""
-        if worker_id not in self._last_seen:
-            if len(self._last_seen) >= WORKERS_MAX:
+        label = self._labels.get(worker_id)
+        if label is None:
+            if len(self._labels) >= WORKERS_MAX:
                 return OTHER
             self._last_seen[worker_id] = now
-        return _worker_label(worker_id)
-
-
-def _worker_label(worker_id: WorkerId) -> str:
-    # Dashboards show the metrics to people without a key of the pool, and only
-    # operators see the keys of machines.
-    return without_keys(_encodable(worker_id))
+            # Dashboards show the metrics to people without a key of the pool, and only
+            # operators see the keys of machines.
+            label = self._labels[worker_id] = without_keys(_encodable(worker_id))
+        return label
 
 
 def _encodable(name: str) -> str:
