@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
 from shoal.domain import facts
 from shoal.domain.errors import StoreError
@@ -91,6 +92,7 @@ class _RowChange(msgspec.Struct):
 
     new: tuple[object, ...] | None = None  # the columns that never change
     facts: list[RecordedFact] = msgspec.field(default_factory=list)
+    # The columns that change, in the order in which they are written.
     state: str | None = None
     lease: int | None = None
     history: bytes | None = None
@@ -229,7 +231,7 @@ class _FactBatch:
             ended = change.ended_at is not None
             if change.new is not None:
                 change.history = begin_history(change.facts, ended=ended)
-                new.append((job_id, *change.new, *_changing(change)))
+                new.append((job_id, *change.new, *astuple(change)[CHANGING:]))
                 continue
             if job_id not in stored:
                 raise StoreError(f"there is no job {job_id}")
@@ -237,7 +239,7 @@ class _FactBatch:
                 self.sql, job_id, stored[job_id], change.facts, ending=ended
             )
             if ended:
-                over.append((*_changing(change), job_id))
+                over.append((*astuple(change)[CHANGING:], job_id))
             else:
                 under_way.append((change.state, change.lease, change.history, job_id))
         self.sql.executemany(INSERT, new)
@@ -319,6 +321,7 @@ INSERT = """
 _KINDS = {each: each.value for each in JobKind}
 _PRIORITIES = {each: each.value for each in Priority}
 NAME = 6  # its index in the result of ``_columns``
+CHANGING = 2  # the first of the fields of ``_RowChange`` that are columns which change
 PROGRESS = """
     UPDATE jobs SET state = coalesce(?, state), lease = coalesce(?, lease),
                     packed_history = ? WHERE id = ?"""
@@ -326,19 +329,6 @@ END = """
     UPDATE jobs SET state = ?, lease = coalesce(?, lease), packed_history = ?,
                     packed_outcome = ?, value = ?, error = ?, ended_at = ?
     WHERE id = ?"""
-
-
-def _changing(change: _RowChange) -> tuple[object, ...]:
-    """Return the columns that change, in the order in which they are written."""
-    return (
-        change.state,
-        change.lease,
-        change.history,
-        change.outcome,
-        change.value,
-        change.error,
-        change.ended_at,
-    )
 
 
 def begin_history(recorded: Sequence[RecordedFact], *, ended: bool) -> bytes:
