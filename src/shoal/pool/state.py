@@ -1,7 +1,7 @@
 """The state of the pool: workers, jobs and queues, changed only by facts."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -50,11 +50,15 @@ class PoolState:
 
     queues_made: int = 0  # since the start
     queued: int = 0  # jobs in all queues
-    queued_by_owner: dict[str, int] = field(default_factory=dict)
+    queued_by_owner: defaultdict[str, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
     """Jobs in all queues, by owner."""
 
     size: int = 0  # characters of all jobs
-    sizes_by_owner: dict[str, int] = field(default_factory=dict)
+    sizes_by_owner: defaultdict[str, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
     """Characters of all jobs, by owner."""
 
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
@@ -359,7 +363,7 @@ class PoolState:
         job.state = after(job.state, fact)
         assert job.state in ENDED
         self.size -= job.size
-        _count(self.sizes_by_owner, job.job.owner, -job.size)
+        _subtract(self.sizes_by_owner, job.job.owner, job.size)
         if job.gang is not None:
             self.gangs.end(job.gang, job.rank, job.state)
         if job.worker_id is None:
@@ -410,7 +414,7 @@ class PoolState:
             )
         self.jobs[job.id] = opened
         self.size += opened.size
-        _count(self.sizes_by_owner, job.owner, opened.size)
+        self.sizes_by_owner[job.owner] += opened.size
         self._queue(opened)
 
     def _queue(self, job: OpenJob) -> None:
@@ -421,7 +425,7 @@ class PoolState:
             self.roster.want(job.model)
         queue.add(job)
         self.queued += 1
-        _count(self.queued_by_owner, job.job.owner, 1)
+        self.queued_by_owner[job.job.owner] += 1
 
     def _unqueue(self, job: OpenJob) -> None:
         queue = self.queues[job.model]
@@ -430,7 +434,7 @@ class PoolState:
             del self.queues[job.model]
             self.roster.end_want(job.model)
         self.queued -= 1
-        _count(self.queued_by_owner, job.job.owner, -1)
+        _subtract(self.queued_by_owner, job.job.owner, 1)
 
     def _record_refusal(
         self, job: OpenJob, worker_id: WorkerId, reason: str, now: float
@@ -575,11 +579,9 @@ class PoolState:
         self.roster.index(worker)
 
 
-def _count(counts: dict[str, int], key: str, more: int) -> None:
-    """Add to a count; one of 0 is dropped, for clients choose the keys."""
+def _subtract(counts: defaultdict[str, int], key: str, less: int) -> None:
+    """Take from a count; one of 0 is dropped, for clients choose the keys."""
     # No Counter: it looks for missing keys, and deletes, by functions of Python.
-    count = counts.get(key, 0) + more
-    if count:
-        counts[key] = count
-    else:
-        counts.pop(key, None)
+    counts[key] -= less
+    if not counts[key]:
+        del counts[key]
