@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import peer_of
 from shoal.pool.eligibility import ineligibility, unsuitability
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker

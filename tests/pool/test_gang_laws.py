@@ -26,7 +26,7 @@ from shoal.domain.job import Gang, JobTerms, Priority, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed, Failed, Rejected
 from shoal.domain.worker import Offer, WorkerLoad
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.inputs import (
     Cancellation,
     HubInput,

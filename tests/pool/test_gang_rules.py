@@ -28,8 +28,8 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed, Failed, Rejected
-from shoal.pool.gang_rules import explain_gang
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
+from shoal.pool.gangs.rules import explain_gang
 from shoal.pool.inputs import (
     Cancellation,
     LeaseResult,

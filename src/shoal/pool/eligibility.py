@@ -9,7 +9,7 @@ from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.worker import Offer
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.open_job import OpenJob
 from shoal.pool.roster import SuitableWorkers, remember
 from shoal.pool.state import PoolState

@@ -10,7 +10,7 @@ from shoal.domain.facts import JobHedged
 from shoal.domain.ids import LeaseNumber
 from shoal.domain.job_kinds import TEXT_KINDS
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
-from shoal.pool.gang_places import GangPlaces
+from shoal.pool.gangs.places import GangPlaces
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 

@@ -21,7 +21,7 @@ from shoal.domain.work import CALL_QUEUE, TASK_QUEUE, Chat, Completion, Feature,
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection, task_rejection
-from shoal.pool.gang_rules import gang_rejection
+from shoal.pool.gangs.rules import gang_rejection
 from shoal.pool.open_job import (
     CHARACTERS_PER_TOKEN_MAX,
     OpenJob,

@@ -11,7 +11,7 @@ from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.json_limits import characters_in
 from shoal.domain.outcome import ENGINE_FAULTS, Fault
 from shoal.pool.context_limits import ContextKey, RequestLength, length_of
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)

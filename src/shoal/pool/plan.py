@@ -7,7 +7,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Priority
 from shoal.pool.eligibility import passed_over
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
-from shoal.pool.gang_places import GangPlaces
+from shoal.pool.gangs.places import GangPlaces
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker

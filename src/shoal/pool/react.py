@@ -19,7 +19,7 @@ from shoal.pool import eligibility, inputs
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
 from shoal.pool.functions import no_call_result
-from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
+from shoal.pool.gangs.rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.job_admission import retry_after
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob

@@ -58,7 +58,7 @@ class Findings:
     """The offers with a task, by its name: see ``functions.task_rejection``."""
 
     machines: dict[Hashable, dict[str, list[Worker]]] = field(default_factory=dict)
-    """The workers for members of gangs, by need and owner: see ``gang_places``."""
+    """The workers for members of gangs, by need and owner: see ``gangs.places``."""
 
     def clear(self) -> None:
         """Forget everything."""

@@ -15,7 +15,7 @@ from shoal.domain.work import JobKind
 from shoal.domain.worker import Suspension
 from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
-from shoal.pool.gangs import Gangs
+from shoal.pool.gangs.open_gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
 from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue

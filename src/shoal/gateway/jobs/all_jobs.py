@@ -24,7 +24,7 @@ from shoal.gateway.operators.event_log import line_of, subjects
 from shoal.gateway.runs.progress import cancel_run, explain_run, find_members
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain
-from shoal.pool.gang_rules import explain_gang
+from shoal.pool.gangs.rules import explain_gang
 from shoal.pool.lifecycle import JobState
 from shoal.store import port
 

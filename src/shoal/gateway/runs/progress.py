@@ -14,7 +14,7 @@ from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
 from shoal.gateway.runs.hosted_runs import RUNNING, RUNS, HostedRun, history_lines
 from shoal.pool.explanation import explain, explain_remark
-from shoal.pool.gang_rules import explain_gang
+from shoal.pool.gangs.rules import explain_gang
 from shoal.store.port import StoredJob
 from shoal.training import run_events
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.pool.eligibility import ineligibility, unsuitability
 from shoal.pool.free_workers import PromisedSlots
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.open_job import OpenJob
 from shoal.pool.roster import remember
 from shoal.pool.state import PoolState

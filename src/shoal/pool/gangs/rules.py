@@ -13,8 +13,8 @@ from shoal.domain.facts import (
 from shoal.domain.job import Job
 from shoal.pool.eligibility import LISTED_MAX, passed_over
 from shoal.pool.explanation import describe_workers, last_line
-from shoal.pool.gang_places import suitable_machines
-from shoal.pool.gangs import OpenGang
+from shoal.pool.gangs.open_gangs import OpenGang
+from shoal.pool.gangs.places import suitable_machines
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 

@@ -1,0 +1,1 @@
+"""Gangs: jobs that are first leased together, each on another machine."""
