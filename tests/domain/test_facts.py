@@ -5,6 +5,7 @@ from typing import get_args
 from shoal.domain.facts import (
     FACT_NAMES,
     AccountFact,
+    AliasFact,
     JobFact,
     LateResult,
     ReceiptPresented,
@@ -17,6 +18,7 @@ def test_every_fact_has_a_stored_name() -> None:
         *get_args(JobFact),
         *get_args(WorkerFact),
         *get_args(AccountFact),
+        *get_args(AliasFact),
         LateResult,
         ReceiptPresented,
     }
@@ -26,6 +28,8 @@ def test_stored_names_never_change() -> None:
     assert sorted(FACT_NAMES.values()) == [
         "AccountCredited",
         "AccountLimited",
+        "AliasRemoved",
+        "AliasSet",
         "CameLate",
         "JobCancelled",
         "JobCompleted",

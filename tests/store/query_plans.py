@@ -12,6 +12,7 @@ Statements: TypeAlias = dict[str, Any]  # with values of their parameters
 # Tables without a row for each job, which are read as a whole.
 SMALL = {
     "accounts",
+    "aliases",
     "approvals",
     "join_token_workers",
     "join_tokens",

@@ -15,6 +15,9 @@ from shoal.domain.facts import (
     AccountCredited,
     AccountFact,
     AccountLimited,
+    AliasFact,
+    AliasRemoved,
+    AliasSet,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -186,6 +189,11 @@ OF_ACCOUNTS: list[Fact] = [
     AccountLimited("user:al", None, "default"),
 ]
 
+OF_ALIASES: list[Fact] = [
+    AliasSet("gpt-*", ("m", "n"), "al"),
+    AliasRemoved("gpt-*", "al"),
+]
+
 
 async def test_new_store_is_empty(store: Store) -> None:
     assert await store.open_jobs() == []
@@ -195,12 +203,15 @@ async def test_new_store_is_empty(store: Store) -> None:
 
 
 def test_every_fact_is_tested() -> None:
-    tried = {type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS, *OF_ACCOUNTS]}
+    tried = {
+        type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS, *OF_ACCOUNTS, *OF_ALIASES]
+    }
 
     assert tried | set(STATES) == {
         *get_args(JobFact),
         *get_args(WorkerFact),
         *get_args(AccountFact),
+        *get_args(AliasFact),
         LateResult,
         ReceiptPresented,
     }
@@ -256,7 +267,9 @@ async def test_history_of_one_batch_is_the_same(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "fact", [*OF_WORKERS, *OF_ACCOUNTS], ids=lambda fact: type(fact).__name__
+    "fact",
+    [*OF_WORKERS, *OF_ACCOUNTS, *OF_ALIASES],
+    ids=lambda fact: type(fact).__name__,
 )
 async def test_facts_of_workers_are_in_no_history(store: Store, fact: Fact) -> None:
     await store.append([fact], 1.0)
@@ -295,6 +308,20 @@ async def test_resumed_worker_is_no_machine_of_others(store: Store) -> None:
     await store.append([WorkerResumed("wire:w/org", "al")], 3.0)
 
     assert await store.suspensions() == [(other, 2.0)]
+
+
+async def test_aliases_hold_until_they_are_removed(store: Store) -> None:
+    gpt, claude = AliasSet("gpt", ("m",), "al"), AliasSet("claude-*", ("m", "n"), "al")
+    await store.append([gpt, claude], 1.0)
+    await store.prune(1e12)
+    assert await store.aliases() == [claude, gpt]
+
+    changed = AliasSet("gpt", ("n", "m, with a comma"), "bo")
+    await store.append([changed, AliasRemoved("claude-*", "bo")], 2.0)
+
+    assert await store.aliases() == [changed]
+    await store.append([AliasRemoved("gpt", "bo")], 3.0)
+    assert await store.aliases() == []
 
 
 async def test_approvals_hold_until_they_are_withdrawn(store: Store) -> None:

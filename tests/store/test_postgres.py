@@ -388,6 +388,7 @@ async def contents(store: SqlStore) -> list[object]:
         await store.trusted_workers(),
         await store.suspensions(),
         await store.approvals(),
+        await store.aliases(),
         await store.batches.listed(None, None, 100),
         await store.take_over(),
     ]

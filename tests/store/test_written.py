@@ -8,6 +8,7 @@ import pytest
 
 from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
 from shoal.domain.facts import (
+    AliasSet,
     JobCancelled,
     JobCompleted,
     JobLeased,
@@ -38,6 +39,7 @@ WITH_PACKED = 10  # and from which on there is a job with compressed texts
 WITH_PARTS = 12  # and one with a large work, in parts
 WITH_APPROVALS = 13  # and approvals of workers
 WITH_OPEN_JOBS = 17  # and the open jobs of a minute
+WITH_ALIASES = 19  # and an alias
 
 W = WorkerId("w")
 STATES = {
@@ -300,6 +302,15 @@ async def test_migration_keeps_approvals(version: int, tmp_path: Path) -> None:
 
     kept = [WorkerApproved("w", "admin", "8a"), WorkerApproved("x", "admin")]
     assert await store.approvals() == (kept if version >= WITH_APPROVALS else [])
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_migration_keeps_aliases(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    kept = [AliasSet("gpt-*", ("m", "n"), "admin")]
+    assert await store.aliases() == (kept if version >= WITH_ALIASES else [])
     await store.close()
 
 

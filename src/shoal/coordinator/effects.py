@@ -90,6 +90,8 @@ class Effects:
                 | facts.WorkerDistrusted()
                 | facts.AccountCredited()
                 | facts.AccountLimited()
+                | facts.AliasSet()
+                | facts.AliasRemoved()
                 | facts.ReceiptPresented()
                 | facts.LateResult()
             ):

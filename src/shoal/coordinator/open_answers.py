@@ -5,6 +5,8 @@ from collections.abc import KeysView
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -14,7 +16,7 @@ from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
-from shoal.domain.work import Chat
+from shoal.domain.work import Chat, Inference
 from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
 
@@ -173,8 +175,14 @@ def check_same_request(job: Job, known: Job) -> None:
 
 
 def _same_work(job: Job, known: Job) -> bool:
-    """Compare without the tools of which either was relieved: workers come and go."""
+    """Compare without what depends on the workers, which come and go.
+
+    That is the tools of which either was relieved, and the model that an alias got.
+    """
     one, other = job.work, known.work
+    if (alias := job.terms.alias) and alias == known.terms.alias:
+        assert isinstance(other, Inference), "an alias stands for models"
+        other = replace(other, model=one.model)
     left_out = job.terms.left_out or known.terms.left_out
     if left_out and isinstance(one, Chat) and isinstance(other, Chat):
         return one.without_tools() == other.without_tools()

@@ -44,6 +44,8 @@ async def restore_pool(
         pool.apply(suspended, now)
     for approved in await store.approvals():
         pool.apply(approved, now)
+    for alias in await store.aliases():
+        pool.apply(alias, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:

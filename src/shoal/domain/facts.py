@@ -314,7 +314,26 @@ class AccountLimited(msgspec.Struct, frozen=True):
     by: str
 
 
+class AliasSet(msgspec.Struct, frozen=True):
+    """A name, or a pattern with one ``*``, stands for models: the first that is served.
+
+    Set by an operator, with the key ``by``.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    by: str
+
+
+class AliasRemoved(msgspec.Struct, frozen=True):
+    """An operator removed an alias."""
+
+    name: str
+    by: str
+
+
 AccountFact: TypeAlias = AccountCredited | AccountLimited
+AliasFact: TypeAlias = AliasSet | AliasRemoved
 WorkerFact: TypeAlias = (
     WorkerJoined
     | WorkerDraining
@@ -329,7 +348,9 @@ WorkerFact: TypeAlias = (
     | WorkerTrusted
     | WorkerDistrusted
 )
-Fact: TypeAlias = JobFact | WorkerFact | AccountFact | LateResult | ReceiptPresented
+Fact: TypeAlias = (
+    JobFact | WorkerFact | AccountFact | AliasFact | LateResult | ReceiptPresented
+)
 
 
 FACT_NAMES: Mapping[type[Fact], str] = {
@@ -359,5 +380,7 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     WorkerDistrusted: "WorkerDistrusted",
     AccountCredited: "AccountCredited",
     AccountLimited: "AccountLimited",
+    AliasSet: "AliasSet",
+    AliasRemoved: "AliasRemoved",
 }
 """The name of each fact in the database, the log and the metrics: it never changes."""

@@ -131,6 +131,7 @@ class JobTerms(msgspec.Struct, frozen=True):
     ``left_out`` says what of the request the work does not have, and why.  ``end_user``
     is the client's name for its user: users of one key take turns.  ``whole`` is for
     answers that are not read as they come: streams for the same owner go first.
+    ``alias`` is what the request called the model, if that is an alias.
     """
 
     policy: Policy = Policy.FAST
@@ -153,6 +154,7 @@ class JobTerms(msgspec.Struct, frozen=True):
     whole: bool = False
     waits: bool = False  # for a function that no worker has, or had a short while ago
     settled: bool = False  # whether we collected the payment that the reference names
+    alias: str = ""
 
 
 DEFAULT_TERMS = JobTerms()

@@ -120,11 +120,16 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
         case facts.AccountLimited(account, budget, by):
             limit = "none" if budget is None else dollars(budget)
             yield f"overdraft limit of {account} set by {by}: {limit}"
+        case facts.AliasSet(name, models, by):
+            yield f"alias {name} set by {by}: {', '.join(models)}"
+        case facts.AliasRemoved(name, by):
+            yield f"alias {name} removed by {by}"
 
 
 def describe_submission(job: Job) -> str:
     by = f" by {job.owner}" if job.owner else ""
-    return f"submitted{by} for {describe_target(job.work)}"
+    alias = f", requested as {job.terms.alias}" if job.terms.alias else ""
+    return f"submitted{by} for {describe_target(job.work)}{alias}"
 
 
 def describe_workers(group: facts.PassedOver) -> str:

@@ -176,6 +176,14 @@ class BudgetSet(msgspec.Struct, frozen=True):
     by: str
 
 
+class AliasOrder(msgspec.Struct, frozen=True):
+    """An operator sets what a name stands for; without models, it stands for none."""
+
+    name: str
+    models: tuple[str, ...]
+    by: str
+
+
 HubInput: TypeAlias = (
     Submission
     | Cancellation
@@ -196,4 +204,5 @@ HubInput: TypeAlias = (
     | WorkerApproval
     | AccountTopUp
     | BudgetSet
+    | AliasOrder
 )

@@ -18,6 +18,7 @@ from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS, unknown_options
 from shoal.domain.work import CALL_QUEUE, TASK_QUEUE, Chat, Completion, Feature, Work
+from shoal.pool.aliases import unknown_alias
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection, task_rejection
@@ -64,7 +65,8 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     if job.model in SPECIAL_QUEUES:
         return None
     if not pool.roster.knows_model(job.model, now):
-        return UnknownModel(unknown_model(pool.roster.models, job.model))
+        reason = unknown_alias(pool, job.terms.alias) if job.terms.alias else None
+        return UnknownModel(reason or unknown_model(pool.roster.models, job.model))
     workers = pool.roster.with_model.get(job.model, {})
     if not workers or len(workers) > WORKERS_EXAMINED_MAX:
         return None

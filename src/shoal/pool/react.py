@@ -16,6 +16,7 @@ from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool import eligibility, inputs
+from shoal.pool.aliases import alias_facts
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
 from shoal.pool.functions import no_call_result
@@ -137,6 +138,8 @@ def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
             return [facts.AccountCredited(account, amount, by)]
         case inputs.BudgetSet(account, budget, by):
             return [facts.AccountLimited(account, budget, by)]
+        case inputs.AliasOrder(name, models, by):
+            return [*alias_facts(pool, name, models, by)]
 
 
 REVOKING = (

@@ -91,6 +91,9 @@ class PoolState:
 
     suspensions: Suspensions = field(default_factory=Suspensions)
     approvals: Approvals = field(default_factory=Approvals)
+    aliases: dict[str, facts.AliasSet] = field(default_factory=dict)
+    """By name: see ``aliases``."""
+
     leaving: dict[WorkerId, str] = field(default_factory=dict)
     """The removed workers to disconnect, with the reasons."""
 
@@ -242,6 +245,10 @@ class PoolState:
                 | facts.AccountLimited()
             ):
                 pass  # scheduling does not depend on it
+            case facts.AliasSet(name):
+                self.aliases[name] = fact
+            case facts.AliasRemoved(name):
+                del self.aliases[name]
             case facts.WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
             case facts.WorkerDraining(worker_id, reason):

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.errors import StoreBroken
-from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
+from shoal.domain.facts import (
+    AliasSet,
+    Fact,
+    WorkerApproved,
+    WorkerSuspended,
+    WorkerTrusted,
+)
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome, Usage
@@ -393,6 +399,9 @@ class Store(Protocol):
 
     async def approvals(self) -> list[WorkerApproved]:
         """Return the approvals in force, the oldest first."""
+
+    async def aliases(self) -> list[AliasSet]:
+        """Return the aliases, by name."""
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         """Return the ``WorkerMarked`` facts since a Unix time, the oldest first."""

@@ -207,6 +207,8 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | facts.WorkerDistrusted()
             | facts.AccountCredited()
             | facts.AccountLimited()
+            | facts.AliasSet()
+            | facts.AliasRemoved()
         ):
             return b""
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (

@@ -34,7 +34,13 @@ EVENTS_MAX = 5000  # kept about workers and accounts, and as many about jobs
 FACTS_EXAMINED_MAX = 2000  # in the store, for one page
 NUMBERS_PER_SECOND = 1000  # of events, in the long run
 LOAD = facts.FACT_NAMES[facts.WorkerLoadChanged]  # is not stored
-OF_WORKERS = frozenset({*get_args(facts.WorkerFact), *get_args(facts.AccountFact)})
+OF_WORKERS = frozenset(
+    {
+        *get_args(facts.WorkerFact),
+        *get_args(facts.AccountFact),
+        *get_args(facts.AliasFact),
+    }
+)
 
 
 TEXT_MAX = 300  # characters; reasons and errors come from workers
@@ -109,6 +115,8 @@ class LeaseHolders:
                 | facts.WorkerDistrusted()
                 | facts.AccountCredited()
                 | facts.AccountLimited()
+                | facts.AliasSet()
+                | facts.AliasRemoved()
             ):
                 return FactSubject(None, None, None)
 

@@ -321,6 +321,15 @@ MIGRATIONS = (
     CREATE TRIGGER batch_deleted AFTER DELETE ON batches
         FOR EACH ROW EXECUTE FUNCTION note_deleted_place();
     """,
+    # As in ``AliasSet``; ``models`` is a list in JSON.  An alias outlives its fact.
+    f"""
+    CREATE TABLE aliases (
+        name {TEXT} PRIMARY KEY,
+        models {TEXT} NOT NULL,
+        by {TEXT} NOT NULL,
+        at double precision NOT NULL
+    );
+    """,
 )
 
 

@@ -169,6 +169,18 @@ class _FactBatch:
                 self.sql.execute(query, (name, public_key))
                 self._facts.append(fact_row(recorded, None))
                 return
+            case facts.AliasSet(name, models, by):
+                query = """INSERT INTO aliases VALUES (?, ?, ?, ?)
+                           ON CONFLICT (name) DO UPDATE SET models = excluded.models,
+                               by = excluded.by, at = excluded.at"""
+                texts = msgspec.json.encode(models).decode()
+                self.sql.execute(query, (name, texts, by, at))
+                self._facts.append(fact_row(recorded, None))
+                return
+            case facts.AliasRemoved(name):
+                self.sql.execute("DELETE FROM aliases WHERE name = ?", (name,))
+                self._facts.append(fact_row(recorded, None))
+                return
             case facts.AccountLimited():
                 write_limit(self.sql, fact)
                 self._facts.append(fact_row(recorded, None))

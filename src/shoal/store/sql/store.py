@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import (
+    AliasSet,
     Fact,
     JobSubmitted,
     WorkerApproved,
@@ -210,6 +212,15 @@ class SqlStore:
     async def approvals(self) -> list[WorkerApproved]:
         query = "SELECT name, by, public_key FROM approvals ORDER BY rowid"
         return await self.database.read(select(WorkerApproved, query))
+
+    async def aliases(self) -> list[AliasSet]:
+        query = "SELECT name, models, by FROM aliases ORDER BY name"
+        return await self.database.read(
+            lambda sql: [
+                AliasSet(name, msgspec.json.decode(models, type=tuple[str, ...]), by)
+                for name, models, by in sql.execute(query)
+            ]
+        )
 
     async def penalties_since(self, since: float) -> list[port.RecordedFact]:
         query = """SELECT at, body FROM facts

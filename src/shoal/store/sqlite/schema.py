@@ -367,6 +367,15 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     INSERT INTO writers VALUES ('hub', 0, 0), ('calls', 0, 0);
     """,
+    # As in ``AliasSet``; ``models`` is a list in JSON.  An alias outlives its fact.
+    """
+    CREATE TABLE aliases (
+        name TEXT PRIMARY KEY,
+        models TEXT NOT NULL,
+        by TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 
