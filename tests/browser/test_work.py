@@ -143,6 +143,20 @@ def test_models_say_where_they_are(admin: Visitor) -> None:
     expect(page.get_by_role("dialog", name="collie")).to_be_visible()
 
 
+def test_models_say_what_aliases_stand_for(admin: Visitor, pool: Pool) -> None:
+    with pool.client() as client:
+        path = f"{pool.url}/admin/aliases/gpt-4o-mini"
+        client.put(path, body={"models": ["absent", "tiny"]}, cast_to=object)
+    admin.go("#/jobs")
+    admin.go("#/models")
+    page = admin.page
+    section = page.locator("section", has=page.get_by_role("heading", name="Aliases"))
+
+    row = section.get_by_role("listitem").filter(has_text="gpt-4o-mini")
+    expect(row).to_contain_text("absent, tiny · now tiny")
+    admin.save("models")
+
+
 def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
     admin.go("#/keys")
     page = admin.page

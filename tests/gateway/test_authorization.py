@@ -136,6 +136,9 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/admin/workers/{name}/remove"): CREATION,
     ("GET", "/admin/nodes"): OVERVIEW,
     ("GET", "/admin/models/{model}"): OVERVIEW,
+    ("GET", "/admin/aliases"): ANY_KEY,
+    ("PUT", "/admin/aliases/{name}"): CREATION,
+    ("DELETE", "/admin/aliases/{name}"): (404, 403, 403, 403, 403, 401),
     ("GET", "/admin/jobs"): ANY_KEY,
     ("GET", "/admin/jobs/{id}"): OWN_SHOWN,
     ("DELETE", "/admin/jobs/{id}"): (400, 403, 400, 403, 403, 401),  # it has ended

@@ -17,10 +17,10 @@ from shoal.store.port import JobFilter, StoredJobPage
 
 IN_MEMORY = {
     *("/v1/models", "/v1/tasks", "/v1/trust/list"),
-    *("/admin/models", "/admin/nodes", "/admin/runs"),
+    *("/admin/models", "/admin/nodes", "/admin/runs", "/admin/aliases"),
     *("/ollama/api/tags", "/ollama/api/ps"),
 }
-"""Lists of what is connected, of a user's workers, and of the latest runs."""
+"""Lists of what is connected or bounded, a user's workers, and the latest runs."""
 
 
 async def pages(pool: Pool, path: str, cursor: str) -> list[Any]:

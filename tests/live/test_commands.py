@@ -212,3 +212,26 @@ def test_jobs_are_listed_explained_and_shown(pool: Pool) -> None:
     assert json.loads(shown.stdout)["outcome"]["text"] == "pong"
     assert ended.returncode == 1
     assert "has ended: done" in ended.stderr
+
+
+@pytest.mark.short
+def test_alias_answers_until_it_is_removed(pool: Pool) -> None:
+    ask = ("chat", *connection(pool), "--temperature", "0", "--json")
+    ask = (*ask, "--model", "gpt-4o-mini", "ping")
+    aliases = ("models", "alias")
+
+    made = shoal(*aliases, "set", "gpt-4o-mini", "absent,tiny", *connection(pool))
+    answer = json.loads(shoal(*ask).stdout)
+    listed = shoal(*aliases, "ls", *connection(pool)).stdout
+    jobs = json.loads(shoal("jobs", "ls", "--json", *connection(pool)).stdout)["data"]
+    explained = shoal("jobs", "explain", jobs[0]["id"], *connection(pool)).stdout
+    removed = shoal(*aliases, "rm", "gpt-4o-mini", *connection(pool))
+    refused = shoal(*ask)
+
+    assert made.stdout == "gpt-4o-mini stands for absent, tiny: now tiny\n"
+    assert answer["text"] == "pong"
+    assert jobs[0]["model"] == "tiny"
+    assert "gpt-4o-mini" in listed
+    assert "for tiny, requested as gpt-4o-mini" in explained
+    assert removed.returncode == 0
+    assert "no worker has the model gpt-4o-mini" in refused.stderr

@@ -13,7 +13,12 @@ from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key
-from shoal.domain.errors import ShoalError, Unauthorized, release_frames
+from shoal.domain.errors import (
+    ShoalError,
+    Unauthorized,
+    UnknownModel,
+    release_frames,
+)
 from shoal.domain.facts import Fact
 from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece
@@ -224,7 +229,13 @@ class _Link:
         channel.send(ended)
 
     def _fitting(self, job: Job) -> Job:
-        """Return a job without the tools that no worker calls."""
+        """Return a job without the tools that no worker calls.
+
+        Raises UnknownModel for an alias: the front, which writes the name of the model
+        into the answer, then relays the request.
+        """
+        if self._access.jobs.with_real_model(job.work, job.owner) is not job.work:
+            raise UnknownModel(f"{job.model} is an alias")
         work, left_out = fitting_work(self._access.jobs, job.work, job.owner)
         if not left_out:
             return job

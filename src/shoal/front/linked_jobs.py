@@ -106,6 +106,7 @@ class LinkedJobs:
     ) -> None:
         self.new_id = new_id
         self.models: Collection[str] = ()
+        self.aliases: Collection[str] = ()  # the hub answers requests for them
         self.active = 0  # requests, see ``RequestCounter``
         self.epoch = 0
         self._connect = connect
@@ -204,6 +205,10 @@ class LinkedJobs:
         self._keys.clear()
 
     # As ``JobService``.
+
+    def with_real_model(self, work: Work, owner: str) -> Work:
+        """Return the work as it is: the hub refuses an alias, and gets the request."""
+        return work
 
     def without_tools(self, work: Work, owner: str) -> Work:
         """Return the work as it is: the hub leaves its tools out."""

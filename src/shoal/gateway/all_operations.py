@@ -15,7 +15,7 @@ from shoal.gateway.http.operation import Operation, below, opened
 from shoal.gateway.jobs import all_jobs, events, pairing, submit_job
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.metrics import monitoring
-from shoal.gateway.models import listing, placement
+from shoal.gateway.models import aliases, listing, placement
 from shoal.gateway.operators import event_log, live_feed, status, workers
 from shoal.gateway.runs import endpoints as runs
 from shoal.gateway.runs import progress
@@ -39,6 +39,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *balances.api,
     *status.api,
     *placement.copies,
+    *aliases.api,
     *workers.api,
     *all_jobs.api,
     *credentials.api,

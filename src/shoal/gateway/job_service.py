@@ -16,6 +16,7 @@ from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Work
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
+from shoal.pool.aliases import with_real_model
 from shoal.pool.job_admission import without_tools
 
 
@@ -28,6 +29,13 @@ class JobService(Protocol):
     @property
     def models(self) -> Collection[str]:
         """The models of all connected workers."""
+
+    @property
+    def aliases(self) -> Collection[str]:
+        """The names that stand for models, as far as they are known here."""
+
+    def with_real_model(self, work: Work, owner: str) -> Work:
+        """Return work with the model that its alias stands for; else as it is."""
 
     def without_tools(self, work: Work, owner: str) -> Work:
         """Return a chat without its tools if no worker can call them for ``owner``."""
@@ -72,6 +80,7 @@ class LocalJobs:
     def __init__(self, hub: Hub, quotas: JobQuotas) -> None:
         self._pool = hub.pool
         self.new_id = hub.new_id
+        self.with_real_model = partial(with_real_model, hub.pool)
         self.without_tools = partial(without_tools, hub.pool)
         self.run = quotas.run_job
         self.wait_accepted = hub.wait_accepted
@@ -83,6 +92,10 @@ class LocalJobs:
     @property
     def models(self) -> Collection[str]:
         return self._pool.roster.models
+
+    @property
+    def aliases(self) -> Collection[str]:
+        return self._pool.aliases.keys()
 
     async def waits_for(self, job_id: JobId) -> str | None:
         return self._waits_for(job_id)

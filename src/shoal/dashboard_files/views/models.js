@@ -70,6 +70,7 @@ export default function Models({ api, live, session, route }) {
   // What runs where changes by the second: again only when models or machines did.
   const offered = live.status ? live.status.workers.map((each) => `${each.id} ${each.models}`).join() : "";
   const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), [offered]);
+  const [aliases, aliasError, reloadAliases] = useLoaded(() => api.get("/admin/aliases"), [offered]);
   // The busy slots are known live.
   const models = useMemo(() => {
     const workers = new Map((live.status?.workers || []).map((each) => [each.id, each]));
@@ -90,6 +91,10 @@ export default function Models({ api, live, session, route }) {
         <div class="narrow"><${CopyField} text="shoal join --model unsloth/Qwen3-8B-GGUF" /></div>
         ${session.scope === "admin" && html`<p>Machines other than the coordinator’s also need the address and the token: <a href="#/nodes?join">Add a machine</a>.</p>`}<//>`)}
     <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${submits(session)} />`)}</div>
+    ${aliasError && html`<${ErrorNote} error=${aliasError} retry=${reloadAliases} />`}
+    ${aliases?.data.length > 0 && html`<section class="card aliases"><h2>Aliases</h2>
+      <ul class="rows">${aliases.data.map((each) => html`<li key=${each.name}><code>${each.name}</code>
+        <span class="dim">${each.models.join(", ")} · ${each.serves ? `now ${each.serves}` : "none served now"}</span></li>`)}</ul></section>`}
     ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} onClose=${() => setOpened(null)} />`}`;
 }
 

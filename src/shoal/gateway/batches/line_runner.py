@@ -45,6 +45,7 @@ from shoal.gateway.chat.job_answers import check_work, shown_outcome
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.job_options import fitting_work
+from shoal.pool.aliases import alias_of, real_model
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.store.batches import BatchStatus, LineResult, StoredBatch, line_key
@@ -88,13 +89,15 @@ class PoolLineJobs:
 
     def rejection(self, batch: StoredBatch, model: str) -> str | None:
         pool, now = self.gateway.hub.pool, self.gateway.clock.now()
-        if model in SPECIAL_QUEUES or not pool.roster.knows_model(model, now):
+        if model in SPECIAL_QUEUES or not (
+            pool.roster.knows_model(model, now) or alias_of(pool, model)
+        ):
             return unknown_model(pool.roster.models, model)
         return None
 
     def room(self, owner: str, model: str) -> int:
         pool = self.gateway.hub.pool
-        slots = pool.roster.slots[model]
+        slots = pool.roster.slots[real_model(pool, model, owner, None)]
         waiting = min(QUEUED_MAX - pool.queued, self.gateway.hub.queue_room(owner))
         if slots <= 0 or waiting <= 0:
             return 0
@@ -161,7 +164,9 @@ class PoolLineJobs:
         self, line: "_RunningLine", decoded: DecodedLine, caller: ApiCaller
     ) -> Job:
         gateway = self.gateway
-        work, left_out = fitting_work(gateway.jobs, decoded.work, caller.name)
+        work = gateway.jobs.with_real_model(decoded.work, caller.name)
+        alias = "" if work is decoded.work else decoded.work.model
+        work, left_out = fitting_work(gateway.jobs, work, caller.name)
         price = gateway.prices.price(Policy.CHEAP, work.kind)
         return Job(
             gateway.hub.new_id(),
@@ -178,6 +183,7 @@ class PoolLineJobs:
                 detached=True,
                 api_fields=decoded.api_fields,
                 left_out=tuple(left_out),
+                alias=alias,
             ),
         )
 

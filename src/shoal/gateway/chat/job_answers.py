@@ -6,10 +6,11 @@ Both are moderated; what a stored job has answered is when it is shown.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain import errors
@@ -66,7 +67,17 @@ class AnswerForm(msgspec.Struct, frozen=True):
     names_workers: bool = False
 
 
+W = TypeVar("W", bound=Chat | Completion)
 W_co = TypeVar("W_co", bound=Chat | Completion, covariant=True)
+
+
+class InputsAnswer(NamedTuple):
+    """The outcome of work on inputs to show; ``model`` is the one that did it."""
+
+    job_id: JobId
+    outcome: Outcome
+    usage: Usage
+    model: str
 
 
 class GenerationRequest(msgspec.Struct, Generic[W_co], frozen=True):
@@ -92,13 +103,14 @@ def answer(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    decoded: GenerationRequest[Chat | Completion],
-    form: AnswerForm,
+    decoded: GenerationRequest[W],
+    form_of: Callable[[W], AnswerForm],
     *,
     field: str,
 ) -> Awaitable[web.StreamResponse]:
-    """Have the work done, and return the answer in ``form``.
+    """Have the work done, and return the answer in its form.
 
+    ``form_of`` gets the work with the model that does it, where it names an alias.
     ``field`` is the body's field with the texts that the model reads, for the error if
     they match the moderation list.
 
@@ -113,6 +125,8 @@ def answer(
         whole=not decoded.stream,
         end_user=decoded.end_user,
     )
+    work = decoded.work
+    form = form_of(replace(work, model=job.model) if job.terms.alias else work)
     if decoded.stream:
         return stream_answer(gateway, request, caller, job, form)
     return answer_whole(gateway, request, caller, job, form)
@@ -126,15 +140,15 @@ async def answer_inputs(
     *,
     field: str,
     end_user: str = "",
-) -> tuple[JobId, Outcome, Usage]:
-    """Have work on inputs done; return its job, the outcome to show, and the usage.
+) -> InputsAnswer:
+    """Have work on inputs done.
 
     ``field``, and what is raised, are as in ``answer``; ``end_user`` is as in
     ``build_job``.
     """
     check_work(gateway, caller.name, work, field)
     job = build_job(gateway, request, work, caller, end_user=end_user)
-    return await _run(gateway, request, caller, job)
+    return InputsAnswer(*await _run(gateway, request, caller, job), job.model)
 
 
 async def answer_whole(

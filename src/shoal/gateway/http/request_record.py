@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 LEFT_OUT = "x-shoal-left-out"
+MODEL = "x-shoal-model"
 
 _SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -45,6 +46,7 @@ class RequestRecord(msgspec.Struct):
     first_output: float | None = None
     usage: Usage | None = None
     left_out: tuple[str, ...] = ()  # as in ``JobTerms``
+    alias: str = ""  # the same
     held_bytes: int = 0  # bytes of its body
     held_for: str = ""  # the key that they count for
     error: str = ""  # the code of its error, or empty
@@ -59,7 +61,7 @@ class RequestRecord(msgspec.Struct):
     def set_job(self, job: Job) -> None:
         """Record the job of the request."""
         self.owner, self.model, self.kind = job.owner, job.model, job.kind
-        self.left_out = job.terms.left_out
+        self.left_out, self.alias = job.terms.left_out, job.terms.alias
 
     def set_reader(self, reader: AnswerCursor) -> None:
         """Record the answer; with an idempotency key its job may be an earlier one."""
@@ -73,6 +75,8 @@ class RequestRecord(msgspec.Struct):
         reader = self.reader
         if self.job_id is not None and not (reader and reader.answer.refused):
             headers["x-shoal-job"] = self.job_id
+        if self.alias:
+            headers[MODEL] = ascii(self.model)[1:-1]  # workers choose it
         if self.left_out:  # which may name a model, as workers do
             headers[LEFT_OUT] = left_out_header(self.left_out)
         if reader is not None:

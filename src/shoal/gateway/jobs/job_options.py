@@ -53,7 +53,7 @@ def build_job(
     whole: bool = False,
     end_user: str = "",
 ) -> Job:
-    """Build the job of a request, and record it.
+    """Build the job of a request, and record it; of an alias, for the model it gets.
 
     The default terms are the policy FAST, public, at the listed price.  Only jobs with
     terms of their own may be for any model.  ``left_out`` and ``whole`` are as in
@@ -65,6 +65,8 @@ def build_job(
     """
     headers, owner, record = request.headers, caller.key.name, record_of(request)
     jobs = gateway.jobs
+    requested, work = work, jobs.with_real_model(work, owner)
+    alias = "" if work is requested else requested.model
     work, tools = fitting_work(jobs, work, owner)
     agreed = replace(
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
@@ -72,6 +74,7 @@ def build_job(
         whole=whole,
         end_user=_digest(end_user) if end_user else "",
         trace=record.traceparent,
+        alias=alias,
     )
     job = Job(
         jobs.new_id(),

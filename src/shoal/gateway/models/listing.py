@@ -7,7 +7,7 @@ Sources: OpenAI's API reference, "Models"; Anthropic's API reference, "List Mode
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -20,6 +20,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.pool.aliases import real_model, served_aliases, unknown_alias
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
@@ -36,7 +37,8 @@ class ModelSummary:
 
     A job goes to a worker that can do all of it, so the most counts.  ``context`` is as
     in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
-    jobs that they run at a time.
+    jobs that they run at a time.  ``alias_of`` is the model that the name stands for
+    now; empty: it is a model.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ModelSummary:
     context: int
     workers: int
     slots: int
+    alias_of: str = ""
 
 
 def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
@@ -91,17 +94,34 @@ def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
     )
 
 
+def listed_models(pool: PoolState, owner: str | None) -> list[ModelSummary]:
+    """Return these models, and then the aliases of those that are served now."""
+    found = model_summaries(pool, owner)
+    if not pool.aliases:
+        return found
+    by_name = {each.name: each for each in found}
+    return found + [
+        replace(by_name[model], name=alias, alias_of=model)
+        for alias, model in sorted(served_aliases(pool, owner))
+    ]
+
+
 def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
     """Return a model that the jobs of ``owner`` may use; None: any.
 
+    Of an alias, it is the model that a request would get.
+
     Raises UnknownModel or Forbidden.
     """
-    if name not in pool.roster.models:
-        raise UnknownModel(unknown_model(pool.roster.models, name))
-    workers = usable_workers(pool, name, owner)
+    model = real_model(pool, name, owner, None)
+    if model not in pool.roster.models:
+        reason = unknown_alias(pool, name)
+        raise UnknownModel(reason or unknown_model(pool.roster.models, name))
+    workers = usable_workers(pool, model, owner)
     if not workers:
-        raise Forbidden(f"the workers with {name} work for other keys only")
-    return summarize_model(name, workers)
+        raise Forbidden(f"the workers with {model} work for other keys only")
+    summary = summarize_model(model, workers)
+    return summary if model == name else replace(summary, name=name, alias_of=model)
 
 
 def usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worker]:
@@ -125,6 +145,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     slots: int  # jobs that they run at a time
     display_name: str
     created_at: str  # RFC 3339
+    alias_of: str | None  # the model that requests for an alias get now
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "shoal"
@@ -140,7 +161,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 @api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
 async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
-    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    listed = listed_models(gateway.hub.pool, seen_by(caller))
     models = [_model_object(gateway, each) for each in listed]
     first, last = (models[0].id, models[-1].id) if models else (None, None)
     return ModelList(models, first, last)
@@ -165,6 +186,7 @@ def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:
         model.slots,
         model.name,
         _rfc3339(gateway.created_at),
+        model.alias_of or None,
     )
 
 

@@ -40,6 +40,19 @@ def test_the_tag_latest_may_be_left_out(
     assert resolve_model(name, models) == found
 
 
+@pytest.mark.parametrize(
+    ("name", "aliases", "found"),
+    [
+        ("m1", {"m1"}, "m1:latest"),  # a model of the name wins
+        ("gpt:latest", {"gpt"}, "gpt"),
+        ("gpt", {"gpt:latest"}, "gpt:latest"),
+        ("m2", {"gpt"}, "m2"),
+    ],
+)
+def test_aliases_come_after_models(name: str, aliases: set[str], found: str) -> None:
+    assert resolve_model(name, {"m1:latest"}, aliases) == found
+
+
 def test_a_model_is_listed_with_all_that_clients_read() -> None:
     listed = msgspec.to_builtins(listed_model(MODEL, 1_700_000_000.0))
     loaded = msgspec.to_builtins(loaded_model(MODEL))

@@ -58,6 +58,7 @@ async def test_model_tells_what_its_workers_can_do(
         "context_window": None,
         "workers": 2,
         "slots": 10,
+        "alias_of": None,
         # What Anthropic's clients read.
         "type": "model",
         "display_name": "m1",

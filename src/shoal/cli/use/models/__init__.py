@@ -1,4 +1,4 @@
-"""``shoal models``: pull, copy, add, list and delete models."""
+"""``shoal models``: pull, copy, add, list, alias and delete models."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from shoal.cli import terminal
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api_with_json
-from shoal.cli.use.models import pull, stored
+from shoal.cli.use.models import alias, pull, stored
 from shoal.cli.use.models.source import WEB, CopySource, download_from
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest
@@ -44,6 +44,7 @@ command.add_command(pull.command)
 command.add_command(stored.list_)
 command.add_command(stored.show_)
 command.add_command(stored.remove)
+command.add_command(alias.command)
 
 
 @command.command("find")

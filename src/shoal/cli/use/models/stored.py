@@ -28,12 +28,18 @@ STORED: Columns = {
     "WHERE": lambda model: model.path,
 }
 IN_POOL: Columns = {
-    "NAME": "id",
+    "NAME": lambda model: _with_alias(model),
     "DOES": lambda model: ", ".join(model.get("kinds", ())),
     "CONTEXT": lambda model: model.get("context_window") or "",
     "WORKERS": lambda model: model.get("workers", ""),
     "SLOTS": lambda model: model.get("slots", ""),
 }
+
+
+def _with_alias(model: PoolModel) -> str:
+    """Return a model's name; of an alias, also the model that it stands for now."""
+    served = model.get("alias_of")
+    return f"{model['id']} (alias of {served})" if served else str(model["id"])
 
 
 def folder_option(name: str) -> Callable[[F], F]:

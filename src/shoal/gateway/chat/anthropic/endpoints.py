@@ -3,6 +3,8 @@
 Source: Anthropic's API reference, "Create a Message" and "Count tokens in a Message".
 """
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 
@@ -50,7 +52,7 @@ async def create_message(
 ) -> web.StreamResponse:
     caller.headers[REQUEST_ID] = record_of(request).id
     decoded = await gateway.bodies.decode(request, caller.name, decode_message_request)
-    form = message_form(decoded.generation.work, shows_thinking=decoded.shows_thinking)
+    form = partial(message_form, shows_thinking=decoded.shows_thinking)
     return await answer(
         gateway, request, caller, decoded.generation, form, field="messages"
     )

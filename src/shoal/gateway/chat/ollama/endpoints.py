@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import CannotDo, NotFound, UnknownModel
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Embedding
+from shoal.domain.work import Chat, Completion, Embedding
 from shoal.gateway.chat.inputs import LARGE_ANSWER, vectors_of
-from shoal.gateway.chat.job_answers import answer, answer_inputs
+from shoal.gateway.chat.job_answers import AnswerForm, answer, answer_inputs
 from shoal.gateway.chat.ollama import bodies, embeddings
 from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.chat.ollama.models import (
@@ -40,7 +40,12 @@ from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operation, Operations
 from shoal.gateway.http.responses import NDJSON_TYPE, TEXT_TYPE, json_bytes_response
-from shoal.gateway.models.listing import model_summaries, model_summary, seen_by
+from shoal.gateway.models.listing import (
+    listed_models,
+    model_summaries,
+    model_summary,
+    seen_by,
+)
 from shoal.ledger.canonical import to_time
 
 api = Operations(PLAIN_ERRORS)
@@ -137,7 +142,7 @@ async def embed_text(
 
 @api.get("/api/tags", "List the models as Ollama does", Scope.READ)
 async def list_ollama_models(gateway: Gateway, caller: ApiCaller) -> OllamaModels:
-    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    listed = listed_models(gateway.hub.pool, seen_by(caller))
     return OllamaModels([listed_model(each, gateway.created_at) for each in listed])
 
 
@@ -157,7 +162,7 @@ async def show_ollama_model(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> OllamaModelInfo:
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(decoded.model, gateway.jobs.models)
+    name = _resolved(gateway, decoded.model)
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
     return described_model(shown, gateway.created_at)
 
@@ -174,7 +179,7 @@ async def pull_model(
 ) -> web.Response:
     """Answer that a model of the pool is there; others are copied to workers."""
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
-    name = resolve_model(decoded.model, gateway.jobs.models)
+    name = _resolved(gateway, decoded.model)
     try:
         model_summary(gateway.hub.pool, name, seen_by(caller))
     except UnknownModel as error:
@@ -217,6 +222,10 @@ def decode_model_name(data: bytes) -> bodies.OllamaModelName:
     return replace(body, model=name)
 
 
+def _resolved(gateway: Gateway, name: str) -> str:
+    return resolve_model(name, gateway.jobs.models, gateway.jobs.aliases)
+
+
 async def _answer(
     gateway: Gateway,
     request: web.Request,
@@ -228,10 +237,13 @@ async def _answer(
     if isinstance(decoded, ModelLoad):
         return _loaded(gateway, caller, decoded, shape)
     name = decoded.work.model
-    work = replace(decoded.work, model=resolve_model(name, gateway.jobs.models))
-    answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
-    form = answered.form(gateway.clock.wall())
+    work = replace(decoded.work, model=_resolved(gateway, name))
+    watch, at = Stopwatch(gateway.clock.now), gateway.clock.wall()
     decoded = replace(decoded, work=work)
+
+    def form(work: Chat | Completion) -> AnswerForm:
+        return OllamaAnswer(shape, name, work, watch).form(at)
+
     return await answer(gateway, request, caller, decoded, form, field=field)
 
 
@@ -239,7 +251,7 @@ def _loaded(
     gateway: Gateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
-    name = resolve_model(decoded.model, gateway.jobs.models)
+    name = _resolved(gateway, decoded.model)
     model_summary(gateway.hub.pool, name, seen_by(caller))
     answer = {
         "model": decoded.model,
@@ -260,13 +272,13 @@ async def _embed(
     field: str,
 ) -> tuple[Outcome, int]:
     """Return the outcome, and the number of tokens that were read."""
-    name = resolve_model(decoded.model, gateway.jobs.models)
+    name = _resolved(gateway, decoded.model)
     if decoded.work is None:
         model_summary(gateway.hub.pool, name, seen_by(caller))
         return Outcome(""), 0
     work: Embedding = replace(decoded.work, model=name)
-    _, outcome, usage = await answer_inputs(gateway, request, caller, work, field=field)
-    return outcome, usage.prompt_tokens
+    answered = await answer_inputs(gateway, request, caller, work, field=field)
+    return answered.outcome, answered.usage.prompt_tokens
 
 
 def _lines(data: bytes) -> web.Response:

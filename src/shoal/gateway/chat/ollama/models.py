@@ -96,6 +96,7 @@ def listed_model(model: ModelSummary, created_at: float) -> OllamaModel:
         model=model.name,
         modified_at=to_time(created_at),
         digest=_digest(model.name),
+        details=OllamaDetails(parent_model=model.alias_of),
     )
 
 
@@ -147,14 +148,13 @@ def _digest(name: str) -> str:
 LATEST = ":latest"
 
 
-def resolve_model(name: str, models: Collection[str]) -> str:
-    """Return the model of the pool that a client means.
+def resolve_model(name: str, *known: Collection[str]) -> str:
+    """Return the model of the pool, or else the alias, that a client means.
 
-    It is the name itself, or the one with or without ``:latest``; if none of them is a
-    model, the name.
+    ``known`` are the models, and the aliases.  It is the name itself, or the one with
+    or without ``:latest``; if none of them is known, the name.
     """
-    if name in models:
-        return name
     bare = name.removesuffix(LATEST)
     other = f"{name}{LATEST}" if bare == name else bare
-    return other if other in models else name
+    pairs = ((each, names) for names in known for each in (name, other))
+    return next((each for each, names in pairs if each in names), name)

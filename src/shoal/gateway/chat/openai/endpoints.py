@@ -7,9 +7,11 @@ Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
 """
 
 import asyncio
+import dataclasses
 from functools import partial
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotFound, ShoalError, StillRunning
@@ -48,7 +50,7 @@ async def create_chat_completion(
 ) -> web.StreamResponse:
     owner = caller.key.name
     decoded = await gateway.bodies.decode(request, owner, decode_chat_request)
-    form = answers.answer_form(decoded.work, include_usage=decoded.include_usage)
+    form = partial(answers.answer_form, include_usage=decoded.include_usage)
     return await answer(gateway, request, caller, decoded, form, field="messages")
 
 
@@ -80,7 +82,7 @@ async def create_completion(
     decoded = await gateway.bodies.decode(
         request, caller.name, decode_completion_request
     )
-    form = answers.answer_form(decoded.work, include_usage=decoded.include_usage)
+    form = partial(answers.answer_form, include_usage=decoded.include_usage)
     return await answer(gateway, request, caller, decoded, form, field="prompt")
 
 
@@ -115,9 +117,10 @@ async def create_embeddings(
     if decoded.tokens:
         texts = await gateway.token_texts.decode(decoded.tokens, "input")
     work = decoded.work(texts)
-    _, outcome, usage = await answer_inputs(
+    _, outcome, usage, model = await answer_inputs(
         gateway, request, caller, work, field="input", end_user=decoded.end_user
     )
+    decoded = dataclasses.replace(decoded, model=model)
     if len(outcome.choices) <= LARGE_ANSWER:
         return json_bytes_response(
             embeddings.encode_embeddings(decoded, outcome, usage)
@@ -141,9 +144,11 @@ async def create_rerank(
     decoded = await gateway.bodies.decode(
         request, caller.name, rerank.decode_rerank_request
     )
-    job_id, outcome, usage = await answer_inputs(
+    job_id, outcome, usage, model = await answer_inputs(
         gateway, request, caller, decoded.work, field="documents"
     )
+    work = replace(decoded.work, model=model)
+    decoded = dataclasses.replace(decoded, work=work)
     return json_bytes_response(rerank.encode_ranking(job_id, decoded, outcome, usage))
 
 
@@ -162,7 +167,7 @@ async def create_transcription(
     )
     decode = partial(transcription.decode_transcription_request, form)
     decoded = await gateway.bodies.decode_bytes(audio, caller.name, decode)
-    _, outcome, usage = await answer_inputs(
+    _, outcome, usage, _ = await answer_inputs(
         gateway, request, caller, decoded.work, field="prompt"
     )
     encoded = transcription.encode_transcription(decoded.answer_format, outcome, usage)
