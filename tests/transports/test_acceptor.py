@@ -57,15 +57,20 @@ class Door:
                 for each in self.clients:
                     each.close()
 
-    async def connect(self, first: bytes) -> socket.socket:
-        """Connect, and wait until the connection was accepted."""
-        strangers = len(self.meter.strangers)
-        looked_at = len(self.looked_at)
+    def dial(self, first: bytes) -> socket.socket:
+        """Connect, and send something."""
         sock = socket.create_connection((self.bound.address, self.bound.port))
         sock.setblocking(False)
         if first:
             sock.send(first)
         self.clients.append(sock)
+        return sock
+
+    async def connect(self, first: bytes) -> socket.socket:
+        """Connect, and wait until the connection was accepted."""
+        strangers = len(self.meter.strangers)
+        looked_at = len(self.looked_at)
+        sock = self.dial(first)
         await eventually(
             lambda: (
                 len(self.meter.strangers) > strangers
@@ -137,7 +142,7 @@ async def test_who_waits_too_long_reads_why(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(acceptor, "TURN_TIMEOUT", 0.01)
     door = Door()
     async with door.open():
-        late = await door.connect(b"hello")
+        late = door.dial(b"hello")
 
         assert await door.read(late) == BUSY
         assert len(door.meter.strangers) == 0
