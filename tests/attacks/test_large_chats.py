@@ -37,7 +37,7 @@ async def metered(
         stores.append(MeteredStore(path))
         return stores[-1]
 
-    monkeypatch.setattr("shoal.app.server.SqliteStore", make)
+    monkeypatch.setattr("shoal.app.database.SqliteStore", make)
     async with besieged(tmp_path, caplog) as pool:
         yield pool, stores[0]
 
