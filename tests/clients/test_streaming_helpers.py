@@ -42,7 +42,7 @@ async def test_helpers_read_every_case(
         cwd=INSTALLED,  # where Node looks for modules
         env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(10 * PATIENCE):  # its modules are compiled first
         out, errors = await process.communicate(program.read_bytes())
     assert process.returncode == 0, errors.decode()
 
