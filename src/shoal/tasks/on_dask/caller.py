@@ -231,7 +231,7 @@ class DaskCaller:
         return [*(await client.run(host.describe, self._host)).values()]
 
     async def _watch(self) -> None:
-        """Notice that the cluster is lost: Dask tells nobody."""
+        """Notice that the cluster is lost: Dask has no event for it."""
         assert self._client is not None, "it was started"
         while self._client.status == "running":  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(LOOK_INTERVAL)
@@ -261,18 +261,20 @@ class DaskCaller:
         elif code == host.BLOB_NEEDED:
             self.spawn(self._send_blob(work, *arguments))
 
-    async def _send_blob(self, work: "Work", address: str, digest: bytes) -> None:
+    async def _send_blob(
+        self, work: "Work", address: str, digest: bytes, request: int
+    ) -> None:
         """Send a worker of the cluster a blob in parts, or why there is none."""
         reason = ""
         try:
             path = await work.fetch(digest)
             with path.open("rb") as file:
                 while data := await asyncio.to_thread(file.read, PART):
-                    await self._tell(address, "receive_blob", digest, data, "")
+                    await self._tell(address, "receive_blob", digest, request, data, "")
         except (Unavailable, OSError) as error:
             reason = str(error)
         with suppress(Unavailable):
-            await self._tell(address, "receive_blob", digest, b"", reason)
+            await self._tell(address, "receive_blob", digest, request, b"", reason)
 
 
 @dataclass(slots=True, eq=False)

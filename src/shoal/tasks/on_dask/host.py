@@ -63,7 +63,7 @@ class DaskHost(WorkerPlugin):  # type: ignore[misc]  # mypy skips Dask
         self._running: dict[int, asyncio.Task[bytes]] = {}
         self._streams: dict[int, _HostedStream] = {}
         self._stopped: dict[int, None] = {}  # the latest last
-        self._blobs = _Blobs(self._folder, worker.address, self._report)
+        self._blobs = ReceivedBlobs(self._folder, worker.address, self._report)
         self.failure = ""
         files = []
         for name, contents in self._files.items():
@@ -151,9 +151,11 @@ class DaskHost(WorkerPlugin):  # type: ignore[misc]  # mypy skips Dask
             return None
         return await stream.take()
 
-    def receive_blob(self, digest: bytes, data: bytes, reason: str) -> None:
+    def receive_blob(
+        self, digest: bytes, request: int, data: bytes, reason: str
+    ) -> None:
         """Accept a part of a blob, nothing at its end, or why there is none."""
-        self._blobs.receive(digest, data, reason)
+        self._blobs.receive(digest, request, data, reason)
 
     def _begin(self, number: int) -> None:
         if number in self._stopped:
@@ -190,7 +192,7 @@ class _HostedStream:
         return None if self.stopped.is_set() and not returns else returns
 
 
-class _Blobs:
+class ReceivedBlobs:
     """Received large arguments; the least recently used are deleted first."""
 
     def __init__(self, folder: Path, address: str, report: Callable[..., None]) -> None:
@@ -198,7 +200,8 @@ class _Blobs:
         self._address = address
         self._report = report
         self._stored: dict[bytes, int] = {}  # sizes; the most recently used is last
-        self._awaited: dict[bytes, asyncio.Future[None]] = {}
+        self._awaited: dict[bytes, tuple[int, asyncio.Future[None]]] = {}
+        self._requests = 0
 
     async def get(self, number: int, digest: bytes) -> Path:
         """Return the file with a blob; raises Unavailable if it is not sent."""
@@ -206,21 +209,26 @@ class _Blobs:
         if digest in self._stored:
             self._stored[digest] = self._stored.pop(digest)
             return path
-        if (awaited := self._awaited.get(digest)) is None:
+        if digest not in self._awaited:
+            self._requests += 1
             awaited = asyncio.get_running_loop().create_future()
-            self._awaited[digest] = awaited
+            self._awaited[digest] = self._requests, awaited
             path.unlink(missing_ok=True)
-            self._report(number, BLOB_NEEDED, self._address, digest)
+            self._report(number, BLOB_NEEDED, self._address, digest, self._requests)
+        request, awaited = self._awaited[digest]
         try:
             async with asyncio.timeout(BLOB_TIMEOUT):
                 await asyncio.shield(awaited)
         except TimeoutError:
-            self._awaited.pop(digest, None)
+            if self._awaited.get(digest) == (request, awaited):
+                del self._awaited[digest]
             raise Unavailable("a large argument did not arrive in time") from None
         return path
 
-    def receive(self, digest: bytes, data: bytes, reason: str) -> None:
-        if (awaited := self._awaited.get(digest)) is None:
+    def receive(self, digest: bytes, request: int, data: bytes, reason: str) -> None:
+        """Accept a part; those of a request that was given up do not count."""
+        current, awaited = self._awaited.get(digest, (0, None))
+        if awaited is None or current != request:
             return
         path = self._folder / digest.hex()
         if data:
