@@ -102,7 +102,6 @@ def test_dask_cluster_runs_tasks_and_the_worker_reconnects(
                 worker.event("joined")
                 assert pool.submit(add, 20, 22).result(PATIENCE) == 42
                 assert worker.terminate() == 0
-    assert "Traceback" not in worker.errors  # the loss has its own message
 
 
 def _family(worker: Program) -> dict[int, psutil.Process]:

@@ -1,6 +1,7 @@
 """Function calls in real clusters of Ray and of Dask."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -274,6 +275,9 @@ async def losable(
         with started_dask(tmp_path) as (address, kill):
             running = DaskCaller([DEMO_FILE], address, 1, trust_code=False)
             await running.start()
+            for module in ("batched", "client", "core"):  # with tracebacks
+                log = logging.getLogger(f"distributed.{module}")
+                assert not log.isEnabledFor(logging.ERROR)
             yield running, kill
             await running.close()
         return

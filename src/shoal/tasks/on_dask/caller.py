@@ -26,6 +26,8 @@ CONNECT_TIMEOUT = 10.0  # seconds
 LOOK_INTERVAL = 0.5  # seconds between looks at the connection
 PART = 4 << 20  # bytes of a blob that are sent at once
 LOST = "the connection to the Dask cluster has ended"
+DASK_LOGS = ("distributed", "distributed.client", "tornado.application")
+"""They report a lost cluster, as the worker does, but with tracebacks."""
 UNUSABLE = (OSError, ValueError, ImportError, RuntimeError, TimeoutError)
 """Errors of a cluster that cannot be used."""
 
@@ -202,8 +204,8 @@ class DaskCaller:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             _, writer = await asyncio.open_connection(*_place(self._address))
             writer.close()
-        # It logs tracebacks of a lost cluster, which the worker reports itself.
-        distributed.client.logger.setLevel(logging.CRITICAL)
+        for each in DASK_LOGS:
+            logging.getLogger(each).setLevel(logging.CRITICAL)
         self._client = client = await Client(
             self._address,
             asynchronous=True,
