@@ -1,9 +1,9 @@
 """5,000 idle workers: what they cost a coordinator, and how soon a dead one is missed.
 
-They are GrandSage nodes, which send a message every 10 s, and in another run workers of
-Shoal's own on TealeNet's LAN, which send a heartbeat every 5 s and have it answered; in
-two processes of their own.  One more falls silent without hanging up, until its lease
-of 30 s is over.
+They are GrandSage nodes, which send a message every 10 s; in other runs workers of
+Shoal's own, on TealeNet's LAN with a heartbeat every 5 s that is answered, or on our
+own protocol with one every 7 s; in two processes of their own.  One more falls silent
+without hanging up, until its lease of 30 s is over; on our own protocol none does.
 """
 
 import tempfile
@@ -23,6 +23,7 @@ ROUNDS = 5
 WORKERS = 5000
 PROCESSES = 2
 SETTLE = 5.0  # seconds after the last has joined
+WATCHED = 30.0  # seconds, where no worker falls silent
 CLOSE = 8  # an opcode of RFC 6455
 
 SHARE = f"coordinator with {WORKERS} workers: % of a core"
@@ -30,15 +31,14 @@ EACH = "memory: KB a worker"
 JOINED = f"until all {WORKERS} have joined: s"
 MISSED = "until a worker that fell silent is given up: s"
 
-WIRES = ("grandsage", "tealenet")
+WIRES = ("grandsage", "tealenet", "shoal")
 GOALS = [
-    goal
-    for wire in WIRES
-    for goal in (
-        Goal(f"{wire}, {SHARE}", at_most=10),
-        Goal(f"{wire}, {EACH}", at_most=30),
-        Goal(f"{wire}, {MISSED}", at_most=31),  # its lease, and a second to act on it
-    )
+    *(Goal(f"{wire}, {SHARE}", at_most=10) for wire in WIRES),
+    Goal(f"grandsage, {EACH}", at_most=30),
+    Goal(f"tealenet, {EACH}", at_most=30),
+    # The lease, and a second to act on it.
+    Goal(f"grandsage, {MISSED}", at_most=31),
+    Goal(f"tealenet, {MISSED}", at_most=31),
 ]
 
 
@@ -60,7 +60,7 @@ def _round(wire: str, results: Results) -> None:
             program("-m", "shoal", "serve", *let_in, *where, *quiet)
         )
         ports = coordinator.report["ports"]
-        port = ports["http" if wire == "grandsage" else "tealenet"]
+        port = ports["tealenet" if wire == "tealenet" else "http"]
         memory, began = coordinator.memory(), time.perf_counter()
         for _ in range(PROCESSES):
             nodes = [str(HERE / NODES[wire]), str(port), str(WORKERS // PROCESSES)]
@@ -68,7 +68,10 @@ def _round(wire: str, results: Results) -> None:
         results[f"{wire}, {JOINED}"].append(time.perf_counter() - began)
         time.sleep(SETTLE)
         cpu, began = coordinator.cpu(), time.perf_counter()
-        results[f"{wire}, {MISSED}"].append(run(SILENT[wire](port)))
+        if wire in SILENT:
+            results[f"{wire}, {MISSED}"].append(run(SILENT[wire](port)))
+        else:
+            time.sleep(WATCHED)
         seconds = time.perf_counter() - began
         results[f"{wire}, {SHARE}"].append((coordinator.cpu() - cpu) / seconds * 100)
         grown = coordinator.memory() - memory
@@ -97,7 +100,11 @@ async def _worker_missed(port: int) -> float:
     return time.perf_counter() - began
 
 
-NODES = {"grandsage": "node.py", "tealenet": "teale_node.py"}
+NODES = {
+    "grandsage": "node.py",
+    "tealenet": "teale_node.py",
+    "shoal": "shoal_node.py",
+}
 SILENT: dict[str, Callable[[int], Coroutine[Any, Any, float]]] = {
     "grandsage": _node_missed,
     "tealenet": _worker_missed,
