@@ -113,7 +113,7 @@ def test_loggers_are_named_by_room() -> None:
     wrong = [
         f"{path}: getLogger({name}), expected {expected}"
         for path, text in MODULES.items()
-        for name in re.findall(r"getLogger\(([^)]+)\)", text)
+        for name in re.findall(r"^log = logging\.getLogger\(([^)]+)\)", text, re.M)
         for room in [path.partition("/")[0]]
         for expected in ['"shoal"' if room == "client" else f'"shoal.{room}"']
         if name != expected
