@@ -54,6 +54,7 @@ class Phase:
         self.end = 2 * self.limit + min(self.limit, GRACE)  # seconds for the process
         self.hung = ""
         self._began = self._active = self._looked = time.monotonic()
+        self._idle_looks = 0  # one after the other: a paused machine makes a look late
         self._most = 0.0  # of a core, in one look since then
         self._used = 0.0  # until the first look: looking takes longer than most tests
 
@@ -68,11 +69,14 @@ class Phase:
         self._most = max(self._most, share)
         # On a busy machine, or one with slow disks, a test gets less than a free core.
         if share > IDLE / slowness():
-            self._active, self._most = now, 0.0
+            self._active, self._most, self._idle_looks = now, 0.0, 0
+        else:
+            self._idle_looks += 1
         self._looked, self._used = now, used
-        idle = now - self._active >= self.idle_max
+        idle = self._idle_looks >= LOOKS
         if idle and self._most > IDLE / measured():
-            self._active, self._most = now, 0.0  # it has become busy since
+            # It has become busy since.
+            self._active, self._most, self._idle_looks = now, 0.0, 0
         elif idle:
             self.hung = f"hung: idle for {now - self._active:.0f} seconds"
         elif now - self._began >= self.limit:

@@ -134,7 +134,7 @@ def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     assert f" {2 * len(hanging) + 1} passed, " in output, (
         output
     )  # and one before tear-down
-    assert "hung: idle for 1 seconds" in output
+    assert re.search(r"hung: idle for \d+ seconds", output)
     assert re.search(r"hung: not over after \d+ seconds", output)
     assert re.search(r"^Task 'waits' .*\n.* in forever$", output, re.MULTILINE)
     assert re.search(r"^Process \d+: .*import time; ", output, re.MULTILINE)
