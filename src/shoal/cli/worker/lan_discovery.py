@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols.seam.endpoints import TLS_KEY, DiscoveredService
 from shoal.transports.mdns import addresses_of, local_network
 
-BROWSE_TIME = 3.0  # seconds; most coordinators answer within one
+BROWSE_TIME = 3.0  # seconds; most coordinators answer within one, and may be several
+BROWSE_MAX = 10.0  # seconds, if none has answered
 CONNECT_TIMEOUT = 2.0  # seconds to each of a coordinator's addresses
 EVERYWHERE = "0.0.0.0"  # all networks of this machine
 ADVICE = (
@@ -26,9 +28,12 @@ async def find_lan_coordinator(kind: str, *, secure: bool, local_error: str) -> 
     Raises ConfigError if there is no coordinator or several, or no address accepts.
     """
     services: dict[str, DiscoveredService] = {}
+    found = asyncio.Event()
 
     def add(sighting: DiscoveredService) -> None:
         services[sighting.name] = sighting
+        if sighting.addresses:
+            found.set()
 
     def remove(name: str) -> None:
         services.pop(name, None)
@@ -39,6 +44,8 @@ async def find_lan_coordinator(kind: str, *, secure: bool, local_error: str) -> 
             network.browse(kind, add, remove),
         ):
             await asyncio.sleep(BROWSE_TIME)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(found.wait(), BROWSE_MAX - BROWSE_TIME)
     except Unavailable as error:
         raise ConfigError(
             f"no coordinator runs on this machine ({local_error}), and the local "
@@ -80,7 +87,7 @@ def only_coordinator(
         )
     raise ConfigError(
         f"no coordinator runs on this machine ({local_error}), and none answered on "
-        f"the local network within {BROWSE_TIME:g} s: {ADVICE}"
+        f"the local network within {BROWSE_MAX:g} s: {ADVICE}"
     )
 
 
