@@ -131,6 +131,7 @@ class Answer:
 
     def remove_reader(self, reading: AnswerCursor) -> None:
         """Detach a cursor."""
+        reading.release()
         if reading in self._readings:
             self._readings.remove(reading)
 

@@ -159,6 +159,14 @@ class AnswerCursor:
             self._wake.set_result(None)
         return self._unread_size <= UNREAD_MAX or self._keeps_up(now)
 
+    def release(self) -> None:
+        """Call nothing more.
+
+        What is called refers to the reader, so that both would stay until the garbage
+        collector finds them, with all of the request.
+        """
+        self._on_requeue = self._write = None
+
     def abort(self, error: ShoalError) -> None:
         """End this cursor, and no other, with an error."""
         self._aborted = error

@@ -1,10 +1,12 @@
 """What a chat promises holds in every dialect of clients."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
+from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.gateway.all_operations import OPERATIONS
 
 pytestmark = pytest.mark.shared_pool
@@ -237,6 +240,33 @@ async def test_client_that_leaves_frees_its_worker(
 
                 await node.wait_stopped(task["id"])
                 await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_an_answered_request_is_freed_at_once(
+    pool: Pool, subtests: pytest.Subtests
+) -> None:
+    # What is left to the garbage collector makes it run more often, for longer.
+    def kept() -> int:
+        return sum(type(each) is AnswerCursor for each in gc.get_objects())
+
+    def most(number: int) -> bool:
+        return kept() <= number
+
+    gc.disable()
+    try:
+        for (name, dialect), stream in product(DIALECTS.items(), (False, True)):
+            with subtests.test(name, stream=stream):
+                gc.collect()
+                before = kept()
+                for _ in range(3):
+                    async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                        tasks.create_task(node.answer("Hello"))
+                        await ask(pool, dialect, stream=stream)
+
+                # The connection keeps its last request.
+                await eventually(partial(most, before + 1))
+    finally:
+        gc.enable()
 
 
 async def test_another_worker_takes_over_in_the_middle(

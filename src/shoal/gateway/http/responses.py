@@ -162,9 +162,8 @@ async def forward_pieces(
     """
     loop = asyncio.get_running_loop()
     pieces = first
-    reading = early = silent = False
+    reading = early = due = False
     written_at = loop.time()
-    timer: asyncio.TimerHandle
 
     def write_now(pieces: Sequence[AnswerPiece]) -> bool:
         """Write pieces where they arrive: waking a task costs more than a piece.
@@ -193,11 +192,9 @@ async def forward_pieces(
             reader.wake()
 
     def on_time() -> None:
-        nonlocal silent, timer
-        if silent := loop.time() >= written_at + KEEPALIVE_EVERY:
-            reader.wake()
-        else:
-            timer = loop.call_at(written_at + KEEPALIVE_EVERY, on_time)
+        nonlocal due
+        due = True
+        reader.wake()
 
     reader.on_requeue(end_silence)
     if watch is None and response.headers.get("Transfer-Encoding") == "chunked":
@@ -220,13 +217,14 @@ async def forward_pieces(
             elif reader.is_over:
                 return watch is None or not watch.blocks_end()
             pieces = None
-            if early or silent:
+            if early or (due and loop.time() >= written_at + KEEPALIVE_EVERY):
                 said, early = await keepalive(early=early), False
                 if said:
                     await write(request, response, said)
-                if silent:
-                    timer = loop.call_at(loop.time() + KEEPALIVE_EVERY, on_time)
-                silent, written_at = False, loop.time()
+                written_at = loop.time()
+            if due:
+                due = False
+                timer = loop.call_at(written_at + KEEPALIVE_EVERY, on_time)
     finally:
         timer.cancel()
 
