@@ -299,6 +299,8 @@ class LinkedJobs:
             self._channel.send(stream.submission())
 
     def _leave(self, stream: _Stream) -> None:
+        if stream.answer is not None and stream.reader is not None:
+            stream.answer.remove_reader(stream.reader)
         if self._streams.pop(stream.number, None) is not None and self._channel:
             self._channel.send(frames.Leave(stream.number))
 
