@@ -22,7 +22,7 @@ def quoted_messages() -> list[str]:
 def test_each_quoted_message_is_in_the_source() -> None:
     messages = quoted_messages()
 
-    assert len(messages) > 50
+    assert len(messages) > 35
     assert not [each for each in messages if not occurs(each)]
 
 
