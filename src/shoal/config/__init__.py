@@ -24,20 +24,19 @@ class ServeConfig:
     )
     port: int = setting("port to listen on; 0: any free port", 4010, everyday=True)
     ollama_port: int | None = setting(
-        "further port, with Ollama's API as its clients expect it (Ollama's own is "
-        "11434); 0: any free port (default: none)",
+        "further port, for Ollama's API (its clients expect 11434); 0: any free port "
+        "(default: none)",
         None,
         everyday=True,
     )
     fronts: int = setting(
-        "processes that serve HTTP, on as many cores; answers then survive the loss of "
-        "the one that has the pool; 0: one process for all",
+        "processes that serve HTTP, on as many cores; streams survive the loss of the "
+        "one that has the pool; 0: one process for all",
         0,
         "N",
     )
     ollama_open: bool = setting(
-        "access to Ollama's API without a key, for anyone who reaches it; web pages "
-        "of other sites are refused",
+        "access to Ollama's API without a key, for anyone who reaches it",
         False,
     )
     name: str = setting(
@@ -46,13 +45,13 @@ class ServeConfig:
         everyday=True,
     )
     data_dir: Path = setting(
-        "folder of the database, the keys and other data",
+        "folder of the database, keys and other data",
         USER_DATA,
         everyday=True,
     )
     store: str = setting(
-        "database of a PostgreSQL server, as postgresql://USER@HOST/DATABASE "
-        "(default: a file in the data folder)",
+        "PostgreSQL database, postgresql://USER@HOST/DATABASE (default: a file in the "
+        "data folder)",
         "",
         "URL",
     )
@@ -70,15 +69,14 @@ class ServeConfig:
         everyday=True,
     )
     tls: str = setting(
-        "encryption of HTTP: off, or auto: HTTPS with a certificate of a local "
-        "authority, created at first use; --tls-cert uses another certificate",
+        "encryption of HTTP: off, or auto (a certificate of a local authority, created "
+        "at first use)",
         "off",
         "off|auto",
         everyday=True,
     )
     tls_cert: Path | None = setting(
-        "PEM file with the HTTPS certificate, followed by its intermediate "
-        "certificates",
+        "PEM file with the HTTPS certificate and its intermediate certificates",
         None,
         "FILE",
     )
@@ -96,18 +94,16 @@ class ServeConfig:
         everyday=True,
     )
     approve_nodes: bool = setting(
-        "approval of each machine by an operator before it gets work: shoal nodes "
-        "approve NAME",
+        "approval of each machine before it gets work: shoal nodes approve NAME",
         False,
     )
     relay_open: bool = setting(
-        "use of this coordinator's relay by nodes that it has not admitted by a join "
-        "token or a passcode",
+        "use of this coordinator's relay by nodes without a join token or passcode",
         False,
     )
     allowed_host: tuple[str, ...] = setting(
-        "additional name of this coordinator, for clients without a key and for web "
-        "pages; repeatable",
+        "additional name of this coordinator, for web pages and clients without a "
+        "key; repeatable",
         (),
         "NAME",
     )
@@ -117,14 +113,14 @@ class ServeConfig:
         "https://HOST[:PORT]",
     )
     otlp_endpoint: str = setting(
-        "URL of an OpenTelemetry collector for traces, such as http://127.0.0.1:4318 "
-        "(default: none, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT)",
+        "OpenTelemetry collector for traces, such as http://127.0.0.1:4318 (default: "
+        "that of OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
         "",
         "URL",
     )
     trusted_proxy: tuple[str, ...] = setting(
-        "address or network of a reverse proxy, whose X-Forwarded-For names the client "
-        "that wrong keys and codes count against; repeatable",
+        "address or network of a reverse proxy, whose X-Forwarded-For names the "
+        "client; repeatable",
         (),
         "ADDRESS",
     )
@@ -141,13 +137,13 @@ class ServeConfig:
         "limit of queued jobs; further ones are rejected", 1000, "JOBS"
     )
     queue_wait: float = setting(
-        "limit of a job's time in the queue; 30 s while no worker could take it",
+        "limit of a job's time in the queue (30 s while no worker could take it)",
         600.0,
         "SECONDS",
     )
     hedge_after: float = setting(
-        "seconds of silence from a worker until an idle one gets the same job as well; "
-        "0: never",
+        "silence of a worker after which an idle one gets the same job as well; 0: "
+        "never",
         0.0,
         "SECONDS",
     )
@@ -165,8 +161,7 @@ class ServeConfig:
         everyday=True,
     )
     blobs_max: float = setting(
-        "limit of stored large values of calls; the least recently used are evicted "
-        "first",
+        "limit of stored large values of calls",
         8.0,
         "GB",
     )
@@ -175,8 +170,8 @@ class ServeConfig:
     )
     files_max: float = setting("limit of all files of a key", 10.0, "GB")
     new_log: bool = setting(
-        "a new receipt log, signed with a new key, if the database is missing, or "
-        "older than the receipts that its key has signed",
+        "a new receipt log with a new key, if the database is missing, or older than "
+        "the receipts that its key has signed",
         False,
     )
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
@@ -195,7 +190,7 @@ class ServeConfig:
     price_call: str = setting("price of a function call", "$0", "DOLLARS")
     fee: float = setting("share of each price that the pool keeps", 5.0, "PERCENT")
     spot_checks: float = setting(
-        "share of deterministic jobs, from 0 to 1, that a second worker repeats for "
+        "share of deterministic jobs, 0 to 1, that a second worker repeats for "
         "comparison",
         0.0,
         "SHARE",
@@ -214,8 +209,7 @@ class X402Config:
     """Settings of payments for jobs over HTTP; without them jobs are free."""
 
     facilitator: str = setting(
-        "URL of the x402 facilitator that verifies and settles payments; empty: no "
-        "payments",
+        "facilitator of x402, which verifies and settles payments; empty: no payments",
         "",
         "URL",
     )
@@ -234,23 +228,23 @@ class JoinConfig:
     """Settings of ``shoal join``."""
 
     wire: str = setting(
-        "protocol of the coordinator; auto: detected from its URL and its answers",
+        "protocol of the coordinator; auto: detected",
         "auto",
     )
     engine: tuple[str, ...] = setting(
         "engine for models: auto (the servers found on this machine, else embedded), "
-        "embedded, the URL of an OpenAI-compatible server, ray: a Ray cluster, which "
-        "also runs the tasks, or dask: a Dask cluster, for tasks only; repeatable",
+        "embedded, the URL of an OpenAI-compatible server, ray (also for tasks), or "
+        "dask (for tasks only); repeatable",
         (),
         everyday=True,
     )
     ray_address: str = setting(
-        "address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one running "
-        "on this machine) or local (one that ends with this worker)",
+        "Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one running on this "
+        "machine) or local (one that ends with this worker)",
         "auto",
     )
     dask_address: str = setting(
-        "address of the Dask cluster's scheduler: HOST:PORT, or tls://HOST:PORT",
+        "Dask cluster's scheduler: HOST:PORT, or tls://HOST:PORT",
         "127.0.0.1:8786",
     )
     name: str = setting(
@@ -269,22 +263,22 @@ class JoinConfig:
         everyday=True,
     )
     slots: int = setting(
-        "concurrent jobs of each engine, and concurrent function calls; 0: the "
-        "engine's own number, and one call per core",
+        "concurrent jobs of each engine, and function calls; 0: the engine's own "
+        "number, and one call per core",
         0,
         "N",
         everyday=True,
     )
     throttle: int | None = setting(
         "share of this machine's speed to lend, from 0 (paused) to 100; `shoal "
-        "throttle` changes it later (default: the share that was set last, else 100)",
+        "throttle` changes it later (default: that set last, else 100)",
         None,
         "PERCENT",
         everyday=True,
     )
     pause_when_active: float = setting(
-        "minutes of pause after the user of this machine last typed or moved the "
-        "mouse; running jobs go to other workers; 0: never",
+        "minutes of pause after this machine's user last typed or moved the mouse; "
+        "running jobs go to other workers; 0: never",
         0.0,
         "MINUTES",
         everyday=True,
@@ -295,15 +289,15 @@ class JoinConfig:
         everyday=True,
     )
     pause_above: float = setting(
-        "temperature of the hottest processor or GPU at which the worker pauses, and "
-        "running jobs go to other workers; 0: never",
+        "temperature of the processor or GPU at which the worker pauses; running jobs "
+        "go to other workers; 0: never",
         0.0,
         "CELSIUS",
     )
     schedule: tuple[str, ...] = setting(
-        "hours in which the worker may work, by this machine's clock, such as "
-        "22:00-07:00 or 'mon-fri 18:00-08:00'; outside of them it pauses, and running "
-        "jobs go to other workers; repeatable (default: always)",
+        "working hours, such as 22:00-07:00 or 'mon-fri 18:00-08:00'; outside of them "
+        "the worker pauses, and running jobs go to other workers; repeatable "
+        "(default: always)",
         (),
         "TIME",
         everyday=True,
@@ -312,9 +306,9 @@ class JoinConfig:
         "join token of the coordinator", "", secret=True, everyday=True
     )
     plain: bool = setting(
-        "connections to other machines without encryption: to coordinators of other "
-        "programs, and of `shoal serve --plain`; the token, prompts and answers can be "
-        "read on the network",
+        "connections to other machines without encryption, for coordinators of other "
+        "programs and of `shoal serve --plain`: the network can read token, prompts "
+        "and answers",
         False,
         everyday=True,
     )
@@ -327,9 +321,9 @@ class JoinConfig:
         "UUID",
     )
     listen: bool = setting(
-        "listening ports, where coordinators dial this worker: with models, those that "
-        "name it with --shoal-workers; else those of a fleet, which find it, and which "
-        "it finds, and a URL is the HOST:PORT of one of them",
+        "listening ports for coordinators that dial this worker: those that name it "
+        "with --shoal-workers, or, without models, those of a fleet, of which a URL "
+        "names one as HOST:PORT",
         False,
     )
     listen_host: str = setting("address to listen on with --listen", "0.0.0.0")
@@ -338,8 +332,8 @@ class JoinConfig:
         4010,
     )
     only_for: tuple[str, ...] = setting(
-        "names of the API keys whose jobs to accept, comma-separated (default: all); "
-        "with coordinators of other programs: of the users, if jobs name them",
+        "API keys whose jobs to accept, by name, comma-separated (default: all); with "
+        "coordinators of other programs: users, if jobs name them",
         (),
         "KEYS",
         everyday=True,
@@ -351,8 +345,8 @@ class JoinConfig:
         everyday=True,
     )
     price: str = setting(
-        "price to ask for a job, such as $0.001; CHEAP jobs prefer the workers that "
-        "ask the least (default: none)",
+        "price to ask for a job, such as $0.001; CHEAP jobs prefer the lowest "
+        "(default: none)",
         "",
         "DOLLARS",
     )
@@ -360,13 +354,12 @@ class JoinConfig:
         "API key of the servers named by --engine", "", secret=True
     )
     fields: str = setting(
-        "request fields that Shoal does not know; any: for all servers, known: for "
-        "none, auto: for the kinds of servers that have many such fields",
+        "request fields unknown to Shoal: any (for all servers), known (for none), "
+        "auto (for the kinds of servers that have many such fields)",
         "auto",
     )
     context: int = setting(
-        "context length in the embedded engine, prompt and answer; 0: 4096, or the "
-        "model's own if that is shorter",
+        "context length in the embedded engine; 0: 4096, or the model's own if shorter",
         0,
         "TOKENS",
         everyday=True,
@@ -380,14 +373,13 @@ class JoinConfig:
         "DESKTOP",
     )
     otlp_endpoint: str = setting(
-        "URL of an OpenTelemetry collector for traces, such as http://127.0.0.1:4318 "
-        "(default: none, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT)",
+        "OpenTelemetry collector for traces, such as http://127.0.0.1:4318 (default: "
+        "that of OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
         "",
         "URL",
     )
     identity: Path | None = setting(
-        "file of the worker's signing key, created at first use (default: one per "
-        "name, in the data folder)",
+        "file of the worker's signing key (default: one per name, in the data folder)",
         None,
         "FILE",
     )

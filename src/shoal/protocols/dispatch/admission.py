@@ -61,8 +61,8 @@ class Config:
         30.0,
     )
     trust_unproven: bool = setting(
-        "private jobs also for workers that name a trusted key without "
-        "proof, as in the original; anyone can do that",
+        "private jobs also for workers that name a trusted key without proof, as "
+        "anyone can",
         False,
     )
 

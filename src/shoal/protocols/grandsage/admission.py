@@ -52,8 +52,7 @@ class Config:
         secret=True,
     )
     max_new_tokens: int = setting(
-        "limit of generated tokens at nodes: they drop "
-        "tasks whose limit exceeds their context",
+        "limit of generated tokens: nodes drop tasks whose limit exceeds their context",
         1024,
     )
     context: tuple[str, ...] = setting(
@@ -63,8 +62,8 @@ class Config:
         "MODEL=TOKENS",
     )
     silence: float = setting(
-        "seconds of silence until a node counts as lost; nodes send a "
-        "keepalive every 10, and those that send none must answer pings",
+        "seconds of silence until a node counts as lost; nodes send a keepalive every "
+        "10, or answer pings",
         30.0,
     )
 

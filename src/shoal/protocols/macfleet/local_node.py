@@ -26,20 +26,19 @@ class Config:
     """Configuration of MacFleet."""
 
     token: str = setting(
-        "token of the fleet, 8 characters or more; its holders may serve "
-        "and submit jobs; empty: the join token (--join-token, --token)",
+        "token of the fleet, 8 characters or more; its holders may serve and submit "
+        "jobs; empty: the join token",
         "",
         secret=True,
     )
     fleet: str = setting(
-        "id of the fleet; together with the token it makes the fleet's key "
-        "(default: default)",
+        "id of the fleet; with the token, it makes the fleet's key (default: default)",
         "",
         "ID",
     )
     open: bool = setting(
-        "open fleet: no token and no TLS; everyone who can reach the ports "
-        "may serve and submit jobs",
+        "open fleet, without token and TLS: everyone who can reach the ports may "
+        "serve and submit jobs",
         False,
     )
     tls: bool = setting(
@@ -62,14 +61,14 @@ class Config:
         None,
     )
     peers: tuple[str, ...] = setting(
-        "nodes to contact where discovery does not work: HOST:PORT of "
-        "their heartbeats, separated by commas",
+        "nodes to contact without discovery: HOST:PORT of their heartbeats, separated "
+        "by commas",
         (),
         "ADDRESSES",
     )
     browse: bool = setting("discover nodes of the fleet on the local network", True)
     slots: int = setting(
-        "concurrent tasks for each worker: MacFleet's workers do not report a number",
+        "concurrent tasks for each worker, since MacFleet's do not report a number",
         4,
         "N",
     )

@@ -35,8 +35,8 @@ class Config:
         "discovery of peers by multicast, and connections to those found", False
     )
     peers: tuple[str, ...] = setting(
-        "addresses of peers to connect to where multicast is blocked: "
-        "HOST:PORT, separated by commas",
+        "peers to connect to where multicast is blocked: HOST:PORT, separated by "
+        "commas",
         (),
         "ADDRESSES",
     )
