@@ -1,10 +1,9 @@
 """Writes the page of all settings, from the classes that declare them."""
 
-import typing
+import json
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from shoal.cli.local.config import CONFIGS
@@ -22,13 +21,6 @@ TITLES = {
     "join": "a worker",
     "x402": "payments for jobs",
 }
-TYPES = {
-    "int": "number",
-    "float": "number",
-    "bool": "yes or no",
-    "Path": "file",
-    "str": "text",
-}
 
 
 def page() -> str:
@@ -41,19 +33,18 @@ def _section(name: str) -> str:
     protocol = discover().get(name)
     title = protocol.peers if protocol else TITLES[name]
     config: type[Any] = CONFIGS[name]
-    types = typing.get_type_hints(config)
     lines = [
         f"## `[{name}]`: {title}",
         "",
-        "| setting | what it is | type | default |",
-        "|---|---|---|---|",
-        *(_row(name, each, types[each.name]) for each in fields(config)),
+        "| setting | what it is | default |",
+        "|---|---|---|",
+        *(_row(name, each) for each in fields(config)),
         "",
     ]
     return "\n".join(lines)
 
 
-def _row(section: str, each: "Field[Any]", type_: Any) -> str:
+def _row(section: str, each: "Field[Any]") -> str:
     help_ = str(each.metadata["help"]).replace("|", "\\|").replace("<", "&lt;")
     given = flag(section, each)
     if not isinstance(each.default, bool):
@@ -61,29 +52,21 @@ def _row(section: str, each: "Field[Any]", type_: Any) -> str:
     cells = (
         f"`{each.name}`<br>`{given}`<br>`{variable(section, each)}`",
         f"{help_[:1].upper()}{help_[1:]}",
-        ", ".join(_types(each, type_)),
-        _default(each),
+        ", ".join(_default(each)),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _types(each: "Field[Any]", type_: Any) -> Iterator[str]:
-    if type_ == tuple[str, ...]:
-        yield "list"
-    else:
-        (found,) = {*(typing.get_args(type_) or (type_,))} - {NoneType}
-        yield TYPES[found.__name__]
+def _default(each: "Field[Any]") -> Iterator[str]:
+    """Yield the default as the settings file has it, and whether it is a secret."""
+    match each.default:
+        case None:
+            pass
+        case Path() as value:
+            yield "the user's data folder" if value == USER_DATA else f"`{value}`"
+        case tuple() as value:
+            yield f"`{[*value]}`"
+        case value:
+            yield f"`{json.dumps(value)}`"
     if each.metadata.get("secret"):
         yield f"secret (`{SECRET_FILE}`)"
-
-
-def _default(each: "Field[Any]") -> str:
-    match each.default:
-        case None | "" | ():
-            return ""
-        case bool() as value:
-            return "yes" if value else "no"
-        case Path() as value:
-            return "the user's data folder" if value == USER_DATA else f"`{value}`"
-        case value:
-            return f"`{value}`"
