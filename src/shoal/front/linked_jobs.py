@@ -280,6 +280,10 @@ class LinkedJobs:
             if not waiting.done():
                 waiting.set_result(None)
         self._await_hub()
+        # A stop ends the hub, too, and is known here a moment later, perhaps.
+        self._clock.call_at(self._clock.now() + RETRY_EVERY, self._log_loss)
+
+    def _log_loss(self) -> None:
         if not self._stopping:
             log.warning("lost the hub streams=%d", len(self._streams))
 
