@@ -30,7 +30,7 @@ from load import PATIENCE, READ_MAX, ask_all, connected, request, run
 from peers import KEY, Gateway, shoal
 from processes import HERE, Program, cpu_of, cpu_of_all, program
 from report import Goal, Results
-from shoal.app.parts import PART
+from shoal.app.parts import HUB_NAME
 
 sys.path.insert(0, str(HERE.parent / "tests"))
 
@@ -204,6 +204,6 @@ def _hub(running: Program) -> int:
     """Return the process that has the pool: without fronts, the only one."""
     first = psutil.Process(running.process.pid)
     for child in first.children():
-        if "HubPart" in child.environ().get(PART, ""):
+        if child.name() == HUB_NAME:
             return child.pid
     return first.pid

@@ -15,6 +15,7 @@ import pytest
 
 from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
+from shoal.app.parts import FRONT_NAME, HUB_NAME
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="finds processes in /proc"
@@ -85,26 +86,28 @@ class Fronts:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
-    def pids(self, part: str) -> list[int]:
-        """Return the processes of a part: ``HubPart`` or ``FrontPart``."""
+    def pids(self, name: str) -> list[int]:
+        """Return the processes of this name, which they have once they have begun."""
         parent = self.pool.program.process.pid
         found = []
         for folder in Path("/proc").iterdir():
             try:
                 status = (folder / "status").read_text()
-                environment = (folder / "environ").read_bytes()
             except OSError:
                 continue
-            if f"\nPPid:\t{parent}\n" in status and part.encode() in environment:
+            if (
+                status.startswith(f"Name:\t{name}\n")
+                and f"\nPPid:\t{parent}\n" in status
+            ):
                 found.append(int(folder.name))
         return found
 
     def kill_hub(self, number: int = signal.SIGKILL) -> None:
         """End the hub, and wait for the next one."""
-        (hub,) = self.pids("HubPart")
+        (hub,) = self.pids(HUB_NAME)
         os.kill(hub, number)
-        eventually(lambda: hub not in self.pids("HubPart"), "the hub is gone")
-        eventually(lambda: self.pids("HubPart"), "another hub")
+        eventually(lambda: hub not in self.pids(HUB_NAME), "the hub is gone")
+        eventually(lambda: self.pids(HUB_NAME), "another hub")
 
     def ask(self, path: str, body: Any = None, key: str = KEY) -> Any:
         """Return the JSON of an answer."""
@@ -165,10 +168,10 @@ def test_streams_outlive_their_hub(
     eventually(lambda: all(each.text for each in readings), "each has begun")
 
     if number == signal.SIGHUP:
-        (hub,) = fronts.pids("HubPart")
+        (hub,) = fronts.pids(HUB_NAME)
         fronts.pool.program.process.send_signal(number)
-        eventually(lambda: hub not in fronts.pids("HubPart"), "the hub is gone")
-        eventually(lambda: fronts.pids("HubPart"), "another hub")
+        eventually(lambda: hub not in fronts.pids(HUB_NAME), "the hub is gone")
+        eventually(lambda: fronts.pids(HUB_NAME), "another hub")
     else:
         fronts.kill_hub()
     slow_model.go_on.set()
@@ -219,10 +222,11 @@ def test_clients_of_a_lost_front_have_left(
     reading = Reading(fronts, "chat")
     eventually(lambda: reading.text, "it has begun")
 
-    lost = fronts.pids("FrontPart")
+    eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
+    lost = fronts.pids(FRONT_NAME)
     for front in lost:
         os.kill(front, signal.SIGKILL)
-    eventually(lambda: len({*fronts.pids("FrontPart")} - {*lost}) == 2, "two others")
+    eventually(lambda: len({*fronts.pids(FRONT_NAME)} - {*lost}) == 2, "two others")
 
     reading.thread.join(PATIENCE)
     assert reading.text != ANSWERS[STORY]  # not a whole stream
@@ -237,7 +241,7 @@ def test_clients_of_a_lost_front_have_left(
 
 def test_without_a_hub_new_work_is_refused_with_the_reason(fronts: Fronts) -> None:
     fronts.pool.joined("one")
-    parent, (hub,) = fronts.pool.program.process, fronts.pids("HubPart")
+    parent, (hub,) = fronts.pool.program.process, fronts.pids(HUB_NAME)
     parent.send_signal(signal.SIGSTOP)  # it starts no other one
     os.kill(hub, signal.SIGKILL)
 
@@ -250,13 +254,14 @@ def test_without_a_hub_new_work_is_refused_with_the_reason(fronts: Fronts) -> No
         assert "the coordinator restarts" in refused.value.read().decode()
 
     parent.send_signal(signal.SIGCONT)
-    eventually(lambda: {*fronts.pids("HubPart")} - {hub}, "another hub")
+    eventually(lambda: {*fronts.pids(HUB_NAME)} - {hub}, "another hub")
     fronts.pool.joined("two")
     assert chat_with(KEY, fronts) == ANSWERS["ping"]
 
 
 def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
-    others = [*fronts.pids("HubPart"), *fronts.pids("FrontPart")]
+    eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
+    others = [*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME)]
 
     assert fronts.pool.program.terminate() == 0
 
@@ -267,12 +272,12 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
 
 
 def test_a_stop_while_the_hub_is_gone_starts_no_other(fronts: Fronts) -> None:
-    for _ in range(3):  # so that there is a pause before the next one
+    for _ in range(2):  # so that there is a pause before the next one
         fronts.kill_hub()
-    (hub,) = fronts.pids("HubPart")
+    (hub,) = fronts.pids(HUB_NAME)
     os.kill(hub, signal.SIGKILL)
-    eventually(lambda: hub not in fronts.pids("HubPart"), "the hub is gone")
+    eventually(lambda: hub not in fronts.pids(HUB_NAME), "the hub is gone")
 
     fronts.pool.program.terminate()  # ends
 
-    eventually(lambda: not fronts.pids("HubPart"), "there is no hub")
+    eventually(lambda: not fronts.pids(HUB_NAME), "there is no hub")

@@ -34,3 +34,19 @@ def test_program_may_open_as_many_files_as_the_system_allows() -> None:
     )
 
     assert found.split() == ["2000", "2000"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_process_names_itself() -> None:
+    named = subprocess.check_output(
+        [
+            sys.executable,
+            "-c",
+            "from shoal.processes.programs import name_process\n"
+            "name_process('shoal-hub')\n"
+            "print(open('/proc/self/status').readline())",
+        ],
+        text=True,
+    )
+
+    assert named.split() == ["Name:", "shoal-hub"]

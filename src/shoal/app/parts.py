@@ -39,6 +39,9 @@ STOP_TIMEOUT = 5.0  # seconds that a front gets to end
 log = logging.getLogger("shoal.app")
 
 
+HUB_NAME, FRONT_NAME = "shoal-hub", "shoal-front"  # of their processes
+
+
 class HubPart(msgspec.Struct, frozen=True, tag=True):
     """The process with the hub.
 

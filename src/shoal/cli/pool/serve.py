@@ -18,7 +18,14 @@ from click.core import ParameterSource
 from shoal.app.fleet_files import with_fleet
 from shoal.app.front import run_front
 from shoal.app.network import PortsByWire
-from shoal.app.parts import FrontPart, check_fronts, run_parts, this_part
+from shoal.app.parts import (
+    FRONT_NAME,
+    HUB_NAME,
+    FrontPart,
+    check_fronts,
+    run_parts,
+    this_part,
+)
 from shoal.app.server import RunningCoordinator, run_coordinator
 from shoal.cli.command_loop import run_loop
 from shoal.cli.local.db import newest_backup
@@ -38,7 +45,7 @@ from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import ConfigError, StoreBroken
 from shoal.front.linked_jobs import OtherVersion
 from shoal.gateway.accounts.invitations import PRINTED_USES
-from shoal.processes.programs import allow_files
+from shoal.processes.programs import allow_files, name_process
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
 from shoal.transports.http_server import public_url
@@ -109,9 +116,12 @@ def command(
         allow_files()
         part = this_part()
         if isinstance(part, FrontPart):
+            name_process(FRONT_NAME)
             return await _serve_front(config, wires, part, stop)
         if part is None and config.fronts:
             return await run_parts(config, stop)
+        if part is not None:
+            name_process(HUB_NAME)
         async with run_coordinator(config, wires, x402, part) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
