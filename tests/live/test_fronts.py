@@ -15,7 +15,7 @@ import pytest
 
 from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
-from shoal.app.parts import FRONT_NAME, HUB_NAME
+from shoal.app.parts import FRONT_NAME, HUB_NAME, STANDBY_NAME
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="finds processes in /proc"
@@ -109,6 +109,12 @@ class Fronts:
         eventually(lambda: hub not in self.pids(HUB_NAME), "the hub is gone")
         eventually(lambda: self.pids(HUB_NAME), "another hub")
 
+    def standby(self) -> int:
+        """Wait for the standby; return its process."""
+        eventually(lambda: self.pids(STANDBY_NAME), "a standby")
+        (standby,) = self.pids(STANDBY_NAME)
+        return standby
+
     def ask(self, path: str, body: Any = None, key: str = KEY) -> Any:
         """Return the JSON of an answer."""
         data = None if body is None else json.dumps(body).encode()
@@ -187,6 +193,61 @@ def test_streams_outlive_their_hub(
     assert "Traceback" not in fronts.pool.program.errors
 
 
+def test_a_standby_takes_over_each_time(
+    fronts: Fronts, programs: Programs, slow_model: GatedModel
+) -> None:
+    fronts.pool.joined("one", *slow_model.flags)
+    reading = Reading(fronts, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    for _ in range(2):
+        standby = fronts.standby()
+        opened = {os.readlink(each) for each in Path(f"/proc/{standby}/fd").iterdir()}
+        assert len([each for each in opened if each.startswith("socket:")]) == 1
+        assert not [each for each in opened if str(programs.data) in each]
+        fronts.kill_hub()
+        assert fronts.pids(HUB_NAME) == [standby]
+    slow_model.go_on.set()
+
+    assert reading.end() == ANSWERS[STORY]
+    fronts.standby()
+    assert "standby" not in fronts.pool.program.errors
+
+
+def test_a_lost_standby_is_replaced(fronts: Fronts) -> None:
+    hub = fronts.pids(HUB_NAME)
+    lost = fronts.standby()
+
+    os.kill(lost, signal.SIGKILL)
+
+    eventually(lambda: {*fronts.pids(STANDBY_NAME)} - {lost}, "another standby")
+    assert fronts.pids(HUB_NAME) == hub
+    errors = fronts.pool.program.errors
+    assert errors.count("the standby ended status=-9; starting another") == 1
+
+
+def test_an_upgrade_starts_the_code_that_is_there(programs: Programs) -> None:
+    """If that does not start, the hub stays."""
+    settings = programs.folder / "shoal.toml"
+    settings.write_text("")
+    fronts = Fronts(programs.serve("--fronts", "1", "--config", str(settings)))
+    (hub,), standby = fronts.pids(HUB_NAME), fronts.standby()
+    first = fronts.pool.program.process
+
+    settings.write_text("no TOML")
+    first.send_signal(signal.SIGHUP)
+    eventually(lambda: "the hub stays" in fronts.pool.program.errors, "it is refused")
+    assert fronts.pids(HUB_NAME) == [hub]
+    assert standby not in fronts.pids(STANDBY_NAME)
+
+    settings.write_text("")
+    standby = fronts.standby()
+    first.send_signal(signal.SIGHUP)
+    eventually(lambda: {*fronts.pids(HUB_NAME)} - {hub}, "another hub")
+    assert fronts.pids(HUB_NAME) != [standby]
+    assert fronts.ask("/v1/models")["data"] == []
+
+
 def chat_with(key: str, fronts: Fronts) -> str:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "ping"}]}
     answer = fronts.ask("/v1/chat/completions", body, key)
@@ -261,7 +322,7 @@ def test_without_a_hub_new_work_is_refused_with_the_reason(fronts: Fronts) -> No
 
 def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
     eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
-    others = [*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME)]
+    others = [*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME), fronts.standby()]
 
     assert fronts.pool.program.terminate() == 0
 
@@ -269,6 +330,19 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
         lambda: not any(Path(f"/proc/{each}").exists() for each in others), "their end"
     )
     assert "lost the hub" not in fronts.pool.program.errors
+    assert "standby" not in fronts.pool.program.errors
+
+
+def test_all_processes_end_with_the_first(fronts: Fronts) -> None:
+    """Also if it is killed."""
+    eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
+    others = [*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME), fronts.standby()]
+
+    fronts.pool.program.kill()
+
+    eventually(
+        lambda: not any(Path(f"/proc/{each}").exists() for each in others), "their end"
+    )
 
 
 def test_a_stop_while_the_hub_is_gone_starts_no_other(fronts: Fronts) -> None:

@@ -1,6 +1,7 @@
-"""The processes of a coordinator with fronts: one that has the hub, and the fronts.
+"""The processes of a coordinator with fronts: the hub, its standby, and the fronts.
 
-The first process, which starts them, has the listening sockets, and nothing else.
+The first process, which starts them, has the listening sockets, and nothing else.  The
+standby has imported and read everything that a hub needs before it opens the store.
 """
 
 import asyncio
@@ -8,14 +9,15 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.config import ServeConfig
 from shoal.domain.errors import ConfigError
@@ -31,15 +33,18 @@ LINK_SOCKET = "link"
 HTTP_SOCKET = "http"
 OLLAMA_SOCKET = "ollama"
 RETURN_SECONDS = 2.0  # seconds in which clients come back to a new hub
-LOOK_EVERY = 0.02  # seconds between looks whether a hub is ready
 SHORT_LIFE = 5.0  # seconds: a process that ended so soon waits before it is repeated
-PAUSE_MAX = 5.0  # seconds of such a wait
+STANDBY_SHORT_LIFE = 60.0  # the same of a standby, whose start may take most of it
+STDIN = 0  # a socket, whose other end the first process has
+PREPARED, SERVING = b"p", b"s"  # what a standby and a hub write to it
+TURN = b"t"  # what a standby reads from it when it is to be the hub
 STOP_TIMEOUT = 5.0  # seconds that a front gets to end
 
 log = logging.getLogger("shoal.app")
 
 
-HUB_NAME, FRONT_NAME = "shoal-hub", "shoal-front"  # of their processes
+# Names of the processes, once they have begun.
+HUB_NAME, STANDBY_NAME, FRONT_NAME = "shoal-hub", "shoal-standby", "shoal-front"
 
 
 class HubPart(msgspec.Struct, frozen=True, tag=True):
@@ -47,6 +52,7 @@ class HubPart(msgspec.Struct, frozen=True, tag=True):
 
     ``folder`` has the sockets by which fronts reach it.  They listen at ``host`` and
     ``port``, and for Ollama's API at ``ollama_port``.  ``announces``: it is the first.
+    ``stands_by``: it waits to be the next one.
     """
 
     folder: str
@@ -54,6 +60,7 @@ class HubPart(msgspec.Struct, frozen=True, tag=True):
     port: int
     ollama_port: int | None
     announces: bool = True
+    stands_by: bool = False
 
     @property
     def bound(self) -> BoundAddress:
@@ -86,6 +93,22 @@ def this_part() -> HubPart | FrontPart | None:
     )
 
 
+def wait_turn() -> bool:
+    """Wait in a standby until it is to be the hub; False: until it is to end."""
+    _report(PREPARED)
+    return bool(os.read(STDIN, len(TURN)))
+
+
+def report_serving() -> None:
+    """Report to the first process that the hub serves fronts."""
+    _report(SERVING)
+
+
+def _report(sign: bytes) -> None:
+    with suppress(OSError):  # the first process has ended, and so will this one
+        os.write(STDIN, sign)
+
+
 def check_fronts(count: int) -> None:
     """Raise ConfigError if there cannot be so many fronts."""
     if not 0 <= count <= FRONTS_MAX:
@@ -116,6 +139,45 @@ async def run_parts(config: ServeConfig, stop: asyncio.Event) -> int:
                 each.close()
 
 
+class _Child:
+    """The process of a part, and this end of the socket that is its standard input."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            self._process.send_signal(number)
+
+    def begin(self) -> None:
+        """Let a standby be the hub."""
+        self._writer.write(TURN)
+
+    async def reports(self, sign: bytes) -> bool:
+        """Wait until it reports this; False: it has ended before."""
+        try:
+            await self._reader.readuntil(sign)
+        except (asyncio.IncompleteReadError, OSError):
+            return False
+        return True
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its exit status."""
+        return await self._process.wait()
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        self.signal(signal.SIGKILL)
+        self._writer.close()
+
+
 class _Supervisor:
     """Starts the parts, and starts those again that end."""
 
@@ -127,14 +189,18 @@ class _Supervisor:
         ollama: Sequence[socket.socket],
         stop: asyncio.Event,
     ) -> None:
-        self._folder = folder
-        self._link = str(Path(folder, LINK_SOCKET))
+        bound = BoundAddress.of(http[0])
+        ollama_port = BoundAddress.of(ollama[0]).port if ollama else None
+        self._first = HubPart(folder, bound.address, bound.port, ollama_port)
+        self._next = replace(self._first, announces=False)
         self._fronts = fronts
         self._http = http
         self._ollama = ollama
         self._stop = stop
-        self._hub: asyncio.subprocess.Process | None = None
-        self._children: set[asyncio.subprocess.Process] = set()
+        self._hub: _Child | None = None
+        self._standby: _Child | None = None
+        self._keeping: asyncio.Task[None] | None = None  # a standby for this hub
+        self._children: set[_Child] = set()
         self._ready = asyncio.Event()  # set once there has been a hub
 
     async def run(self) -> int:
@@ -149,7 +215,7 @@ class _Supervisor:
             )
             self._stop.set()
             for each in self._children:  # fronts end after the hub
-                _signal(each, signal.SIGTERM)
+                each.signal(signal.SIGTERM)
             status = await hub
             await asyncio.wait(fronts, timeout=STOP_TIMEOUT)
             return status
@@ -161,101 +227,150 @@ class _Supervisor:
     def kill(self) -> None:
         """Kill what still runs."""
         for each in self._children:
-            _signal(each, signal.SIGKILL)
-
-    def _replace_hub(self) -> None:
-        """Let the hub end at once, and the next one go on; clients stay."""
-        if self._hub is not None and self._ready.is_set():
-            log.info("replacing the hub")
-            _signal(self._hub, signal.SIGHUP)
+            each.close()
 
     async def _keep_hub(self) -> int:
         """Keep a hub until it is to stop, or it ends with an error that stays.
 
         Returns its exit status.
         """
-        bound = BoundAddress.of(self._http[0])
-        ollama_port = BoundAddress.of(self._ollama[0]).port if self._ollama else None
-        pauses = _Pauses()
+        pauses = _Pauses(SHORT_LIFE)
+        hub = await self._start(self._first)
         while True:
-            began = not self._ready.is_set()
-            part = HubPart(
-                self._folder, *(bound.address, bound.port), ollama_port, began
-            )
-            self._hub = hub = await self._start(part, ())
-            if began:
-                await self._wait_ready(hub)
-            status = await hub.wait()
-            self._children.discard(hub)
+            self._hub = hub
+            self._keep_standby(self._stand_by(hub))
+            status = await self._ended(hub)
             self._hub = None
+            self._keep_standby(None)
             if self._stop.is_set() or not self._ready.is_set() or status > 1:
                 return status
             log.warning("the hub ended status=%d; starting the next one", status)
             await pauses.wait()
             if self._stop.is_set():
                 return status
+            standby, self._standby = self._standby, None
+            if standby is not None:
+                standby.begin()
+            hub = standby or await self._start(self._next)
 
-    async def _wait_ready(self, hub: asyncio.subprocess.Process) -> None:
-        while hub.returncode is None:
-            if os.path.exists(self._link):  # noqa: ASYNC240  # in memory
-                self._ready.set()
+    def _keep_standby(self, keeping: Coroutine[Any, Any, None] | None) -> None:
+        """Keep the standby by a coroutine, in place of the one before."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
+        if keeping is not None:
+            self._keeping = asyncio.get_running_loop().create_task(keeping)
+
+    async def _stand_by(self, hub: _Child) -> None:
+        """Keep a standby once there is a hub, and its clients have come back."""
+        if not await hub.reports(SERVING):
+            return
+        self._ready.set()
+        await asyncio.sleep(RETURN_SECONDS)
+        await self._repeat_standby()
+
+    async def _repeat_standby(self) -> None:
+        pauses = _Pauses(STANDBY_SHORT_LIFE)
+        while True:
+            if self._standby is None:
+                self._standby = await self._start(replace(self._next, stands_by=True))
+            status = await self._ended(self._standby)
+            self._standby = None
+            await pauses.wait()
+            if self._stop.is_set():
                 return
-            await asyncio.sleep(LOOK_EVERY)
+            log.warning("the standby ended status=%d; starting another", status)
+
+    def _replace_hub(self) -> None:
+        """Let a hub of the code that is installed now go on; clients stay."""
+        if not self._ready.is_set():
+            return
+        if self._standby is not None:
+            self._end(self._standby)
+            self._standby = None
+        if self._hub is not None:
+            self._keep_standby(self._upgrade(self._hub))
+
+    async def _upgrade(self, hub: _Child) -> None:
+        """Start a standby, and let it be the hub once it has started."""
+        self._standby = await self._start(replace(self._next, stands_by=True))
+        if await self._standby.reports(PREPARED):
+            log.info("replacing the hub")
+            hub.signal(signal.SIGHUP)
+        else:
+            log.error("the hub stays: the one to replace it has ended")
+        await self._repeat_standby()
 
     async def _keep_front(self) -> None:
         await self._ready.wait()
         http = tuple(each.fileno() for each in self._http)
         ollama = tuple(each.fileno() for each in self._ollama)
-        part = FrontPart(self._folder, self._fronts, http, ollama)
-        pauses = _Pauses()
+        part = FrontPart(self._first.folder, self._fronts, http, ollama)
+        pauses = _Pauses(SHORT_LIFE)
         while not self._stop.is_set():
             front = await self._start(part, (*http, *ollama))
-            status = await front.wait()
-            self._children.discard(front)
+            status = await self._ended(front)
             if not self._stop.is_set():
                 log.warning("a front ended status=%d; starting another", status)
                 await pauses.wait()
 
     async def _start(
-        self, part: HubPart | FrontPart, sockets: tuple[int, ...]
-    ) -> asyncio.subprocess.Process:
+        self, part: HubPart | FrontPart, sockets: tuple[int, ...] = ()
+    ) -> _Child:
         """Start a process as this one was started, for a part.
 
         Its standard input ends with this process, and then it ends, too.
         """
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shoal", *sys.argv[1:]),
-            stdin=subprocess.PIPE,
-            env={
-                **os.environ,
-                PART: msgspec.json.encode(part).decode(),
-                STOP_WITH_STDIN: "1",
-            },
-            pass_fds=sockets,
-            start_new_session=True,
-        )
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "shoal", *sys.argv[1:]),
+                    stdin=theirs.fileno(),
+                    env={
+                        **os.environ,
+                        PART: msgspec.json.encode(part).decode(),
+                        STOP_WITH_STDIN: "1",
+                    },
+                    pass_fds=sockets,
+                    start_new_session=True,
+                )
+            except BaseException:
+                writer.close()
+                raise
+        child = _Child(process, reader, writer)
         self._children.add(child)
         if self._stop.is_set():  # it was set meanwhile
-            _signal(child, signal.SIGTERM)
+            child.signal(signal.SIGTERM)
         return child
+
+    async def _ended(self, child: _Child) -> int:
+        """Wait until a process has ended; return its exit status."""
+        status = await child.wait()
+        self._end(child)
+        return status
+
+    def _end(self, child: _Child) -> None:
+        child.close()
+        self._children.discard(child)
 
 
 class _Pauses:
-    """Waits before a process is repeated that has ended soon, ever longer."""
+    """Waits before a process is repeated that has ended soon, ever longer.
 
-    def __init__(self) -> None:
+    ``short``: so many seconds are a short life, and the longest pause.
+    """
+
+    def __init__(self, short: float) -> None:
+        self._short = short
         self._at = asyncio.get_running_loop().time()
         self._pause = 0.0
 
     async def wait(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._at > SHORT_LIFE:
+        if now - self._at > self._short:
             self._pause = 0.0
         await asyncio.sleep(self._pause)
-        self._pause = min(PAUSE_MAX, max(0.1, 2 * self._pause))
+        self._pause = min(self._short, max(0.1, 2 * self._pause))
         self._at = asyncio.get_running_loop().time()
-
-
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
-        process.send_signal(number)

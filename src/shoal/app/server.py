@@ -1,6 +1,7 @@
 """Runs a coordinator: opens the store, the hub, the gateway and the listeners."""
 
 import asyncio
+import importlib
 import logging
 import os
 import random
@@ -127,6 +128,15 @@ class _StoredSecrets:
 
     api_key: str
     token: str  # empty: any worker may join
+
+
+def preload(config: ServeConfig) -> None:
+    """Import what a coordinator otherwise imports while it starts.
+
+    Raises ConfigError.
+    """
+    store_at(config.store, config.data_dir)
+    importlib.import_module("shoal.transports.local_authority")
 
 
 @asynccontextmanager

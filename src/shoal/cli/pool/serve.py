@@ -21,12 +21,16 @@ from shoal.app.network import PortsByWire
 from shoal.app.parts import (
     FRONT_NAME,
     HUB_NAME,
+    STANDBY_NAME,
     FrontPart,
+    HubPart,
     check_fronts,
+    report_serving,
     run_parts,
     this_part,
+    wait_turn,
 )
-from shoal.app.server import RunningCoordinator, run_coordinator
+from shoal.app.server import RunningCoordinator, preload, run_coordinator
 from shoal.cli.command_loop import run_loop
 from shoal.cli.local.db import newest_backup
 from shoal.cli.log import LOG_FILE, log_options, log_to_file, log_to_stderr
@@ -114,7 +118,6 @@ def command(
         if log_path is not None:
             log_to_file(log_path, log_level, log_format)
         allow_files()
-        part = this_part()
         if isinstance(part, FrontPart):
             name_process(FRONT_NAME)
             return await _serve_front(config, wires, part, stop)
@@ -125,17 +128,24 @@ def command(
         async with run_coordinator(config, wires, x402, part) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
+            if part is not None:
+                _hand_over_at_sighup(running, stop)
+                report_serving()
             # No token where nobody would see it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
             if part is None or part.announces:
                 join = await running.invite() if shown else ""
                 _announce(running, config, join, log_path, as_json=as_json)
-            if part is not None:
-                _hand_over_at_sighup(running, stop)
             await stop.wait()
             click.echo("stopping: waiting for open jobs", err=True)
         return 0
 
+    part = this_part()
+    if isinstance(part, HubPart) and part.stands_by:
+        preload(config)
+        name_process(STANDBY_NAME)
+        if not wait_turn():
+            return 0
     try:
         return run_loop(serve)
     except StoreBroken as error:
