@@ -128,8 +128,9 @@ def command(
         async with run_coordinator(config, wires, x402, part) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
+            handed_over = asyncio.Event()
             if part is not None:
-                _hand_over_at_sighup(running, stop)
+                _hand_over_at_sighup(running, handed_over, stop)
                 report_serving()
             # No token where nobody would see it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
@@ -137,7 +138,8 @@ def command(
                 join = await running.invite() if shown else ""
                 _announce(running, config, join, log_path, as_json=as_json)
             await stop.wait()
-            click.echo("stopping: waiting for open jobs", err=True)
+            if not handed_over.is_set():
+                click.echo("stopping: waiting for open jobs", err=True)
         return 0
 
     part = this_part()
@@ -153,11 +155,14 @@ def command(
         raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
 
 
-def _hand_over_at_sighup(running: RunningCoordinator, stop: asyncio.Event) -> None:
+def _hand_over_at_sighup(
+    running: RunningCoordinator, handed_over: asyncio.Event, stop: asyncio.Event
+) -> None:
     """Let another process take over when this one gets a SIGHUP."""
 
     def hand_over() -> None:
         running.hand_over()
+        handed_over.set()
         stop.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hand_over)
