@@ -15,7 +15,7 @@ import pytest
 
 from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
-from shoal.app.parts import FRONT_NAME, HUB_NAME, STANDBY_NAME
+from shoal.app.parts import FRONT_NAME, HUB_NAME, PART, STANDBY_NAME
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="finds processes in /proc"
@@ -246,6 +246,7 @@ def test_an_upgrade_starts_the_code_that_is_there(programs: Programs) -> None:
     eventually(lambda: {*fronts.pids(HUB_NAME)} - {hub}, "another hub")
     assert fronts.pids(HUB_NAME) != [standby]
     assert fronts.ask("/v1/models")["data"] == []
+    assert "waiting for open jobs" not in fronts.pool.program.errors
 
 
 def chat_with(key: str, fronts: Fronts) -> str:
@@ -334,15 +335,20 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
 
 
 def test_all_processes_end_with_the_first(fronts: Fronts) -> None:
-    """Also if it is killed."""
+    """Also if it is killed; and their sockets are removed."""
     eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
     others = [*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME), fronts.standby()]
+    environment = Path(f"/proc/{others[0]}/environ").read_bytes().split(b"\0")
+    (part,) = (each for each in environment if each.startswith(PART.encode()))
+    folder = Path(json.loads(part.partition(b"=")[2])["folder"])
+    assert folder.exists()
 
     fronts.pool.program.kill()
 
     eventually(
         lambda: not any(Path(f"/proc/{each}").exists() for each in others), "their end"
     )
+    assert not folder.exists()
 
 
 def test_a_stop_while_the_hub_is_gone_starts_no_other(fronts: Fronts) -> None:

@@ -7,6 +7,7 @@ standby has imported and read everything that a hub needs before it opens the st
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -36,7 +37,7 @@ RETURN_SECONDS = 2.0  # seconds in which clients come back to a new hub
 SHORT_LIFE = 5.0  # seconds: a process that ended so soon waits before it is repeated
 STANDBY_SHORT_LIFE = 60.0  # the same of a standby, whose start may take most of it
 STDIN = 0  # a socket, whose other end the first process has
-PREPARED, SERVING = b"p", b"s"  # what a standby and a hub write to it
+PREPARED, SERVING, ENDED = b"p", b"s", b"e"  # what a standby and a hub write to it
 TURN = b"t"  # what a standby reads from it when it is to be the hub
 STOP_TIMEOUT = 5.0  # seconds that a front gets to end
 
@@ -104,9 +105,19 @@ def report_serving() -> None:
     _report(SERVING)
 
 
-def _report(sign: bytes) -> None:
-    with suppress(OSError):  # the first process has ended, and so will this one
+def remove_sockets(part: HubPart) -> None:
+    """Remove the sockets of a hub that ends, if no other process will."""
+    if not _report(ENDED):
+        shutil.rmtree(part.folder, ignore_errors=True)
+
+
+def _report(sign: bytes) -> bool:
+    """Report something to the first process; False: it was killed."""
+    try:
         os.write(STDIN, sign)
+    except OSError:
+        return False
+    return True
 
 
 def check_fronts(count: int) -> None:

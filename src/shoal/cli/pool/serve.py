@@ -25,6 +25,7 @@ from shoal.app.parts import (
     FrontPart,
     HubPart,
     check_fronts,
+    remove_sockets,
     report_serving,
     run_parts,
     this_part,
@@ -140,6 +141,8 @@ def command(
             await stop.wait()
             if not handed_over.is_set():
                 click.echo("stopping: waiting for open jobs", err=True)
+        if part is not None:
+            remove_sockets(part)
         return 0
 
     part = this_part()
