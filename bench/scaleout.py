@@ -7,7 +7,8 @@ CPU time is in neither.  *Jobs*: as in bench/jobs.py, with receipts, on SQLite a
 PostgreSQL in turn; its server runs on this machine, and its CPU time is told apart.
 *Takeover*: 10 paced streams are open, through one front, when the hub is killed; the
 seconds until each has its next text, and the CPU time of the next hub until all are
-whole.
+whole, its time as a standby included.  The standby's memory is what would be free
+without it (proportional set size).
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from load import PATIENCE, READ_MAX, ask_all, connected, request, run
 from peers import KEY, Gateway, shoal
 from processes import HERE, Program, cpu_of, cpu_of_all, program
 from report import Goal, Results
-from shoal.app.parts import HUB_NAME
+from shoal.app.parts import HUB_NAME, STANDBY_NAME
 
 sys.path.insert(0, str(HERE.parent / "tests"))
 
@@ -48,6 +49,7 @@ JOB = "{store}, {workers}: CPU µs a job"
 SERVER = "PostgreSQL's server"
 STALLED = "takeover, {which} of {streams} streams: s to the next text"
 STARTED = "takeover, the next hub: CPU s"
+STANDBY = "takeover, the standby: MB"
 
 
 def _chat(part: str, fronts: int, pace: str) -> str:
@@ -87,6 +89,8 @@ def measure(rounds: int) -> Results:
             count: stack.enter_context(shoal(port, "--fronts", str(count)))
             for count in FRONTS
         }
+        for count in (1, 2):
+            _standby(pools[count].program)  # its start is no part of a chat
         _chats(pools, defaultdict(list))  # for all to be warm
         for _ in range(rounds):
             _chats(pools, results)
@@ -147,6 +151,7 @@ def _jobs(
 
 def _takeover(pool: Gateway, number: int, out: Results) -> None:
     """Kill the hub under open streams."""
+    out[STANDBY].append(_standby(pool.program).memory_full_info().pss / 1e6)
     run(ask_all(pool.port, request("burst", key=KEY, stream=True), 1, 1))
     asked = [
         # Another worker repeats an answer only if its engine would say the same.
@@ -202,8 +207,20 @@ def _end_of_stall(arrived: Sequence[float], killed: float) -> float:
 
 def _hub(running: Program) -> int:
     """Return the process that has the pool: without fronts, the only one."""
-    first = psutil.Process(running.process.pid)
-    for child in first.children():
-        if child.name() == HUB_NAME:
-            return child.pid
-    return first.pid
+    hub = _child(running, HUB_NAME)
+    return running.process.pid if hub is None else hub.pid
+
+
+def _standby(running: Program) -> psutil.Process:
+    """Wait for the process that is to be the next hub."""
+    deadline = time.monotonic() + PATIENCE
+    while (standby := _child(running, STANDBY_NAME)) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError("there is no standby")
+        time.sleep(0.1)
+    return standby
+
+
+def _child(running: Program, name: str) -> psutil.Process | None:
+    children = psutil.Process(running.process.pid).children()
+    return next((each for each in children if each.name() == name), None)

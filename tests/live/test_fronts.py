@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from harness.postgres import postgres_server
 from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 from shoal.app.parts import FRONT_NAME, HUB_NAME, PART, STANDBY_NAME
@@ -193,9 +194,20 @@ def test_streams_outlive_their_hub(
     assert "Traceback" not in fronts.pool.program.errors
 
 
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def store(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    """The flags of a store."""
+    if request.param == "SQLite":
+        yield ()
+        return
+    with postgres_server() as server:
+        yield "--store", server.url()
+
+
 def test_a_standby_takes_over_each_time(
-    fronts: Fronts, programs: Programs, slow_model: GatedModel
+    store: tuple[str, ...], programs: Programs, slow_model: GatedModel
 ) -> None:
+    fronts = Fronts(programs.serve("--fronts", "1", *store))
     fronts.pool.joined("one", *slow_model.flags)
     reading = Reading(fronts, "chat")
     eventually(lambda: reading.text, "it has begun")
@@ -210,7 +222,6 @@ def test_a_standby_takes_over_each_time(
     slow_model.go_on.set()
 
     assert reading.end() == ANSWERS[STORY]
-    fronts.standby()
     assert "standby" not in fronts.pool.program.errors
 
 

@@ -281,7 +281,8 @@ class _Supervisor:
         await self._repeat_standby()
 
     async def _repeat_standby(self) -> None:
-        pauses = _Pauses(STANDBY_SHORT_LIFE)
+        # A signal to all processes ends a standby before this one has handled it.
+        pauses = _Pauses(STANDBY_SHORT_LIFE, first=RETURN_SECONDS)
         while True:
             if self._standby is None:
                 self._standby = await self._start(replace(self._next, stands_by=True))
@@ -370,18 +371,19 @@ class _Supervisor:
 class _Pauses:
     """Waits before a process is repeated that has ended soon, ever longer.
 
-    ``short``: so many seconds are a short life, and the longest pause.
+    ``short``: so many seconds are a short life, and the longest pause.  ``first``: the
+    pause after a long life.
     """
 
-    def __init__(self, short: float) -> None:
+    def __init__(self, short: float, first: float = 0.0) -> None:
         self._short = short
+        self._first = self._pause = first
         self._at = asyncio.get_running_loop().time()
-        self._pause = 0.0
 
     async def wait(self) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._at > self._short:
-            self._pause = 0.0
+            self._pause = self._first
         await asyncio.sleep(self._pause)
         self._pause = min(self._short, max(0.1, 2 * self._pause))
         self._at = asyncio.get_running_loop().time()
