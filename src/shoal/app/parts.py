@@ -255,7 +255,8 @@ class _Supervisor:
             self._keep_standby(None)
             if self._stop.is_set() or not self._ready.is_set() or status > 1:
                 return status
-            log.warning("the hub ended status=%d; starting the next one", status)
+            level = logging.WARNING if status else logging.INFO
+            log.log(level, "the hub ended status=%d; starting the next one", status)
             await pauses.wait()
             if self._stop.is_set():
                 return status
@@ -309,7 +310,7 @@ class _Supervisor:
         if await self._standby.reports(PREPARED):
             log.info("replacing the hub")
             hub.signal(signal.SIGHUP)
-        else:
+        elif not self._stop.is_set():
             log.error("the hub stays: the one to replace it has ended")
         await self._repeat_standby()
 
