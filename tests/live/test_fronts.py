@@ -345,6 +345,26 @@ def test_a_stop_ends_all_processes(fronts: Fronts) -> None:
     assert "standby" not in fronts.pool.program.errors
 
 
+def test_answers_end_before_a_stop_that_all_processes_are_asked_for(
+    fronts: Fronts, slow_model: GatedModel
+) -> None:
+    """As by ``systemctl kill``."""
+    fronts.pool.joined("one", *slow_model.flags)
+    reading = Reading(fronts, "chat")
+    eventually(lambda: reading.text, "it has begun")
+    eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")
+
+    for each in (*fronts.pids(HUB_NAME), *fronts.pids(FRONT_NAME), fronts.standby()):
+        os.kill(each, signal.SIGTERM)
+    fronts.pool.program.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "stopping" in fronts.pool.program.errors, "it stops")
+    slow_model.go_on.set()
+
+    assert reading.end() == ANSWERS[STORY]
+    assert fronts.pool.program.wait() == 0
+    assert "standby" not in fronts.pool.program.errors
+
+
 def test_all_processes_end_with_the_first(fronts: Fronts) -> None:
     """Also if it is killed; and their sockets are removed."""
     eventually(lambda: len(fronts.pids(FRONT_NAME)) == 2, "both fronts")

@@ -24,7 +24,8 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
     """Run ``main`` on the fastest event loop; return its exit status.
 
     The argument of ``main`` is an event that the first SIGINT or SIGTERM sets; the
-    second one cancels ``main``.
+    second one cancels ``main``, unless this is the child of a command: a signal to all
+    processes is a second one there, and its parent kills it if it has to end at once.
     """
     try:
         with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
@@ -48,8 +49,10 @@ async def _with_signals(
     task = asyncio.current_task()
     assert task is not None
 
+    is_child = bool(os.environ.get(STOP_WITH_STDIN))
+
     def on_signal() -> None:
-        if stop.is_set():
+        if stop.is_set() and not is_child:
             task.cancel()
         stop.set()
 
@@ -59,7 +62,7 @@ async def _with_signals(
         except NotImplementedError:
             # Windows delivers signals outside the loop.
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
-    if os.environ.get(STOP_WITH_STDIN):
+    if is_child:
         _call_at_end_of_stdin(lambda: loop.call_soon_threadsafe(on_signal))
     try:
         return await main(stop)
