@@ -10,7 +10,7 @@ from coordinator.hubs import Coordinator, SlowStore, run_pending, running_coordi
 from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
 from shoal.calls.group import CallRoute
-from shoal.coordinator.job_listener import EndedJob
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import (
     Cancelled,

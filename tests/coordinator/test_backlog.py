@@ -8,9 +8,9 @@ import pytest
 
 from calls.function_workers import FunctionWorker, call
 from coordinator.hubs import Coordinator, run_pending, running_coordinator
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.vocabulary import CallResult

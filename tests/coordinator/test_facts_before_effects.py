@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.hubs import Coordinator, ScriptedWorker, kinds, run_pending, run_script
-from shoal.coordinator.fact_recorder import RECORD_WITHIN
+from shoal.coordinator.bookkeeping import RECORD_WITHIN
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobStarted
 from shoal.domain.outcome import Outcome

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.coordinator.job_errors import FAULT_ERRORS, LIMIT_ERRORS, error_of
+from shoal.coordinator.open_answers import FAULT_ERRORS, LIMIT_ERRORS, error_of
 from shoal.domain.errors import (
     Cancelled,
     ContextExceeded,

@@ -14,8 +14,8 @@ from peers.scripted_peers import PeerCoordinator, ScriptedConnection, accept_pee
 from shoal.calls.group import IDLE_MAX, CallGroup
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.stream import OpenCallStream
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.connections import WorkerConnection
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.connections import WorkerConnection
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import (
     JobError,
     ShoalError,

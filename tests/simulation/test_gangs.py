@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from pool.gang_laws import check_gangs
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.connections import WorkerConnection
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import (
     Cancelled,
     JobError,

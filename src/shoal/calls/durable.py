@@ -17,12 +17,10 @@ from typing import Protocol
 
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
-from shoal.coordinator.answer import Answer
+from shoal.coordinator.answer import Answer, EndedJob
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.job_errors import error_of
-from shoal.coordinator.job_listener import EndedJob
-from shoal.coordinator.open_answers import check_same_request
+from shoal.coordinator.open_answers import check_same_request, error_of
 from shoal.domain import errors, facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit

@@ -18,11 +18,11 @@ from shoal.calls.durable import DurableCalls
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.send_queue import SendQueue
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain import errors
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import PRIORITIES, Gang, Job, JobTerms, Priority

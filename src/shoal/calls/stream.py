@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits

@@ -1,30 +1,79 @@
-"""Carries out what follows from a fact once it is stored."""
+"""Carries out what follows from a fact once it is stored, and enforces time limits."""
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from shoal.coordinator.answer import UnusableOutput
+from shoal.coordinator.answer import Answer, UnusableOutput
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.connections import WorkerConnections
-from shoal.coordinator.deadlines import Deadlines
-from shoal.coordinator.job_errors import error_of
-from shoal.coordinator.open_answers import OpenAnswers
+from shoal.coordinator.open_answers import OpenAnswers, error_of
 from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.trace_context import attempt_traceparent
 from shoal.domain.vocabulary import CancelJob, Rejected, RunJob
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature, is_repeatable
 from shoal.domain.worker import Suspension
 from shoal.pool.eligibility import unsuitability
-from shoal.pool.inputs import AnswerRejected, HubInput, LeaseResult
+from shoal.pool.inputs import AnswerRejected, HubInput, LeaseResult, LimitReached
 from shoal.pool.open_job import OpenJob
-from shoal.pool.react import Revocation
+from shoal.pool.react import Revocation, next_limit
 from shoal.pool.state import PoolState
+from shoal.transports.clock import Clock, Timer
 
 log = logging.getLogger("shoal.coordinator")
+
+
+@dataclass(slots=True, eq=False)
+class Deadlines:
+    """A timer for each open job, set to the limit that it may reach next."""
+
+    _pool: PoolState
+    _answers: Mapping[JobId, Answer]
+    _clock: Clock
+    _post: Callable[[HubInput], None]
+    # The due times, and the timers.
+    _timers: dict[JobId, tuple[float, Timer]] = field(default_factory=dict)
+
+    def check(self, job_id: JobId) -> None:
+        """Check a job's limits now, and again when the next may be reached."""
+        job = self._pool.jobs.get(job_id)
+        if job is None:
+            self.forget(job_id)
+            return
+        answer = self._answers[job_id]
+        # While a new lease is being stored, the answer has the previous one.
+        hedged = job.hedge and job.hedge.lease
+        current = job.worker_id and answer.lease in (job.lease, hedged)
+        last_output = answer.last_output if current else None
+        due = next_limit(self._pool, job, self._clock.now(), last_output)
+        if isinstance(due, TimeLimit):
+            self.forget(job_id)
+            self._post(LimitReached(job_id, due))
+            return
+        if (earlier := self._timers.get(job_id)) is not None:
+            if earlier[0] <= due:
+                return  # rescheduled when it fires: most jobs end before
+            earlier[1].cancel()
+        timer = self._clock.call_at(due, lambda: self._fire(job_id))
+        self._timers[job_id] = (due, timer)
+
+    def forget(self, job_id: JobId) -> None:
+        """Cancel a job's timer."""
+        if (timer := self._timers.pop(job_id, None)) is not None:
+            timer[1].cancel()
+
+    def _fire(self, job_id: JobId) -> None:
+        del self._timers[job_id]
+        self.check(job_id)
+
+    def stop(self) -> None:
+        """Cancel all timers."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
 
 @dataclass(slots=True, eq=False)

@@ -12,10 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from shoal.coordinator import open_answers
-from shoal.coordinator.answer import Answer
+from shoal.coordinator.answer import Answer, JobListener
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
-from shoal.coordinator.bookkeeping import Bookkeeper
+from shoal.coordinator.bookkeeping import (
+    Bookkeeper,
+    FactRecorder,
+    is_deferrable,
+    is_stored,
+)
 from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.connections import (
     PeerRoute,
@@ -23,11 +28,8 @@ from shoal.coordinator.connections import (
     WorkerConnections,
     WorkerRegistration,
 )
-from shoal.coordinator.deadlines import Deadlines
-from shoal.coordinator.effects import Effects
+from shoal.coordinator.effects import Deadlines, Effects
 from shoal.coordinator.fact_log import FactLog
-from shoal.coordinator.fact_recorder import FactRecorder, is_deferrable, is_stored
-from shoal.coordinator.job_listener import JobListener
 from shoal.coordinator.mailbox import Mailbox
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool

@@ -1,24 +1,39 @@
 """The answers to all open jobs, from submission until the job ends."""
 
 import asyncio
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from shoal.coordinator.answer import Answer
+from shoal.coordinator.answer import Answer, JobListener
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
-from shoal.coordinator.job_errors import error_of
-from shoal.coordinator.job_listener import JobListener
+from shoal.domain import errors
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, TimeLimit
+from shoal.domain.outcome import Fault
 from shoal.domain.work import Chat, Inference
 from shoal.pool.context_limits import text_max
 from shoal.store.port import Store
+
+FAULT_ERRORS: Mapping[Fault, type[errors.ShoalError]] = {
+    Fault.WORKER: errors.JobError,
+    Fault.ENGINE: errors.JobError,
+    Fault.REQUEST: errors.InvalidRequest,
+    Fault.CONTEXT: errors.ContextExceeded,
+    Fault.SIZE: errors.TooLarge,
+    Fault.VALUES: errors.Unprocessable,
+}
+LIMIT_ERRORS: Mapping[TimeLimit, type[errors.ShoalError]] = {
+    TimeLimit.QUEUE: errors.NoWorker,
+    TimeLimit.FIRST_OUTPUT: errors.NoFirstOutput,
+    TimeLimit.SILENCE: errors.OutputStalled,
+    TimeLimit.TOTAL: errors.TookTooLong,
+}
 
 
 class OpenAnswers(dict[JobId, Answer]):
@@ -239,3 +254,20 @@ class NoCarriedJobs:
 
     async def stored(self) -> None:
         pass
+
+
+def error_of(fact: JobFailed | JobCancelled | JobExpired) -> errors.ShoalError:
+    """Return the error that clients of the job get."""
+    match fact:
+        case JobFailed(error=error, lost=True):
+            return errors.WorkerLost(error)
+        case JobFailed(error=error, fault=Fault.WORKER, exception=exception):
+            return errors.JobError(error, exception)
+        case JobFailed(error=error, fault=fault):
+            return FAULT_ERRORS[fault](error)
+        case JobCancelled(reason=reason):
+            return errors.Cancelled(reason)
+        case JobExpired(error=error, retry_after=seconds) if seconds:
+            return errors.NoWorker(error, seconds)
+        case JobExpired(limit=limit, error=error):
+            return LIMIT_ERRORS[limit](error)
