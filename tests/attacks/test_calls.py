@@ -124,7 +124,7 @@ async def test_oversized_message_ends_only_its_connection(
 async def test_client_that_does_not_read_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.calls.send_queue.UNSENT_MAX", 8 * MEBI)
+    monkeypatch.setattr("shoal.calls.messages.UNSENT_MAX", 8 * MEBI)
     monkeypatch.setattr("shoal.gateway.calls.CLOSE_TIMEOUT", 0.1)
     functions = await worker(pool)
 

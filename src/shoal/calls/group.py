@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.calls.stream import OpenCallStream
-from shoal.calls.stream_load import PendingCall, StreamLoad
+from shoal.calls.stream import OpenCallStream, PendingCall, StreamLoad
 from shoal.domain import errors
 from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shoal.calls.group import CallGroup, CallRoute
-from shoal.calls.stream_load import PendingCall
+from shoal.calls.stream import PendingCall
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import WorkerId

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from shoal.calls import messages
 from shoal.calls.durable import DurableCalls
 from shoal.calls.group import CallRoute
+from shoal.calls.messages import SendQueue
 from shoal.calls.scheduler import CallScheduler
-from shoal.calls.send_queue import SendQueue
 from shoal.coordinator.answer import EndedJob
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.backlog import Backlog, QueueReservation

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import WSMsgType, web
 
-from shoal.calls.messages import decode_items
-from shoal.calls.send_queue import SendQueue
+from shoal.calls.messages import SendQueue, decode_items
 from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.domain.credentials import Scope
