@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.databases import put_new_database
-from shoal.batches.result_files import ResultFiles
+from shoal.batches.batch_run import ResultFiles
 from shoal.store import batches
 from shoal.store.batches import (
     BATCH_ID_LENGTH,

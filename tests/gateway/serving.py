@@ -33,10 +33,9 @@ from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.front.elsewhere import Elsewhere
 from shoal.front.front_access import FrontAccess
 from shoal.front.hub_links import FrontLinks
-from shoal.front.linked_jobs import LinkedJobs, unix_connection
+from shoal.front.linked_jobs import Elsewhere, LinkedJobs, unix_connection
 from shoal.gateway.all_operations import OPERATIONS
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.batches.line_runner import PoolLineJobs

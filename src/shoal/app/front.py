@@ -24,9 +24,8 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShuttingDown, UnknownModel
 from shoal.domain.ids import JobId
-from shoal.front.elsewhere import Elsewhere, OnlyAtHub
 from shoal.front.front_access import FrontAccess
-from shoal.front.linked_jobs import LinkedJobs, unix_connection
+from shoal.front.linked_jobs import Elsewhere, LinkedJobs, OnlyAtHub, unix_connection
 from shoal.front.relay import BODY, RequestRelay
 from shoal.gateway.all_operations import (
     OLLAMA_API,

@@ -1,13 +1,13 @@
 """Runs one batch to its end, whatever part of it was done before a restart.
 
-All that it has to know after a restart is in the store.
+All that it has to know after a restart is in the store.  Its results go to two files.
 """
 
 import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -23,10 +23,10 @@ from shoal.batches.progress import (
     FinalizeBatch,
     StartLines,
 )
-from shoal.batches.result_files import ResultFiles
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.store import batches
+from shoal.store.file_folder import ContentWriter, FileFolder
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
@@ -40,6 +40,67 @@ log = logging.getLogger("shoal.batches")
 
 LineQueue: TypeAlias = tuple[str, str]
 """The owner and the model of lines."""
+
+
+@dataclass(slots=True)
+class ResultFiles:
+    """The two files of a batch; each is created with its first line."""
+
+    folder: FileFolder
+    batch: batches.StoredBatch
+    new_id: Callable[[], str]
+    at: float
+    _writers: dict[bool, ContentWriter] = field(default_factory=dict)
+    _files: dict[bool, batches.StoredFile] = field(default_factory=dict)
+
+    @property
+    def output(self) -> batches.StoredFile | None:
+        """The file of the lines that succeeded, once all is written."""
+        return self._files.get(False)
+
+    @property
+    def error(self) -> batches.StoredFile | None:
+        """The file of the lines that failed, once all is written."""
+        return self._files.get(True)
+
+    async def write_recorded(self, store: batches.BatchStore) -> None:
+        """Write the results that are in the store, in the order of their lines.
+
+        Raises StoreError.
+        """
+        after = 0
+        while page := await store.results(
+            self.batch.id, after, batches.RESULTS_AT_ONCE
+        ):
+            await asyncio.to_thread(self.write, page)
+            after = page[-1].line
+
+    def write(self, results: Sequence[batches.LineResult]) -> None:
+        """Write results.  Blocks.  Raises StoreError."""
+        for failed in (False, True):
+            lines = [each.body + b"\n" for each in results if each.failed is failed]
+            if lines:
+                if failed not in self._writers:
+                    self._writers[failed] = self.folder.begin(self.new_id())
+                self._writers[failed].write(b"".join(lines))
+
+    def finish(self) -> None:
+        """Wait until all is on the disk.  Blocks.  Raises StoreError."""
+        for failed, writer in self._writers.items():
+            writer.finish()
+            self._files[failed] = batches.StoredFile(
+                writer.id,
+                self.batch.owner,
+                f"{self.batch.id}_{'error' if failed else 'output'}.jsonl",
+                batches.FilePurpose.BATCH_OUTPUT,
+                writer.size,
+                self.at,
+            )
+
+    def discard(self) -> None:
+        """Delete the files.  Blocks."""
+        for writer in self._writers.values():
+            writer.discard()
 
 
 @dataclass(slots=True)

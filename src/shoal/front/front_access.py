@@ -14,8 +14,7 @@ from shoal.domain.credentials import CALL_PREFIX, Key, Scope, digest_of
 from shoal.domain.errors import Unauthorized
 from shoal.domain.job import Job
 from shoal.domain.settings import is_guessable
-from shoal.front.elsewhere import OnlyAtHub
-from shoal.front.linked_jobs import LinkedJobs
+from shoal.front.linked_jobs import LinkedJobs, OnlyAtHub
 from shoal.gateway.http import authentication
 from shoal.gateway.http.access import LOOPBACK_KEY, ApiCaller
 from shoal.gateway.http.job_quotas import Pay

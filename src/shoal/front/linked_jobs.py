@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from shoal import __version__
 from shoal.coordinator.answer import Answer, ReaderTooSlow
@@ -24,7 +24,6 @@ from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Work
 from shoal.front import frames
 from shoal.front.channel import Channel
-from shoal.front.elsewhere import OnlyAtHub
 from shoal.front.hub_links import is_streamed
 from shoal.gateway.http.job_quotas import Pay
 from shoal.gateway.metrics.requests import AnsweredRequest
@@ -46,6 +45,17 @@ Raises OSError.
 """
 
 log = logging.getLogger("shoal.front")
+
+
+class OnlyAtHub(Exception):
+    """The request has to be answered where the hub is."""
+
+
+class Elsewhere:
+    """Stands for a part of the coordinator that is in the hub's process."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise OnlyAtHub(name)
 
 
 def unix_connection(path: Path) -> Connect:

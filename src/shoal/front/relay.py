@@ -15,10 +15,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from shoal.domain.errors import ShuttingDown
-from shoal.front.elsewhere import OnlyAtHub
 from shoal.front.front_access import FrontAccess
-from shoal.front.linked_jobs import NO_HUB, LinkedJobs
-from shoal.gateway.http.internal import ADMITTED, CLIENT, client_header
+from shoal.front.linked_jobs import NO_HUB, LinkedJobs, OnlyAtHub
+from shoal.gateway.http.proxies import ADMITTED, CLIENT, client_header
 from shoal.gateway.http.request_record import REQUEST_ID, record_of
 from shoal.transports import http_server
 from shoal.transports.unadmitted_connection import UnadmittedConnection

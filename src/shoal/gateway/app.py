@@ -15,9 +15,8 @@ from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
-from shoal.gateway.http.internal import ADMITTED, with_front_client
 from shoal.gateway.http.operation import Operation, error_form_finder
-from shoal.gateway.http.proxies import FORWARDED_FOR
+from shoal.gateway.http.proxies import ADMITTED, FORWARDED_FOR, with_front_client
 from shoal.gateway.http.request_record import (
     begin_record,
     log_request,

@@ -1,9 +1,11 @@
-"""Reverse proxies that the operator trusts, and the clients behind them.
+"""The clients behind trusted reverse proxies, and behind fronts of this coordinator.
 
 A proxy connects from its own address, so without this all of its clients are one client
 to the limits of wrong secrets, and one of them could have the others blocked.  Only
 ``X-Forwarded-For`` is read: every usual proxy appends to it, and a header that a proxy
 passes on unread would be the client's own claim.
+
+Requests of a front come over a socket that only this user's processes reach.
 """
 
 import ipaddress
@@ -18,6 +20,12 @@ from shoal.domain.errors import ConfigError
 FORWARDED_FOR = "X-Forwarded-For"
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+CLIENT = "x-shoal-client"
+"""The first header of a request from a front: its client's scheme and address."""
+
+ADMITTED = "x-shoal-admitted"
+"""The header of a response to a client that is no stranger; it stays here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +93,15 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def client_header(address: str, scheme: str) -> str:
+    """Return what ``CLIENT`` says."""
+    return f"{scheme} {address}"
+
+
+def with_front_client(request: web.Request) -> web.Request:
+    """Return the request of a front as that of its client."""
+    # The first one: a client can send the header, too.
+    scheme, _, address = request.headers.get(CLIENT, "http ").partition(" ")
+    return request.clone(scheme=scheme, remote=address)
