@@ -12,7 +12,7 @@ from harness.speed import PATIENCE
 from peers.dialled_peers import DialledPeers
 from shoal.app import network
 from shoal.app.network import AnnouncedService, LocalDiscovery
-from shoal.peers.discovered_peers import DiscoveredPeers
+from shoal.peers.outbound import DiscoveredPeers
 from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     OutgoingConnection,

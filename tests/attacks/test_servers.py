@@ -22,7 +22,7 @@ from harness.speed import scaled
 from shoal.domain.work import Work
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
-from shoal.protocols.grandsage.tasks import decode_work
+from shoal.protocols.grandsage.codec import decode_work
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import websocket

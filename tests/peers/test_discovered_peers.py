@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from peers.dialled_peers import DialledPeers, target
-from shoal.peers import discovered_peers
-from shoal.peers.discovered_peers import DiscoveredPeers
-from shoal.peers.outbound import RETRY_MAX
+from shoal.peers import outbound
+from shoal.peers.outbound import RETRY_MAX, DiscoveredPeers
 from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     OutgoingConnection,
@@ -170,7 +169,7 @@ async def test_own_service_is_not_dialled() -> None:
 
 
 def test_invented_services_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovered_peers, "DISCOVERED_MAX", 4)
+    monkeypatch.setattr(outbound, "DISCOVERED_MAX", 4)
 
     async def test() -> None:
         peers = DialledPeers()

@@ -11,7 +11,7 @@ from shoal.protocols.dispatch import messages as dispatch
 from shoal.protocols.dispatch.ecmascript_json import canonical
 from shoal.protocols.dispatch.receipts import read_submitted
 from shoal.protocols.grandsage import codec as grandsage
-from shoal.protocols.grandsage.tasks import decode_text, decode_work
+from shoal.protocols.grandsage.codec import decode_text, decode_work
 from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, FrameType
 from shoal.protocols.macfleet.codec.heartbeat_lines import decode_ping, decode_pong
 from shoal.protocols.macfleet.codec.keys import fleet_key

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shoal.worker.interruptible import until_stopped
+from shoal.worker.model_offers import until_stopped
 
 
 async def wait_for_ever() -> int:

@@ -9,9 +9,8 @@ from random import Random
 from typing import TypeAlias
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.membership import MembershipRunner
-from shoal.peers.outbound import FixedTarget, OutboundConnections
+from shoal.peers.outbound import DiscoveredPeers, FixedTarget, OutboundConnections
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.admission import Throttle
 from shoal.protocols.seam.endpoints import (

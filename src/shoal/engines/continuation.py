@@ -25,7 +25,7 @@ from shoal.engines.engine import Finished, Item
 from shoal.engines.requests import CONTINUE_FLAGS, is_begun, openai_request
 from shoal.engines.server_errors import DECODE_ERRORS, NotServed, refusal_error
 from shoal.engines.server_kinds import MULTIMODAL, Way
-from shoal.engines.streams.stop_strings import StopStrings
+from shoal.engines.streams.answers import StopStrings
 
 if TYPE_CHECKING:
     from shoal.engines.openai_server import OpenAIEngine

@@ -6,8 +6,9 @@ once the coordinator has admitted the worker: a wrong token costs no minutes.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,7 +17,6 @@ from shoal.domain.worker import Offer, ServedModel
 from shoal.engines.text_tasks import TaskRunner
 from shoal.worker.agent import ADMISSION_DELAY, STOPPED, Agent, WorkerEvent
 from shoal.worker.engine_monitor import EngineMonitor
-from shoal.worker.interruptible import until_stopped
 from shoal.worker.jobs import EngineSlots, FindModel, ModelBackend
 from shoal.worker.listening_worker import ListeningWorker
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -25,6 +25,7 @@ AGENTS_MAX = 64  # offered models of one engine; each has a connection
 
 NOT_OFFERED = "the engine no longer lists it"
 CHANGED = "its description changed"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -370,3 +371,18 @@ def _descriptions(
     offered_models: Mapping[str, OfferedModel],
 ) -> list[tuple[ServedModel, int]]:
     return [(offered.model, offered.slots) for offered in offered_models.values()]
+
+
+async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run ``work``, and cancel it once ``stop`` is set.
+
+    Returns its result; None if it was cancelled.  Raises what it raises.
+    """
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait((working, stopping))
+    return None if working.cancelled() else working.result()

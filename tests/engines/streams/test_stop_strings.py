@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.outcome import AnswerPiece, Delta
-from shoal.engines.streams.stop_strings import StopStrings
+from shoal.engines.streams.answers import StopStrings
 
 THOUGHT = Delta(0, {"reasoning_content": "ab"})
 

@@ -27,13 +27,13 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature
 from shoal.protocols.grandsage import Config, endpoints
+from shoal.protocols.grandsage.codec import TEMPERATURE
 from shoal.protocols.grandsage.coordinator import (
     DROPPED,
     STOP_INTERVAL,
     TASK_ID_COUNT,
     TaskIds,
 )
-from shoal.protocols.grandsage.tasks import TEMPERATURE
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, Send
 

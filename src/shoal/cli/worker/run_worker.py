@@ -65,8 +65,7 @@ from shoal.worker.identity import (
     load_identity,
     unique_name,
 )
-from shoal.worker.interruptible import until_stopped
-from shoal.worker.model_offers import JointOffers, SeparateOffers
+from shoal.worker.model_offers import JointOffers, SeparateOffers, until_stopped
 from shoal.worker.traces import JobTracer
 
 Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership

@@ -10,8 +10,12 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
 from shoal.protocols.grandsage.admission import BYE, CLOSE_BYE, CLOSE_SILENT, Config
-from shoal.protocols.grandsage.codec import TASK_ID, decode_frame, encode_stop
-from shoal.protocols.grandsage.tasks import encode_task
+from shoal.protocols.grandsage.codec import (
+    TASK_ID,
+    decode_frame,
+    encode_stop,
+    encode_task,
+)
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.session import (
     Batch,

@@ -11,8 +11,12 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
 from shoal.protocols.grandsage import admission
-from shoal.protocols.grandsage.codec import encode_end, encode_text
-from shoal.protocols.grandsage.tasks import decode_text, decode_work
+from shoal.protocols.grandsage.codec import (
+    decode_text,
+    decode_work,
+    encode_end,
+    encode_text,
+)
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.json_text import well_formed
 from shoal.protocols.seam.peer_addresses import split_url
