@@ -33,7 +33,7 @@ from shoal.protocols.dispatch import Config
 from shoal.protocols.tealenet import Config as TealeConfig
 from shoal.store.ledger import LogHead
 from shoal.store.signing_keys import SigningKeys
-from shoal.store.sql.commits import take_over
+from shoal.store.sql.store import take_over
 
 SECRET = "a secret of the receiver's"
 OPEN = {"dispatch": Config(open=True)}

@@ -9,7 +9,7 @@ import pytest
 
 from cli.coordinators import ORIGINAL, Sites
 from shoal.app.server import RunningCoordinator, run_coordinator
-from shoal.cli.use.models.source import CopySource, download_from
+from shoal.cli.use.models import CopySource, download_from
 from shoal.config import ServeConfig
 from shoal.domain.credentials import with_fingerprint, without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable

@@ -49,7 +49,7 @@ from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.gateway.metrics.monitoring import METRICS
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
-from shoal.ledger.prices import PriceList
+from shoal.ledger.accounts import PriceList
 from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute

@@ -12,12 +12,12 @@ from shoal.domain.ids import JobId
 from shoal.domain.money import Micros
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger import bundle, consistency, merkle
+from shoal.ledger.accounts import PriceList
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier
 from shoal.ledger.notary import Notary, SealedBatch, SealedReceipt
-from shoal.ledger.prices import PriceList
 from shoal.ledger.receipts import Claims
 from shoal.ledger.worker_receipts import output_hash_of
 

@@ -4,7 +4,7 @@ from ledger.builders import PRICES
 from shoal.domain.job import Policy
 from shoal.domain.money import Micros, dollars
 from shoal.domain.work import JobKind
-from shoal.ledger.prices import PriceList
+from shoal.ledger.accounts import PriceList
 
 
 def test_jobs_are_free_until_an_operator_sets_prices() -> None:

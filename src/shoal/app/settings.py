@@ -19,8 +19,7 @@ from shoal.gateway.http.proxies import TrustedProxies, trusted_proxies
 from shoal.gateway.http.web_origins import PagePolicy, page_policy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
-from shoal.ledger.accounts import BASIS_POINTS
-from shoal.ledger.prices import FREE, PriceList
+from shoal.ledger.accounts import BASIS_POINTS, FREE, PriceList
 from shoal.models.library import Library, open_library
 from shoal.protocols.seam.peer_addresses import PeerAddress
 

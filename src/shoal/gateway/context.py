@@ -18,7 +18,7 @@ from shoal.gateway.http.web_origins import PagePolicy
 from shoal.gateway.job_service import JobService
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy, WebhookResults
-from shoal.ledger.prices import PriceList
+from shoal.ledger.accounts import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
 from shoal.peers.peer_directory import PeerDirectory

@@ -32,12 +32,12 @@ from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.jobs.job_request import decode_commit
 from shoal.ledger import bundle, consistency, merkle
+from shoal.ledger.accounts import PriceList
 from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.checkpoint import origin_of
 from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
 from shoal.ledger.outputs import output_of
-from shoal.ledger.prices import PriceList
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.store.ledger import LoggedReceipt, LogHead
 from shoal.store.port import StoredJob

@@ -19,7 +19,7 @@ from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
 from shoal.domain.moderation import FILTERED, AnswerModerator, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.trace_context import read_traceparent
-from shoal.ledger.prices import PriceList
+from shoal.ledger.accounts import PriceList
 from shoal.pool.functions import call_limits
 from shoal.pool.own_offers import own_slots
 

@@ -14,7 +14,7 @@ from shoal.domain.work import ANY_MODEL, JSON, Chat, JobKind, Task
 from shoal.gateway.http import decoding
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.jobs.webhooks import signing_key
-from shoal.ledger.prices import PriceList
+from shoal.ledger.accounts import PriceList
 
 USER_MAX = 256  # characters of a user's id
 REF_MAX = 256  # characters of a payment's reference

@@ -18,9 +18,8 @@ from shoal.protocols.dispatch.admission import (
     new_worker_id,
     offer_of,
 )
-from shoal.protocols.dispatch.answers import read_answer
 from shoal.protocols.dispatch.ecmascript_json import to_json, well_formed
-from shoal.protocols.dispatch.jobs import encode_job
+from shoal.protocols.dispatch.jobs import encode_job, read_answer
 from shoal.protocols.dispatch.messages import (
     DISMISSED,
     REASON_MAX,

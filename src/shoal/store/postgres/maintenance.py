@@ -9,7 +9,7 @@ from shoal.domain.errors import StoreError
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
 from shoal.store.postgres.schema import MIGRATIONS, version_of
 from shoal.store.postgres.session import Session, connect
-from shoal.store.sql.checks import book_problems, log_problems, size_and_root_in
+from shoal.store.sql.ledger import book_problems, log_problems, size_and_root_in
 
 
 def check(url: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from shoal.config.private_files import create_private, sync_folder
 from shoal.domain.errors import StoreError
 from shoal.store.ledger import LogHead
-from shoal.store.sql.checks import (
+from shoal.store.sql.ledger import (
     LAST_HEAD,
     book_problems,
     log_problems,
