@@ -27,12 +27,7 @@ from shoal.domain.ids import JobId
 from shoal.front.front_access import FrontAccess
 from shoal.front.linked_jobs import Elsewhere, LinkedJobs, OnlyAtHub, unix_connection
 from shoal.front.relay import BODY, RequestRelay
-from shoal.gateway.all_operations import (
-    OLLAMA_API,
-    OLLAMA_PORT,
-    OPERATIONS,
-    on_fronts,
-)
+from shoal.gateway.all_operations import OLLAMA_API, OLLAMA_PORT, OPERATIONS, on_fronts
 from shoal.gateway.app import application, first_look
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access

@@ -11,10 +11,7 @@ from aiohttp import web
 from shoal.domain.errors import PeerError, Refused
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
 from shoal.protocols.seam.admission import AdmissionGrant
-from shoal.protocols.seam.endpoints import (
-    UpgradeRequest,
-    WebSocketRoute,
-)
+from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.seam.session import CloseCode

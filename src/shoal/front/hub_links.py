@@ -13,12 +13,7 @@ from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Key
-from shoal.domain.errors import (
-    ShoalError,
-    Unauthorized,
-    UnknownModel,
-    release_frames,
-)
+from shoal.domain.errors import ShoalError, Unauthorized, UnknownModel, release_frames
 from shoal.domain.facts import Fact
 from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece

@@ -17,11 +17,7 @@ from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.operation import Operation, error_form_finder
 from shoal.gateway.http.proxies import ADMITTED, FORWARDED_FOR, with_front_client
-from shoal.gateway.http.request_record import (
-    begin_record,
-    log_request,
-    record_of,
-)
+from shoal.gateway.http.request_record import begin_record, log_request, record_of
 from shoal.gateway.http.responses import AT_ONCE_MAX
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics

@@ -23,12 +23,7 @@ from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection, task_rejection
 from shoal.pool.gangs.rules import gang_rejection
-from shoal.pool.open_job import (
-    CHARACTERS_PER_TOKEN_MAX,
-    OpenJob,
-    has_question,
-    size_of,
-)
+from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, has_question, size_of
 from shoal.pool.roster import SPECIAL_QUEUES, remember, suggest_names
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker

@@ -22,13 +22,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import aiohttp
-from aiohttp import (
-    ClientError,
-    ClientWebSocketResponse,
-    WSMessage,
-    WSMsgType,
-    web,
-)
+from aiohttp import ClientError, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer

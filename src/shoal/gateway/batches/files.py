@@ -18,12 +18,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import required, unsupported
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import (
-    BYTES_TYPE,
-    ClientGone,
-    well_formed,
-    write,
-)
+from shoal.gateway.http.responses import BYTES_TYPE, ClientGone, well_formed, write
 from shoal.store import batches
 
 api = Operations()

@@ -25,11 +25,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
-from shoal.gateway.http.request_record import (
-    RequestRecord,
-    record_of,
-    worker_headers,
-)
+from shoal.gateway.http.request_record import RequestRecord, record_of, worker_headers
 from shoal.gateway.jobs.job_options import build_job
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob

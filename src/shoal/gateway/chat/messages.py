@@ -12,12 +12,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
-from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
-    decode_object,
-    is_given,
-    size_of,
-)
+from shoal.gateway.http.decoding import OBJECT_MAX, decode_object, is_given, size_of
 
 MESSAGES_MAX = 16_384  # far more than any context holds
 

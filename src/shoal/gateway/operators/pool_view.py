@@ -36,11 +36,7 @@ from shoal.gateway.operators.status import (
     relay_statuses,
     worker_status,
 )
-from shoal.gateway.operators.workers import (
-    StoredOrder,
-    order_infos,
-    suspension_state,
-)
+from shoal.gateway.operators.workers import StoredOrder, order_infos, suspension_state
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN
 from shoal.pool.worker import Worker
 

@@ -3,13 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from shoal.domain.facts import (
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-)
+from shoal.domain.facts import Fact, JobCancelled, JobCompleted, JobExpired, JobFailed
 from shoal.domain.job import Job
 from shoal.pool.eligibility import LISTED_MAX, passed_over
 from shoal.pool.explanation import describe_workers, last_line

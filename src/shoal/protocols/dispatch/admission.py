@@ -11,11 +11,7 @@ from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import messages
 from shoal.protocols.dispatch.ecmascript_json import to_string, well_formed
-from shoal.protocols.seam.admission import (
-    NO_JOIN_TOKEN,
-    AdmissionGrant,
-    JoinRequest,
-)
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
 

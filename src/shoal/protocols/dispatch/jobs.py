@@ -18,11 +18,7 @@ from shoal.domain.json_limits import is_too_deep
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed, RunJob
 from shoal.protocols.dispatch import ecmascript_json
-from shoal.protocols.dispatch.ecmascript_json import (
-    to_json,
-    to_string,
-    well_formed,
-)
+from shoal.protocols.dispatch.ecmascript_json import to_json, to_string, well_formed
 from shoal.protocols.dispatch.messages import (
     MESSAGE_MAX,
     REASON_MAX,

@@ -17,11 +17,7 @@ from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch import jobs
 from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
 from shoal.protocols.dispatch.ecmascript_json import to_json
-from shoal.protocols.dispatch.jobs import (
-    encode_answer,
-    error_output,
-    output_of,
-)
+from shoal.protocols.dispatch.jobs import encode_answer, error_output, output_of
 from shoal.protocols.dispatch.messages import (
     REASON_MAX,
     CoordinatorMessage,

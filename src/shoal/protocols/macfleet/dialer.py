@@ -20,10 +20,7 @@ from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_addresses import without_query
-from shoal.protocols.seam.session import (
-    CloseCode,
-    WorkerEnd,
-)
+from shoal.protocols.seam.session import CloseCode, WorkerEnd
 from shoal.protocols.seam.worker_session import (
     FramedWorkerSession,
     MembershipState,

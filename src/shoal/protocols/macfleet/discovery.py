@@ -16,11 +16,7 @@ from shoal.protocols.macfleet.codec.keys import service_type
 from shoal.protocols.macfleet.election import compute_score
 from shoal.protocols.macfleet.heartbeat import PongSession
 from shoal.protocols.macfleet.member import FleetMember
-from shoal.protocols.macfleet.membership import (
-    POOL_VERSION,
-    FleetRegistry,
-    NodeAddress,
-)
+from shoal.protocols.macfleet.membership import POOL_VERSION, FleetRegistry, NodeAddress
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam import endpoints
 from shoal.protocols.seam.peer_session import PeerSession

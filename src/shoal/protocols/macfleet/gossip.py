@@ -13,11 +13,7 @@ from functools import partial
 
 from shoal.protocols.macfleet.addresses import transport_url
 from shoal.protocols.macfleet.election import membership_table
-from shoal.protocols.macfleet.heartbeat import (
-    PingExchange,
-    PingSession,
-    Pong,
-)
+from shoal.protocols.macfleet.heartbeat import PingExchange, PingSession, Pong
 from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.membership import (
     MEMBER_STATES,

@@ -13,10 +13,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec import heartbeat_lines
-from shoal.protocols.macfleet.codec.hardware import (
-    HardwareProfile,
-    decode_profile,
-)
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile, decode_profile
 from shoal.protocols.macfleet.handshake_messages import ID_MAX
 from shoal.protocols.macfleet.member import FleetMember
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter

@@ -33,14 +33,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, PeerRefused
-from shoal.protocols.seam.session import (
-    Close,
-    Data,
-    Notice,
-    Output,
-    PeerProfile,
-    Send,
-)
+from shoal.protocols.seam.session import Close, Data, Notice, Output, PeerProfile, Send
 from shoal.protocols.tealenet.codec import messages, model_sharing
 from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm, decode
 from shoal.protocols.tealenet.codec.scalars import ErrorCode

@@ -8,13 +8,7 @@ from typing import Any
 from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from shoal.store import batches
 from shoal.store.packing import pack, unpack
-from shoal.store.sql.database import (
-    Database,
-    Sql,
-    in_steps,
-    select,
-    select_first,
-)
+from shoal.store.sql.database import Database, Sql, in_steps, select, select_first
 
 FILE_COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,

@@ -5,13 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
 
-from shoal.domain.credentials import (
-    JoinToken,
-    Key,
-    KeyUsage,
-    Quota,
-    Scope,
-)
+from shoal.domain.credentials import JoinToken, Key, KeyUsage, Quota, Scope
 from shoal.domain.job import Priority
 from shoal.store.port import PairedWorker, PairingCode
 from shoal.store.sql.database import Database, Sql, Texts, execute, select

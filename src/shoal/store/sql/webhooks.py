@@ -5,14 +5,7 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sql.database import (
-    Database,
-    Sql,
-    Texts,
-    execute,
-    select,
-    select_first,
-)
+from shoal.store.sql.database import Database, Sql, Texts, execute, select, select_first
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 # A place alone names a host only, if an earlier version wrote it.

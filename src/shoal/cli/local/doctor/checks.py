@@ -21,12 +21,7 @@ from shoal.client.coordinator import CoordinatorApi
 from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.config.private_files import readable_by_others
-from shoal.config.secret_files import (
-    KEY_FILE,
-    SEED_FILE,
-    SIGNING_LOG_FILE,
-    TOKEN_FILE,
-)
+from shoal.config.secret_files import KEY_FILE, SEED_FILE, SIGNING_LOG_FILE, TOKEN_FILE
 from shoal.domain.errors import ShoalError
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory

@@ -15,11 +15,7 @@ from shoal.gateway.chat import messages
 from shoal.gateway.chat.anthropic import message_body
 from shoal.gateway.chat.anthropic.message_content import chat_messages
 from shoal.gateway.chat.job_answers import GenerationRequest
-from shoal.gateway.chat.options import (
-    foreign_options,
-    requested_options,
-    stop_strings,
-)
+from shoal.gateway.chat.options import foreign_options, requested_options, stop_strings
 from shoal.gateway.http import decoding
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.jobs.job_options import SESSION_MAX

@@ -20,11 +20,7 @@ from shoal.gateway.chat.messages import (
     function_tools,
     no_tools,
 )
-from shoal.gateway.chat.options import (
-    foreign_options,
-    requested_options,
-    stop_strings,
-)
+from shoal.gateway.chat.options import foreign_options, requested_options, stop_strings
 from shoal.gateway.chat.responses.body import (
     RESPONSE_OPTIONS,
     CreateResponse,
