@@ -24,7 +24,7 @@ from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.coordinator.answer import TOKENS_MAX
 from shoal.domain.facts import Fact, WorkerJoined, WorkerLeft
-from shoal.peers.offer_rate_limit import CHANGES_AT_ONCE
+from shoal.peers.peer_models import CHANGES_AT_ONCE
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.scalars import passcode_hash

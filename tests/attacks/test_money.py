@@ -26,8 +26,7 @@ from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed, Failed, ReceiptSent, Rejected, RunJob
 from shoal.domain.work import JobKind, Task
 from shoal.ledger.keys import Signer, verify
-from shoal.ledger.outputs import output_of
-from shoal.ledger.receipts import PREFIX
+from shoal.ledger.receipts import PREFIX, output_of
 from shoal.ledger.worker_receipts import output_hash_of
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.store.ledger import LoggedReceipt

@@ -7,7 +7,7 @@ import pytest
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.work import JSON, Chat
-from shoal.ledger.outputs import output_of
+from shoal.ledger.receipts import output_of
 
 
 @pytest.mark.parametrize("number", [2**53, -(2**53), 10**18, 2**64, 10**400])

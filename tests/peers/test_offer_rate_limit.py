@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal.domain.worker import CHAT_ONLY, Offer
-from shoal.peers import offer_rate_limit
-from shoal.peers.offer_rate_limit import (
+from shoal.peers import peer_models
+from shoal.peers.peer_models import (
     CHANGES_AT_ONCE,
     CHANGES_EVERY,
     OfferRateLimiter,
@@ -128,7 +128,7 @@ def test_limit_is_kept_per_peer_across_reconnections() -> None:
 def test_peers_with_a_full_allowance_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offer_rate_limit, "PEERS_FIRST", 8)
+    monkeypatch.setattr(peer_models, "PEERS_FIRST", 8)
     clock, taken = SteppedClock(), ForwardedOffers(changes=1)
     stock = OfferRateLimiter(clock)
 

@@ -7,9 +7,8 @@ from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN
-from shoal.pool.speed import NEWEST, TOKENS_MIN, SpeedEstimates
 from shoal.pool.state import PoolState
-from shoal.pool.worker import Worker
+from shoal.pool.worker import NEWEST, TOKENS_MIN, SpeedEstimates, Worker
 
 J = JobId("j")
 

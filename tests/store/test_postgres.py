@@ -22,7 +22,7 @@ from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId, JobFilter
 from shoal.store.postgres import database as module
 from shoal.store.postgres import maintenance
-from shoal.store.postgres.copying import copy
+from shoal.store.postgres.maintenance import copy
 from shoal.store.postgres.schema import MIGRATIONS
 from shoal.store.postgres.session import Session, connect, translated
 from shoal.store.postgres.store import PostgresStore

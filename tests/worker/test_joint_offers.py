@@ -22,11 +22,12 @@ from shoal.domain.worker import Offer, ServedModel, WorkerLoad
 from shoal.engines.engine import Finished, Item
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
-from shoal.worker.engine_monitor import CHECK_INTERVAL, EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel
 from shoal.worker.model_offers import (
+    CHECK_INTERVAL,
     MODELS_MAX,
     NOT_OFFERED,
+    EngineMonitor,
     JointOffers,
     OfferedEngine,
     OfferedModel,

@@ -16,14 +16,17 @@ from shoal.domain.worker import PAUSED, ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
-from shoal.worker.engine_monitor import (
+from shoal.worker.jobs import EngineSlots, only_model
+from shoal.worker.model_offers import (
+    AGENTS_MAX,
+    CHANGED,
     CHECK_INTERVAL,
     CHECK_SOON,
     CHECK_TIMEOUT,
+    NOT_OFFERED,
     EngineMonitor,
+    SeparateOffers,
 )
-from shoal.worker.jobs import EngineSlots, only_model
-from shoal.worker.model_offers import AGENTS_MAX, CHANGED, NOT_OFFERED, SeparateOffers
 from shoal.worker.owner_throttle import OwnerThrottle
 from simulation import virtual
 from worker.test_agent import Network

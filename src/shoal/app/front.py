@@ -39,8 +39,8 @@ from shoal.store.signing_keys import SigningKeys
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener
+from shoal.transports.spans import open_spans
 from shoal.transports.strangers import Strangers, bounded_strangers
-from shoal.transports.tracing.spans import open_spans
 
 STOPPING = ShuttingDown("the coordinator is stopping: try again shortly")
 

@@ -81,8 +81,8 @@ from shoal.store.port import Store
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_urls, unix_listener
+from shoal.transports.spans import SpanSink, open_spans
 from shoal.transports.strangers import Strangers, bounded_strangers
-from shoal.transports.tracing.spans import SpanSink, open_spans
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (

@@ -14,8 +14,7 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import ANY_MODEL, Chat
-from shoal.ledger.outputs import output_of
-from shoal.ledger.receipts import has_receipt
+from shoal.ledger.receipts import has_receipt, output_of
 from shoal.ledger.worker_receipts import output_hash_of, verify_output_hash
 from shoal.pool.inputs import HubInput, LeaseResult, ReceiptVerified
 from shoal.pool.open_job import OpenJob

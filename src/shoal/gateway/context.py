@@ -27,7 +27,7 @@ from shoal.protocols.seam.relay import RelayMachine
 from shoal.store.port import Store
 from shoal.store.signing_keys import SigningKeys
 from shoal.transports.clock import Clock
-from shoal.transports.tracing.spans import SpanSink
+from shoal.transports.spans import SpanSink
 
 
 @dataclass(frozen=True, slots=True)

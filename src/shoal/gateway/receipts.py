@@ -37,7 +37,7 @@ from shoal.ledger.bundle import ReceiptBundle, SaltedRequest
 from shoal.ledger.checkpoint import origin_of
 from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
-from shoal.ledger.outputs import output_of
+from shoal.ledger.receipts import output_of
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.store.ledger import LoggedReceipt, LogHead
 from shoal.store.port import StoredJob

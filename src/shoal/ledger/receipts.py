@@ -1,7 +1,7 @@
 """The coordinator's receipt of a job: its contents, and the bytes that are signed.
 
 Each completed job has one, whatever the wire.  It includes the worker's receipt, or
-states that the worker sent none.
+states that the worker sent none, and the hash of the job's output.
 """
 
 import re
@@ -10,12 +10,15 @@ from typing import Literal
 
 import msgspec
 
+from shoal.domain import work as works
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
+from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.work import JSON, Call
 from shoal.ledger import canonical, keys
+from shoal.ledger.canonical import encode_any, without_surrogates
 from shoal.ledger.merkle import HASH_SIZE
 
 PREFIX = b"shoal receipt v1\n"
@@ -227,3 +230,38 @@ def _as_signed(written: _Signed) -> SignedReceipt:
     else:
         body = canonical.from_base64(written.body_base64 or "")
     return SignedReceipt(body, canonical.from_base64(written.signature))
+
+
+def output_of(work: works.Work, outcome: Outcome) -> bytes:
+    """Return a job's output as JSON text in UTF-8.
+
+    It is the worker's own text, where its wire has a form for it; else canonical JSON
+    (RFC 8785) with the ``text`` and the ``model``, and the ``choices`` if the answer is
+    more than its text, with what ``encode_any`` replaces.
+    """
+    if outcome.output:
+        return outcome.output.encode()
+    match work:
+        case works.Call() | works.CallStream():
+            # The value is the result, so the receipt is about its digest.
+            return outcome.value
+        case works.Task():
+            return without_surrogates(outcome.text).encode()
+        case (
+            works.Chat(model=model)
+            | works.Completion(model=model)
+            | works.Embedding(model=model)
+            | works.Rerank(model=model)
+            | works.Transcription(model=model)
+        ):
+            output: dict[str, works.JSON] = {"model": model, "text": outcome.text}
+            if outcome.choices:
+                output["choices"] = [
+                    {
+                        "fields": choice.fields,
+                        "finish_reason": choice.finish_reason,
+                        "logprobs": choice.logprobs,
+                    }
+                    for choice in outcome.choices
+                ]
+            return encode_any(output)

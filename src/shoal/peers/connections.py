@@ -11,9 +11,8 @@ from shoal.domain import vocabulary as words
 from shoal.domain.errors import NotAdmitted, StoreError
 from shoal.peers import remote_peer
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
-from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_directory import PeerDirectory
-from shoal.peers.peer_models import NAME_MAX
+from shoal.peers.peer_models import NAME_MAX, OfferRateLimiter
 from shoal.pool.own_offers import offering_peers, own_load, own_offers
 from shoal.protocols.seam import peer_session
 from shoal.protocols.seam.session import CloseCode, PeerProfile

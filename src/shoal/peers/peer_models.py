@@ -4,12 +4,17 @@ A peer that does not say which of its models share slots shares them between all
 that runs on one model therefore counts as load of the others, as do jobs of other
 coordinators: a busy peer gets a second job only if no other worker is free, and then
 queues or rejects it.
+
+Each model that is added or removed is a stored fact, and a peer may have hundreds of
+models and change them at any rate.  A burst of changes applies at once; later changes
+are delayed, and the latest offers replace earlier ones.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -20,6 +25,7 @@ from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
+from shoal.transports.clock import Clock, Timer
 
 MODELS_MAX = 256  # models per peer; further ones are ignored
 NAME_MAX = 256  # characters of the name of a peer or a model
@@ -27,7 +33,14 @@ ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
 UNLOADED = "no longer loaded"
 
+CHANGES_AT_ONCE = 512  # models added or removed in one burst
+CHANGES_EVERY = 1 / 32  # seconds per change in the long run
+PEERS_FIRST = 64  # peers at which states that no longer limit are first evicted
+
 log = logging.getLogger("shoal.peers")
+
+ApplyOffers: TypeAlias = Callable[[tuple[Offer, ...]], int]
+"""Applies offers; returns the number of models that changed."""
 
 
 class PeerModel:
@@ -293,3 +306,61 @@ def _model_label(models: frozenset[str]) -> str:
         names.pop()
         label = f"{','.join(names)},+{len(models) - len(names)}"
     return label
+
+
+@dataclass(slots=True)
+class _OfferState:
+    """The rate limit of one peer, and the offers that wait for it.
+
+    ``spent_until`` is when all changes so far would be done at the long-term rate.
+    """
+
+    spent_until: float = 0.0
+    offers: tuple[Offer, ...] = ()
+    timer: Timer | None = None
+
+
+class OfferRateLimiter:
+    """The limits of all peers, by name: reconnecting does not reset a limit."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._states: dict[str, _OfferState] = {}
+        self._clear_at = PEERS_FIRST
+
+    def submit(self, peer: str, offers: tuple[Offer, ...], apply: ApplyOffers) -> None:
+        """Apply a peer's offers now, or as soon as its limit permits."""
+        self._clear()
+        state = self._states.setdefault(peer, _OfferState())
+        state.offers = offers
+        due = state.spent_until - CHANGES_AT_ONCE * CHANGES_EVERY
+        if self._clock.now() >= due:
+            self._pass_on(state, apply)
+        elif state.timer is None:
+            state.timer = self._clock.call_at(due, lambda: self._pass_on(state, apply))
+
+    def on_peer_left(self, peer: str) -> None:
+        """Drop the pending offers of a peer that left."""
+        state = self._states.get(peer)
+        if state is not None and state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+            state.offers = ()
+
+    def _pass_on(self, state: _OfferState, apply: ApplyOffers) -> None:
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        offers, state.offers = state.offers, ()
+        begin = max(self._clock.now(), state.spent_until)
+        state.spent_until = begin + max(1, apply(offers)) * CHANGES_EVERY
+
+    def _clear(self) -> None:
+        # Rarely, because it iterates over all peers.
+        if len(self._states) < self._clear_at:
+            return
+        now = self._clock.now()
+        for peer, state in [*self._states.items()]:
+            if now >= state.spent_until and state.timer is None:
+                del self._states[peer]
+        self._clear_at = 2 * max(len(self._states), PEERS_FIRST // 2)

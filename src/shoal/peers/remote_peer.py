@@ -14,8 +14,7 @@ from shoal.domain.model_messages import (
     ModelRequest,
 )
 from shoal.peers.inbound_jobs import InboundJobs, PeerJobPolicy, StartTask, WaitForRoom
-from shoal.peers.offer_rate_limit import OfferRateLimiter
-from shoal.peers.peer_models import PeerModels
+from shoal.peers.peer_models import OfferRateLimiter, PeerModels
 from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.driver import Driver

@@ -20,7 +20,6 @@ from shoal.pool.lifecycle import ENDED, JobState, after
 from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
-from shoal.pool.speed import SpeedEstimates
 from shoal.pool.suspensions import Approvals, Suspensions, refusal_of
 from shoal.pool.worker import (
     FAILURES_MAX,
@@ -28,6 +27,7 @@ from shoal.pool.worker import (
     REST_MIN,
     CostLevel,
     Penalty,
+    SpeedEstimates,
     Worker,
 )
 

@@ -1,10 +1,15 @@
-"""A worker's identity: its Ed25519 key in a file, and its name.
+"""A worker's identity: its Ed25519 key in a file, its name, and who knows it.
 
 The file is JSON: ``publicKey``, 32 numbers, and ``secretKey``, the 32 numbers of the
 seed followed by those of the public key.  Other programs store TweetNaCl's key pair in
 the same form, so that their workers can keep their identity.
+
+The coordinators that have admitted this machine are known by their URLs.  A worker
+proves its own key to such a coordinator, and expects this key of it, so that neither
+needs the join token again.
 """
 
+import json
 import logging
 import os
 import socket
@@ -12,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -19,10 +25,12 @@ from urllib.parse import quote
 import msgspec
 
 from shoal.config import private_files
+from shoal.config.private_files import make_private_folder, replace_private
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
 
 FILE_MAX = 4096  # bytes; it has about 500
+COORDINATORS = "coordinators.json"
 
 
 class KeyPair(msgspec.Struct):
@@ -171,3 +179,38 @@ def unique_name(folder: Path) -> Iterator[str]:
             yield host if number == 1 else f"{host}-{number}"
             return
     yield f"{host}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCoordinator:
+    """A coordinator: its public key and the fingerprint of its TLS key, as hexadecimal.
+
+    The fingerprint is empty without TLS, or if a certificate authority is trusted.
+    """
+
+    key: str
+    fingerprint: str = ""
+
+
+def known_coordinator(folder: Path, url: str) -> KnownCoordinator | None:
+    """Return the coordinator at a URL; None if it has not admitted this machine."""
+    return _read_known(folder / COORDINATORS).get(url)
+
+
+def remember_coordinator(folder: Path, url: str, known: KnownCoordinator) -> None:
+    """Write down a coordinator that has admitted this machine.  Raises OSError."""
+    coordinators = _read_known(folder / COORDINATORS)
+    if coordinators.get(url) == known:
+        return
+    coordinators[url] = known
+    make_private_folder(folder)
+    listed = {each: asdict(its) for each, its in coordinators.items()}
+    replace_private(folder / COORDINATORS, json.dumps(listed, indent=1) + "\n")
+
+
+def _read_known(file: Path) -> dict[str, KnownCoordinator]:
+    """Return the coordinators in a file; none if it cannot be read."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        listed = json.loads(file.read_text())
+        return {url: KnownCoordinator(**its) for url, its in listed.items()}
+    return {}

@@ -12,7 +12,7 @@ from shoal.domain.trace_context import (
 )
 from shoal.domain.vocabulary import Completed, Failed, Rejected, RunJob
 from shoal.transports.clock import Clock
-from shoal.transports.tracing.spans import Span, SpanKind, SpanSink
+from shoal.transports.spans import Span, SpanKind, SpanSink
 
 CANCELLED = "cancelled"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cli.coordinators import NEVER, Sites
-from shoal.cli.worker import pairing
+from shoal.cli.worker import run_worker
 from shoal.cli.worker.join_target import JoinTarget, resolve_target
-from shoal.cli.worker.pairing import pair_worker, pairing_at
+from shoal.cli.worker.run_worker import pair_worker, pairing_at
 from shoal.domain.errors import ConfigError
 from shoal.worker.agent import WorkerEvent
 
@@ -76,7 +76,7 @@ async def test_silent_coordinator_times_out(
     sites: Sites,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pairing, "PAIR_TIMEOUT", 0.05)
+    monkeypatch.setattr(run_worker, "PAIR_TIMEOUT", 0.05)
 
     url = await sites({CLAIM: NEVER})
     event = await pair_worker(await target_at(url), "A1B2C3", KEY)

@@ -40,7 +40,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Feature, Task, Work
 from shoal.domain.worker import Hardware, WorkerLoad
 from shoal.ledger.keys import Signer, verify
-from shoal.ledger.outputs import output_of
+from shoal.ledger.receipts import output_of
 from shoal.ledger.worker_receipts import output_hash_of
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile

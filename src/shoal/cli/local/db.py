@@ -145,7 +145,7 @@ def copy(data_dir: Path, store: str, as_json: bool) -> None:
     if not store:
         raise ConfigError(f"--store: expected where to copy {path} to, as {EXAMPLE}")
     name = store_at(store, data_dir).name
-    from shoal.store.postgres.copying import copy as copied_to  # late: with psycopg
+    from shoal.store.postgres.maintenance import copy as copied_to  # late: with psycopg
 
     rows = asyncio.run(copied_to(path, store))
     lines = [

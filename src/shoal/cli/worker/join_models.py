@@ -33,9 +33,9 @@ from shoal.worker.agent import (
     WorkerEvent,
 )
 from shoal.worker.calls import FunctionBackend
-from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
+from shoal.worker.model_offers import EngineMonitor
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 

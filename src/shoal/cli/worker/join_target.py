@@ -13,7 +13,6 @@ from shoal.app.fleet_files import with_fleet
 from shoal.app.worker_ports import listening_wires
 from shoal.cli.worker.lan_discovery import find_lan_coordinator
 from shoal.config import JoinConfig
-from shoal.config.known_coordinators import known_coordinator
 from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
@@ -27,6 +26,7 @@ from shoal.transports import http_client
 from shoal.transports.dialer import Scheme
 from shoal.transports.mdns import ANY_ADDRESS, addresses_of
 from shoal.transports.tls import fingerprint_of
+from shoal.worker.identity import known_coordinator
 
 DEFAULT_PORT = 4010  # of a coordinator
 HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}

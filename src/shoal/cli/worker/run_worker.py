@@ -42,27 +42,30 @@ from shoal.cli.worker.join_target import (
     resolve_target,
 )
 from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
-from shoal.cli.worker.pairing import pair_worker, pairing_at
 from shoal.config import JoinConfig
-from shoal.config.known_coordinators import KnownCoordinator, remember_coordinator
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers, selection
 from shoal.ledger.keys import Signer
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import Pairing
 from shoal.transports.clock import LoopClock
-from shoal.transports.tracing.spans import open_spans
+from shoal.transports.http_client import request_json
+from shoal.transports.spans import open_spans
 from shoal.worker.agent import MachineProbe, WorkerEvent
 from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
 from shoal.worker.health import HealthMeter
 from shoal.worker.identity import (
+    KnownCoordinator,
     chosen_name,
     created_at,
     identity_file,
     load_identity,
+    remember_coordinator,
     unique_name,
 )
 from shoal.worker.model_offers import JointOffers, SeparateOffers, until_stopped
@@ -79,6 +82,7 @@ DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
 
 
 log = logging.getLogger("shoal.cli")
+PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,3 +494,46 @@ async def _serve(running: RunningWorker, stop: asyncio.Event) -> int:
         for each in background:
             each.cancel()
     return 0 if stop.is_set() else 1
+
+
+def pairing_at(target: JoinTarget) -> Pairing:
+    """Return how to present pairing codes to a coordinator.
+
+    Shoal's answer as those of the wire that has them, whatever wire is joined by.
+
+    Raises ConfigError if the wire does not support them.
+    """
+    wire = target.protocol
+    having = [each for each in discover().values() if each.pairing is not None]
+    pairing = having[0].pairing if wire.preferred else wire.pairing
+    if pairing is None:
+        names = " or ".join(each.name for each in having)
+        raise ConfigError(
+            f"--pairing-code: the protocol {wire.name} has no pairing codes; use "
+            f"--wire {names}, or leave --wire out for a coordinator of `shoal serve`"
+        )
+    return pairing
+
+
+async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
+    """Present a pairing code; return whether the worker is paired, or why not.
+
+    Without pairing, the worker serves only jobs that are not private.
+    """
+    pairing = pairing_at(target)
+    try:
+        async with asyncio.timeout(PAIR_TIMEOUT):
+            answer = await request_json(
+                target.http_url + pairing.path,
+                pairing.claim(code, public_key),
+                fingerprint=target.fingerprint,
+            )
+        return WorkerEvent("paired", f"trusted by {pairing.user(answer)}")
+    except NotAdmitted as error:
+        return WorkerEvent("unpaired", f"--pairing-code: {error}")
+    except TimeoutError:
+        return WorkerEvent(
+            "unpaired", f"no answer within {PAIR_TIMEOUT:g} s; join again"
+        )
+    except Unavailable as error:
+        return WorkerEvent("unpaired", f"{error}; join again")

@@ -17,7 +17,7 @@ from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.work import Call, JobKind, Work
 from shoal.gateway.http.responses import encode_text, well_formed
 from shoal.ledger.canonical import to_base64
-from shoal.ledger.outputs import output_of
+from shoal.ledger.receipts import output_of
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.trust import NO_TRUSTED_WORKER
 from shoal.store.ledger import LoggedReceipt

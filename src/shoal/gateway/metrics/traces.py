@@ -23,7 +23,7 @@ from shoal.gateway.http.ids import new_span_id, new_trace_id
 from shoal.gateway.http.request_record import PATH_MAX, RequestRecord
 from shoal.pool.state import PoolState
 from shoal.transports.clock import Clock
-from shoal.transports.tracing.spans import Span, SpanKind, SpanSink
+from shoal.transports.spans import Span, SpanKind, SpanSink
 
 SERVER_ERRORS = range(500, 600)
 

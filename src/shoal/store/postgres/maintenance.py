@@ -1,15 +1,32 @@
-"""Checks the database of a PostgreSQL server."""
+"""Checks the database of a PostgreSQL server, and fills it with an SQLite file's."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psycopg
 
-from shoal.domain.errors import StoreError
+from shoal.domain.errors import StoreBroken, StoreError
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
 from shoal.store.postgres.schema import MIGRATIONS, version_of
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.ledger import book_problems, log_problems, size_and_root_in
+from shoal.store.sqlite.database import locked, read_only
+from shoal.store.sqlite.schema import MIGRATIONS as FILE_MIGRATIONS
+
+ROWS_AT_ONCE = 64  # each may have a megabyte
+
+COLUMNS = """SELECT table_name, column_name, data_type, is_identity = 'YES'
+             FROM information_schema.columns
+             WHERE table_schema = current_schema()
+             AND table_name NOT IN ('schema_version', 'lease')
+             ORDER BY table_name, ordinal_position"""
+FILLED = """SELECT EXISTS (SELECT 1 FROM jobs) OR EXISTS (SELECT 1 FROM keys)
+            OR EXISTS (SELECT 1 FROM checkpoints) OR EXISTS (SELECT 1 FROM facts)"""
 
 
 def check(url: str) -> list[str]:
@@ -47,3 +64,102 @@ def _snapshot(url: str) -> Iterator[Session]:
     except psycopg.Error as error:
         failed = database.translated(error)
         raise StoreError(failed.located) from error
+
+
+class _Column(NamedTuple):
+    name: str
+    kind: str
+    is_numbered: bool  # by a sequence
+
+
+async def copy(path: Path, url: str) -> dict[str, int]:
+    """Copy the database of a stopped coordinator; return the rows of each table.
+
+    The file stays as it is.  All is copied in one transaction: an error leaves nothing.
+
+    Raises StoreError, also if the file is in use, missing, or of another version, or if
+    the other database is not empty.
+    """
+    if not await asyncio.to_thread(path.exists):
+        raise StoreBroken("is missing", str(path))
+    database = PostgresDatabase(url)
+    with locked(path), closing(read_only(path)) as source:
+        try:
+            ((version,),) = source.execute("PRAGMA user_version")
+            if version != len(FILE_MIGRATIONS):
+                raise StoreError(
+                    f"{path} has version {version}, expected "
+                    f"{len(FILE_MIGRATIONS)}: start `shoal serve` of this version once "
+                    "without --store"
+                )
+            await database.open()
+            try:
+                return await database.transact(partial(_copy, source=source))
+            finally:
+                await database.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from error
+
+
+def _copy(sql: Session, source: sqlite3.Connection) -> dict[str, int]:
+    if sql.execute(FILLED).fetchone()[0]:
+        raise StoreError("the database is not empty: create another one")
+    tables: dict[str, list[_Column]] = {}
+    for table, *column in sql.execute(COLUMNS).fetchall():
+        tables.setdefault(table, []).append(_Column(*column))
+    return {
+        table: _copy_table(sql, source, table, columns)
+        for table, columns in tables.items()
+    }
+
+
+def _copy_table(
+    sql: Session, source: sqlite3.Connection, table: str, columns: Sequence[_Column]
+) -> int:
+    names = [f'"{each.name}"' for each in columns]
+    listed, marks = ", ".join(names), ", ".join("?" * len(names))
+    # In this order, numbers that are not copied are given in it, too.
+    order = " ORDER BY rowid" if '"rowid"' in names else ""
+    insert = f"INSERT INTO {table} ({listed}) VALUES ({marks})"
+    convert = _converter(table, columns)
+    sql.execute(f"DELETE FROM {table}")  # the first rows of a new database
+    rows = source.execute(f"SELECT {listed} FROM {table}{order}")
+    count = 0
+    for some in _chunks(rows):
+        sql.executemany(insert, [convert(row) for row in some])
+        count += len(some)
+    for each in columns:
+        if each.is_numbered:
+            query = f"""SELECT setval(pg_get_serial_sequence('{table}', '{each.name}'),
+                        (SELECT coalesce(max("{each.name}"), 0) FROM {table}) + 1,
+                        false)"""
+            sql.execute(query)
+    return count
+
+
+def _chunks(rows: sqlite3.Cursor) -> Iterator[list[Any]]:
+    while some := rows.fetchmany(ROWS_AT_ONCE):
+        yield some
+
+
+def _converter(
+    table: str, columns: Sequence[_Column]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return what makes a row for PostgreSQL of one of SQLite."""
+    if table == "jobs":
+        return partial(_job_row, [each.name for each in columns])
+    flags = [each.kind == "boolean" for each in columns]
+    return lambda row: [
+        bool(value) if flag else value for flag, value in zip(flags, row, strict=True)
+    ]
+
+
+def _job_row(names: Sequence[str], row: Sequence[Any]) -> list[Any]:
+    """Return the row of a job, whose texts early versions did not pack."""
+    values = dict(zip(names, row, strict=True))
+    if work := values["work"]:
+        values["packed_work"] = b'{"work":%s}' % work.encode()
+    values["work"] = b""
+    if values["outcome"] is not None:
+        values["outcome"] = values["outcome"].encode()
+    return [*values.values()]

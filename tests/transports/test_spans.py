@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.transports.tracing.spans import open_spans, wants_spans
+from shoal.transports.spans import open_spans, wants_spans
 
 URL = "http://127.0.0.1:4318"
 
@@ -55,7 +55,7 @@ async def test_only_http_is_supported(caplog: pytest.LogCaptureFixture) -> None:
 async def test_missing_packages_are_named_with_how_to_install_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "shoal.transports.tracing.otlp_spans", False)
+    monkeypatch.delitem(sys.modules, "shoal.transports.otlp_spans", False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
 

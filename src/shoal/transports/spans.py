@@ -95,7 +95,7 @@ async def open_spans(
         yield None
         return
     try:
-        from shoal.transports.tracing.otlp_spans import OtlpSpans
+        from shoal.transports.otlp_spans import OtlpSpans
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"traces need the package {error.name}, which is not installed: "

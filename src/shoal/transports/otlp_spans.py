@@ -28,7 +28,7 @@ from opentelemetry.trace import SpanKind as OtelSpanKind
 
 from shoal import __version__
 from shoal.domain.trace_context import TraceContext
-from shoal.transports.tracing.spans import Span
+from shoal.transports.spans import Span
 
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP
 EXPORT_TIMEOUT = 10.0  # seconds in which a collector must answer

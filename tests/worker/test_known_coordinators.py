@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config.known_coordinators import (
-    FILE,
+from shoal.worker.identity import (
+    COORDINATORS,
     KnownCoordinator,
     known_coordinator,
     remember_coordinator,
@@ -27,7 +27,7 @@ def test_coordinators_are_known_by_their_urls(tmp_path: Path) -> None:
     assert known_coordinator(folder, "https://one") == ONE
     assert known_coordinator(folder, "https://other") == OTHER
     if sys.platform != "win32":
-        assert (folder / FILE).stat().st_mode & 0o077 == 0
+        assert (folder / COORDINATORS).stat().st_mode & 0o077 == 0
 
 
 def test_full_disk_loses_no_coordinator(
@@ -49,7 +49,7 @@ def test_full_disk_loses_no_coordinator(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"https://one": {"x": 1}}'])
 def test_damaged_file_names_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / COORDINATORS).write_text(text)
 
     assert known_coordinator(tmp_path, "https://one") is None
     remember_coordinator(tmp_path, "https://one", ONE)

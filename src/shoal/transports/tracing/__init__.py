@@ -1,1 +1,0 @@
-"""Spans, and their export to a collector of OpenTelemetry."""
