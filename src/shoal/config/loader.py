@@ -104,7 +104,6 @@ def load_setting(
     section: str,
     name: str,
     file: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
 ) -> LoadedSetting:
     """Return one setting, whatever the others are.
 
@@ -113,7 +112,7 @@ def load_setting(
     (declared,) = (each for each in fields(config) if each.name == name)
     table = _section(file, section)
     hint = typing.get_type_hints(config)[name]
-    return _load_field(section, declared, hint, table, {}, file, environment)
+    return _load_field(section, declared, hint, table, {}, file, os.environ)
 
 
 def check_file(file: Path, sections: Collection[str]) -> None:

@@ -180,7 +180,6 @@ def write_gguf_of_folder(
     folder: Path,
     *,
     vocabulary: Vocabulary | None = None,
-    precision: Precision = "f16",
 ) -> Path:
     """Write the model of a folder with Hugging Face's files, as ``write_gguf`` does.
 
@@ -200,7 +199,7 @@ def write_gguf_of_folder(
             )
         vocabulary = read_vocabulary(folder, config)
     with _opened(folder) as tensors:
-        return write_gguf(path, tensors, config, vocabulary, precision=precision)
+        return write_gguf(path, tensors, config, vocabulary)
 
 
 def rotate_halves(matrix: "Array", heads: int) -> "Array":

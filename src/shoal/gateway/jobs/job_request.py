@@ -128,12 +128,12 @@ def is_falsy(raw: Raw, field: str) -> bool:
     return small and decoding.decode_field(_any, raw, field) in (None, 0)
 
 
-def decode_user(raw: Raw, field: str = "user_id") -> str:
+def decode_user(raw: Raw) -> str:
     """Decode a user's id.  Raises InvalidRequest."""
-    value = decoding.decode_field(_user_ids, raw, field)
+    value = decoding.decode_field(_user_ids, raw, "user_id")
     text = value if isinstance(value, str) else bytes(raw).decode()
     if len(text) > USER_MAX:
-        raise InvalidRequest(f"{field}: more than {USER_MAX} characters", field)
+        raise InvalidRequest(f"user_id: more than {USER_MAX} characters", "user_id")
     return text
 
 

@@ -36,7 +36,6 @@ class GradientBuckets:
         self,
         parameters: Iterable[Tensor],
         group: Collectives,
-        bucket_size: int = BUCKET_SIZE,
         compression: error_feedback.FeedbackCompression | None = None,
     ) -> None:
         self._group = group
@@ -44,7 +43,7 @@ class GradientBuckets:
         trained = [each for each in parameters if each.requires_grad]
         if not trained:
             raise InvalidRequest("the model has no parameters to train")
-        self._buckets = _divided(trained, bucket_size)
+        self._buckets = _divided(trained)
         self._of = {id(each): bucket for bucket in self._buckets for each in bucket.all}
         self._hooks = [
             each.register_post_accumulate_grad_hook(self._on_gradient)
@@ -174,7 +173,7 @@ class _Bucket:
         return row[self._at[id(parameter)]].view(parameter.shape)
 
 
-def _divided(parameters: Sequence[Tensor], bucket_size: int) -> list[_Bucket]:
+def _divided(parameters: Sequence[Tensor]) -> list[_Bucket]:
     """Divide parameters into buckets, the last parameters first.
 
     Backward computes their gradients first, about.
@@ -185,7 +184,7 @@ def _divided(parameters: Sequence[Tensor], bucket_size: int) -> list[_Bucket]:
     for each in reversed(parameters):
         dtype = _sum_dtype(each)
         added = each.numel() * dtype.itemsize
-        if some and (dtype != _sum_dtype(some[0]) or size + added > bucket_size):
+        if some and (dtype != _sum_dtype(some[0]) or size + added > BUCKET_SIZE):
             buckets.append(_Bucket(some, _sum_dtype(some[0])))
             some, size = [], 0
         some.append(each)

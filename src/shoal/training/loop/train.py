@@ -45,20 +45,18 @@ TIMEOUT = 60.0  # seconds of one operation
 
 
 @contextmanager
-def group_of_environment(
-    timeout: float = TIMEOUT,
-) -> Iterator[RankGroup | ElasticGroup]:
+def group_of_environment() -> Iterator[RankGroup | ElasticGroup]:
     """Yield the group that the environment names; without a name, one rank alone.
 
     Under ``shoal train`` it goes on without ranks that are lost, and admits new ones;
     under torchrun it ends with its first failure.
     """
     if RUN_URL in os.environ:
-        with closing(join_run(timeout, admits=True)) as elastic:
+        with closing(join_run(TIMEOUT, admits=True)) as elastic:
             yield elastic
         return
     if "RANK" not in os.environ:
-        with closing(_alone(timeout)) as group:
+        with closing(_alone()) as group:
             yield group
         return
     from torch import distributed as dist
@@ -68,14 +66,14 @@ def group_of_environment(
     with ExitStack() as stack:
         store, rank, size = next(dist.rendezvous("env://"))
         store = dist.PrefixStore("shoal.train", store)
-        group = meet(store, rank, size, timedelta(seconds=timeout))
+        group = meet(store, rank, size, timedelta(seconds=TIMEOUT))
         yield stack.enter_context(closing(group))
 
 
-def _alone(timeout: float) -> RankGroup:
+def _alone() -> RankGroup:
     port = open_port("127.0.0.1", encrypts=False)
-    links = port.open_group(GroupMembership("alone", 0, 0, 1, ""), timeout)
-    return RankGroup(links, timeout, on_close=port.close)
+    links = port.open_group(GroupMembership("alone", 0, 0, 1, ""), TIMEOUT)
+    return RankGroup(links, TIMEOUT, on_close=port.close)
 
 
 class LentShare:
