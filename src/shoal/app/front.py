@@ -162,9 +162,7 @@ async def front_listener(
     async with (
         relay.opened(),
         http_listener(
-            *(app, host, 0, tls, strangers),
-            look=first_look(gateway),
-            sockets=sockets,
+            *(app, host, 0, tls, strangers), look=first_look(gateway), sockets=sockets
         ) as bound,
     ):
         yield bound

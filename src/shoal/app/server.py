@@ -377,8 +377,7 @@ async def _opened(
                     signing_keys.begin_new_log, folder, head, at
                 )
                 log.warning(
-                    "new receipt log, signed with %s",
-                    signing.signer.public_key.hex(),
+                    "new receipt log, signed with %s", signing.signer.public_key.hex()
                 )
             elif problem is not None:
                 raise StoreBroken(problem, store.name)
@@ -423,10 +422,7 @@ def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
 
 
 def _unencrypted(
-    config: ServeConfig,
-    wires: Mapping[str, object],
-    https: Https | None,
-    anyone: bool,
+    config: ServeConfig, wires: Mapping[str, object], https: Https | None, anyone: bool
 ) -> Mapping[str, str]:
     """Return the peers of other machines whose connections are not encrypted.
 
@@ -556,12 +552,7 @@ async def _ollama_listener(
     tls = None if https is None else https.context
     where = (config.host, config.ollama_port)
     async with http_listener(
-        ollama,
-        *where,
-        tls,
-        strangers,
-        look=first_look(gateway),
-        flag="--ollama-port",
+        ollama, *where, tls, strangers, look=first_look(gateway), flag="--ollama-port"
     ) as bound:
         yield bound.port
 

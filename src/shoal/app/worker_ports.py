@@ -119,8 +119,7 @@ class WorkerPorts:
         app.router.add_get("/{path:.*}", router.handle)
         async with (
             http_listener(
-                *(app, self.host, self.http_port, None, strangers),
-                flag="--listen-port",
+                *(app, self.host, self.http_port, None, strangers), flag="--listen-port"
             ) as bound,
             asyncio.TaskGroup() as tasks,
         ):

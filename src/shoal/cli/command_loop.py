@@ -142,10 +142,7 @@ def run_program(
 
 
 def _first_report(
-    name: str,
-    output: IO[str],
-    log: Path,
-    on_event: Callable[[dict[str, Any]], None],
+    name: str, output: IO[str], log: Path, on_event: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     for line in output:
         report: dict[str, Any] = json.loads(line)

@@ -185,11 +185,7 @@ async def _answer(
     async def attempt() -> bytes:
         try:
             async with session.request(
-                method,
-                as_given(url),
-                json=body,
-                headers=headers,
-                allow_redirects=False,
+                method, as_given(url), json=body, headers=headers, allow_redirects=False
             ) as response:
                 await raise_for_status(response, address)
                 return await read_body(response, limit, f"{url}: the answer")

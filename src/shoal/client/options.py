@@ -81,8 +81,7 @@ class Options:
             )
         if self.key and not self.durable:
             raise InvalidRequest(
-                "key=…: requires a durable call; leave out durable=False",
-                "key",
+                "key=…: requires a durable call; leave out durable=False", "key"
             )
         if self.on_progress is not None and self.key:
             raise InvalidRequest(

@@ -36,8 +36,7 @@ class ServeConfig:
         "N",
     )
     ollama_open: bool = setting(
-        "access to Ollama's API without a key, for anyone who reaches it",
-        False,
+        "access to Ollama's API without a key, for anyone who reaches it", False
     )
     name: str = setting(
         "name of this machine, as peers see it (default: the host name)",
@@ -45,9 +44,7 @@ class ServeConfig:
         everyday=True,
     )
     data_dir: Path = setting(
-        "folder of the database, keys and other data",
-        USER_DATA,
-        everyday=True,
+        "folder of the database, keys and other data", USER_DATA, everyday=True
     )
     store: str = setting(
         "PostgreSQL database, postgresql://USER@HOST/DATABASE (default: a file in the "
@@ -94,8 +91,7 @@ class ServeConfig:
         everyday=True,
     )
     approve_nodes: bool = setting(
-        "approval of each machine before it gets work: shoal nodes approve NAME",
-        False,
+        "approval of each machine before it gets work: shoal nodes approve NAME", False
     )
     relay_open: bool = setting(
         "use of this coordinator's relay by nodes without a join token or passcode",
@@ -160,11 +156,7 @@ class ServeConfig:
         "NAME=PATH",
         everyday=True,
     )
-    blobs_max: float = setting(
-        "limit of stored large values of calls",
-        8.0,
-        "GB",
-    )
+    blobs_max: float = setting("limit of stored large values of calls", 8.0, "GB")
     file_max: float = setting(
         "limit of a file that a client uploads for a batch", 200.0, "MB"
     )
@@ -197,10 +189,7 @@ class ServeConfig:
     )
     webhooks: str = setting("permitted webhook addresses: public, any or off", "public")
     drain: float = setting(
-        "time for open jobs to complete on shutdown",
-        30.0,
-        "SECONDS",
-        everyday=True,
+        "time for open jobs to complete on shutdown", 30.0, "SECONDS", everyday=True
     )
 
 
@@ -227,10 +216,7 @@ class X402Config:
 class JoinConfig:
     """Settings of ``shoal join``."""
 
-    wire: str = setting(
-        "protocol of the coordinator; auto: detected",
-        "auto",
-    )
+    wire: str = setting("protocol of the coordinator; auto: detected", "auto")
     engine: tuple[str, ...] = setting(
         "engine for models: auto (the servers found on this machine, else embedded), "
         "embedded, the URL of an OpenAI-compatible server, ray (also for tasks), or "
@@ -244,8 +230,7 @@ class JoinConfig:
         "auto",
     )
     dask_address: str = setting(
-        "Dask cluster's scheduler: HOST:PORT, or tls://HOST:PORT",
-        "127.0.0.1:8786",
+        "Dask cluster's scheduler: HOST:PORT, or tls://HOST:PORT", "127.0.0.1:8786"
     )
     name: str = setting(
         "name of the worker (default: the host name)", "", everyday=True
@@ -316,9 +301,7 @@ class JoinConfig:
         "passcode of the cluster, for protocols that require one", "", secret=True
     )
     owner: str = setting(
-        "UUID of the owner of this machine, for protocols that send it",
-        "",
-        "UUID",
+        "UUID of the owner of this machine, for protocols that send it", "", "UUID"
     )
     listen: bool = setting(
         "listening ports for coordinators that dial this worker: those that name it "

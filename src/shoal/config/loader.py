@@ -100,10 +100,7 @@ def load_settings(
 
 
 def load_setting(
-    config: type[Any],
-    section: str,
-    name: str,
-    file: Path | None = None,
+    config: type[Any], section: str, name: str, file: Path | None = None
 ) -> LoadedSetting:
     """Return one setting, whatever the others are.
 

@@ -148,10 +148,7 @@ class ReceiptVerifier:
             shown.worker_id, shown.job_id, Verdict.MISSING, shown.receipt
         )
         check = _signature_check(
-            shown.receipt,
-            shown.job_id,
-            shown.public_key,
-            filed[0].claims.output_hash,
+            shown.receipt, shown.job_id, shown.public_key, filed[0].claims.output_hash
         )
         return verified, check
 

@@ -90,10 +90,7 @@ OPTIONS = (
     Option("n", OptionType.INTEGER, 1, 128, neutral=(1,), needs=Feature.CHOICES),
     Option("best_of", OptionType.INTEGER, 1, 128, neutral=(1,), chat=False),
     Option(
-        *("echo", OptionType.FLAG),
-        neutral=(False,),
-        needs=Feature.ECHO,
-        chat=False,
+        *("echo", OptionType.FLAG), neutral=(False,), needs=Feature.ECHO, chat=False
     ),
     Option("suffix", OptionType.TEXT, neutral=("",), chat=False),
     Option(

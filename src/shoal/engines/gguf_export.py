@@ -176,10 +176,7 @@ def write_gguf(
 
 
 def write_gguf_of_folder(
-    path: Path,
-    folder: Path,
-    *,
-    vocabulary: Vocabulary | None = None,
+    path: Path, folder: Path, *, vocabulary: Vocabulary | None = None
 ) -> Path:
     """Write the model of a folder with Hugging Face's files, as ``write_gguf`` does.
 

@@ -96,9 +96,7 @@ LM_STUDIO = ServerKind(
     ignores=frozenset({"echo", "best_of", "suffix"}),
 )
 MLX = ServerKind(
-    "MLX",
-    _BASIC | {Feature.TOOLS},
-    ignores=frozenset({"echo", "best_of", "suffix"}),
+    "MLX", _BASIC | {Feature.TOOLS}, ignores=frozenset({"echo", "best_of", "suffix"})
 )
 TRANSFORMERS = ServerKind(
     "transformers serve",

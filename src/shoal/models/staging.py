@@ -34,12 +34,7 @@ class Staging:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        model: str,
-        transfer_id: str,
-        size: int,
-        replace: bool,
+        self, folder: Path, model: str, transfer_id: str, size: int, replace: bool
     ) -> None:
         self.target = folder / model_folder_name(model)
         self._folder = folder

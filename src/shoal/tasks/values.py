@@ -126,11 +126,7 @@ class _Packing:
     """Converts one value to types that MessagePack has."""
 
     def __init__(
-        self,
-        form: Form,
-        store_blob: StoreBlob | None,
-        *,
-        check_integers: bool = False,
+        self, form: Form, store_blob: StoreBlob | None, *, check_integers: bool = False
     ) -> None:
         self._pickles = form in (Form.PICKLED, Form.EXACT_OR_PICKLED)
         self._has_classes = form is not Form.PICKLED

@@ -184,8 +184,7 @@ class RankGroup:
             )
         parts = [bytes_of(each) for each in arrays]
         self.run(
-            Kind.SCATTER,
-            collectives.scatter(self.place, parts, bytes_of(result), root),
+            Kind.SCATTER, collectives.scatter(self.place, parts, bytes_of(result), root)
         )
         return result
 

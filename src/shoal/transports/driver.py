@@ -242,9 +242,7 @@ class Driver(Generic[In, Out]):
             self._end(error)
 
     def _handle(
-        self,
-        receive: Callable[[Arrived, float], Sequence[In | Output]],
-        batch: Arrived,
+        self, receive: Callable[[Arrived, float], Sequence[In | Output]], batch: Arrived
     ) -> None:
         self._perform(receive(batch, self._clock.now()))
 

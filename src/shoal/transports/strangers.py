@@ -104,10 +104,7 @@ class Stranger:
     )
 
     def __init__(
-        self,
-        strangers: "Strangers",
-        address: str,
-        drop: Callable[[str], object],
+        self, strangers: "Strangers", address: str, drop: Callable[[str], object]
     ) -> None:
         self.network = network_key(address)
         self.drop = drop

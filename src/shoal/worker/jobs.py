@@ -25,10 +25,7 @@ DROPPED_SHARE = 4  # a quarter of the messages at a time: few attempts, little l
 
 
 async def run_trimmed(
-    runner: WorkRunner,
-    work: Work,
-    continues: str = "",
-    thoughts: str = "",
+    runner: WorkRunner, work: Work, continues: str = "", thoughts: str = ""
 ) -> AsyncGenerator[Item, None]:
     """Run ``work`` as ``runner`` does; shorten a chat that is too long.
 
@@ -179,9 +176,7 @@ FindModel: TypeAlias = Callable[[Work], ModelBackend | None]
 
 
 def only_model(
-    runner: WorkRunner,
-    slots: EngineSlots,
-    on_unavailable: Callable[[], None] = _ignore,
+    runner: WorkRunner, slots: EngineSlots, on_unavailable: Callable[[], None] = _ignore
 ) -> FindModel:
     """Return a finder for wires that carry one model."""
     backend = ModelBackend(runner, slots, on_unavailable)

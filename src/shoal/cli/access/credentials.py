@@ -167,11 +167,7 @@ def create_token(
     show(token, as_json, *lines)
 
 
-def _listing(
-    noun: str,
-    path: str,
-    columns: Columns,
-) -> click.Command:
+def _listing(noun: str, path: str, columns: Columns) -> click.Command:
     """Return the command ``ls``, for credentials at a ``path`` of the API."""
 
     @click.command("ls", help=f"List {noun}s.")

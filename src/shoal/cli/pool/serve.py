@@ -97,10 +97,7 @@ def command(
     wires = {
         name: with_fleet(
             load(
-                protocol.config,
-                name,
-                given(values, protocol.config, name),
-                config_file,
+                protocol.config, name, given(values, protocol.config, name), config_file
             ),
             protocol.fleets,
             config.data_dir,

@@ -241,9 +241,7 @@ def _separate_offers(
             engine=slots.engine,
         )
         find = only_model(
-            TaskRunner(source.engine, model),
-            slots,
-            monitor.request_check,
+            TaskRunner(source.engine, model), slots, monitor.request_check
         )
         about = _about(worker, model, slots.size)
         report = partial(worker.report, name, about)

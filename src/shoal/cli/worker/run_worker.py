@@ -444,9 +444,7 @@ def _ports(worker: WorkerContext, listening: ListeningTarget) -> WorkerPorts:
 
 
 async def _functions(
-    worker: WorkerContext,
-    create_member: CreateMember,
-    stack: AsyncExitStack,
+    worker: WorkerContext, create_member: CreateMember, stack: AsyncExitStack
 ) -> FunctionMembership:
     """Start what runs the functions, and return their offer."""
     if cluster := cluster_in(worker.config.engine):

@@ -109,10 +109,7 @@ async def list_files(
     ]
     ids = [each.id for each in page]
     return FileList(
-        shown,
-        len(found) > len(page),
-        ids[0] if ids else None,
-        ids[-1] if ids else None,
+        shown, len(found) > len(page), ids[0] if ids else None, ids[-1] if ids else None
     )
 
 

@@ -115,8 +115,7 @@ def extra_options(
     for name in extra.keys() & BEGUN.keys():
         if decoding.is_requested(extra.pop(name), (BEGUN[name] is begun,)):
             raise InvalidRequest(
-                f"{name}: only a last message of the assistant can be continued",
-                name,
+                f"{name}: only a last message of the assistant can be continued", name
             )
     for name in extra.keys() & DECIDED.keys():
         if decoding.is_requested(extra.pop(name), DECIDED[name]):

@@ -221,12 +221,7 @@ def http_error_code(error: web.HTTPException) -> str:
 
 
 def _report(
-    message: str,
-    type_: str,
-    param: str | None,
-    code: str,
-    status: int,
-    request_id: str,
+    message: str, type_: str, param: str | None, code: str, status: int, request_id: str
 ) -> ErrorReport:
     # Messages quote what clients sent, which may have lone surrogates.
     message = well_formed(message)

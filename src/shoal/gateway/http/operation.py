@@ -88,10 +88,7 @@ class Operation:
             return await self._respond(gateway, request, caller)
 
     async def _respond(
-        self,
-        gateway: Gateway,
-        request: web.Request,
-        caller: ApiCaller | None = None,
+        self, gateway: Gateway, request: web.Request, caller: ApiCaller | None = None
     ) -> web.StreamResponse:
         # Authorize first: reading the body of a request without a key costs memory.
         if caller is None and self.scope is not None:

@@ -184,10 +184,7 @@ class X402Payments:
         await self._http.aclose()
 
     async def _settle(
-        self,
-        charge: Charge,
-        payload: PaymentPayload,
-        requirements: PaymentRequirements,
+        self, charge: Charge, payload: PaymentPayload, requirements: PaymentRequirements
     ) -> SettledPayment:
         try:
             outcome = await self._server.settle_payment(payload, requirements)

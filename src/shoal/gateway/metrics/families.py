@@ -85,10 +85,7 @@ def histograms(
 
 
 def counters(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    found: Mapping[tuple[str, ...], float],
+    name: str, text: str, labels: Sequence[str], found: Mapping[tuple[str, ...], float]
 ) -> Metric:
     """Return counters by the values of labels; their name gets ``_total``."""
     family = CounterMetricFamily(name, text, labels=labels)
@@ -98,10 +95,7 @@ def counters(
 
 
 def gauges(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    found: Mapping[tuple[str, ...], float],
+    name: str, text: str, labels: Sequence[str], found: Mapping[tuple[str, ...], float]
 ) -> Metric:
     """Return gauges by the values of labels."""
     family = GaugeMetricFamily(name, text, labels=labels)

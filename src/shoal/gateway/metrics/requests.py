@@ -158,9 +158,7 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield gauge(
-            "http_server_active_requests",
-            "Requests that have not ended",
-            self.active,
+            "http_server_active_requests", "Requests that have not ended", self.active
         )
         yield from self._requests.collect()
         yield from self._duration.collect()

@@ -45,11 +45,7 @@ class RequestTracer:
         record.traceparent = str(record.span)
 
     def end(
-        self,
-        request: web.Request,
-        record: RequestRecord,
-        status: int,
-        seconds: float,
+        self, request: web.Request, record: RequestRecord, status: int, seconds: float
     ) -> None:
         """Make the span of a request that has ended."""
         if record.span is None or not record.span.sampled:

@@ -66,12 +66,7 @@ async def set_alias(
     return _info(gateway, caller, alias)
 
 
-@api.delete(
-    "/admin/aliases/{name}",
-    "Remove an alias",
-    Scope.ADMIN,
-    pattern=ANYTHING,
-)
+@api.delete("/admin/aliases/{name}", "Remove an alias", Scope.ADMIN, pattern=ANYTHING)
 async def remove_alias(gateway: Gateway, caller: ApiCaller, name: str) -> RemovedAlias:
     aliases = gateway.hub.pool.aliases
     if name not in aliases:

@@ -294,10 +294,7 @@ def relay_statuses(gateway: Gateway) -> list[RelayStatus]:
 def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     peers = relay.count_peers()
     return RelayStatus(
-        wire,
-        relay.is_open,
-        peers[RelayStanding.GUEST],
-        peers[RelayStanding.STRANGER],
+        wire, relay.is_open, peers[RelayStanding.GUEST], peers[RelayStanding.STRANGER]
     )
 
 

@@ -88,12 +88,7 @@ def encode_stop(task_id: int) -> str:
 
 
 def encode_task(
-    task_id: int,
-    job: RunJob,
-    *,
-    created_at: int,
-    max_new_tokens: int,
-    context: int = 0,
+    task_id: int, job: RunJob, *, created_at: int, max_new_tokens: int, context: int = 0
 ) -> str:
     """Encode a task, with its fields in the original server's order.
 

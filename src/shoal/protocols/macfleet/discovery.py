@@ -147,9 +147,7 @@ def browser(member: FleetMember, registry: FleetRegistry) -> endpoints.ServiceBr
     A discovered node is not dialled: gossip pings it.
     """
     return endpoints.ServiceBrowser(
-        service_type(member.key),
-        partial(_on_found, member, registry),
-        reciprocal=True,
+        service_type(member.key), partial(_on_found, member, registry), reciprocal=True
     )
 
 

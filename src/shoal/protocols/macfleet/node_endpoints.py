@@ -120,11 +120,7 @@ def _endpoints(
         # Before the heartbeat listener, which announces the transport port.
         _listener(config, local, machine),
         discovery.heartbeat_listener(
-            member,
-            limiter,
-            registry,
-            heartbeats,
-            spare=config.heartbeat_port is None,
+            member, limiter, registry, heartbeats, spare=config.heartbeat_port is None
         ),
         FleetGossip(member, registry, contacts, dialer, peer_addresses),
     ]

@@ -512,11 +512,7 @@ class ShoalSession:
         if not knows_passcode:
             # A pool with a join token only serves, as a worker.
             request = JoinRequest(
-                token,
-                hello.name,
-                frozenset(hello.models),
-                self._address,
-                self._key,
+                token, hello.name, frozenset(hello.models), self._address, self._key
             )
             grant = local.admission(request)
             if token and self._is_guess() and self._with_pool and local.token:

@@ -51,11 +51,7 @@ class TealePeerState:
     """
 
     def __init__(
-        self,
-        peer: TealePeer,
-        link: LinkProfile,
-        now: float,
-        cluster: str | None = None,
+        self, peer: TealePeer, link: LinkProfile, now: float, cluster: str | None = None
     ) -> None:
         self.peer = peer
         self.profile = UNDESCRIBED

@@ -70,10 +70,7 @@ STATE_AFTER: Mapping[type[Fact], str] = {
 
 
 def write_facts(
-    sql: Sql,
-    recorded: Iterable[RecordedFact],
-    apart: LargeValues,
-    usage: UsageBatch,
+    sql: Sql, recorded: Iterable[RecordedFact], apart: LargeValues, usage: UsageBatch
 ) -> None:
     """Write facts and the changes they make, in the open transaction.
 

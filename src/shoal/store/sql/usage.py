@@ -316,11 +316,7 @@ class _WantedSums:
             since = day + 1
 
     def _read(
-        self,
-        sql: Sql,
-        days: Sequence[int],
-        begin: ledger.UsagePlace,
-        limit: int,
+        self, sql: Sql, days: Sequence[int], begin: ledger.UsagePlace, limit: int
     ) -> tuple[list[ledger.UsageSum], int, ledger.UsagePlace | None]:
         """Return sums of some days, the number of their rows, and the next place."""
         fields = sum(bit for each, bit in BITS.items() if each in self.by)

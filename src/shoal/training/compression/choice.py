@@ -43,11 +43,7 @@ class LinkFigures:
 
 
 def expected_seconds(
-    chosen: ChosenCompression,
-    figures: LinkFigures,
-    size: int,
-    ranks: int,
-    ratio: float,
+    chosen: ChosenCompression, figures: LinkFigures, size: int, ranks: int, ratio: float
 ) -> float:
     """Return how long an all-reduce of ``size`` bytes takes; ``ratio`` is topk's."""
     moved = 2 * (ranks - 1) / ranks * size

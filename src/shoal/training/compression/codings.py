@@ -139,10 +139,7 @@ def _block_scaled_size(size: int) -> int:
 
 
 def _encode_blocks(
-    numbers: memoryview,
-    data: memoryview,
-    top: int,
-    quantize: Quantize,
+    numbers: memoryview, data: memoryview, top: int, quantize: Quantize
 ) -> None:
     """Encode numbers, divided by scales that make the largest of each block ``top``.
 

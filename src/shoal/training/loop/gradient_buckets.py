@@ -121,10 +121,7 @@ class GradientBuckets:
 
     def _add(self, bucket: "_Bucket") -> None:
         self._group.all_reduce(
-            bucket.own.numpy(),
-            "sum",
-            bucket.sums.numpy(),
-            compression=bucket.feedback,
+            bucket.own.numpy(), "sum", bucket.sums.numpy(), compression=bucket.feedback
         )
 
 

@@ -145,9 +145,7 @@ def run_command(line: str, conversation: Conversation, api: CoordinatorApi) -> R
 @click.option("--max-tokens", type=int, metavar="N", help="Most tokens in an answer.")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature.")
 @click.option(
-    "--no-history",
-    is_flag=True,
-    help="Do not save the questions of a conversation.",
+    "--no-history", is_flag=True, help="Do not save the questions of a conversation."
 )
 @pass_api_with_json
 def command(

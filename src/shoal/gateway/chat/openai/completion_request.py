@@ -57,11 +57,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
     streaming = body.stream_options
     return GenerationRequest(
         Completion(
-            body.model,
-            _prompt(body.prompt),
-            body.max_tokens,
-            body.temperature,
-            options,
+            body.model, _prompt(body.prompt), body.max_tokens, body.temperature, options
         ),
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),

@@ -154,10 +154,7 @@ async def _previous_messages(
 
 
 async def _find_parts(
-    gateway: Gateway,
-    caller: ApiCaller,
-    references: Sequence[ItemReference],
-    taken: int,
+    gateway: Gateway, caller: ApiCaller, references: Sequence[ItemReference], taken: int
 ) -> Mapping[str, Part]:
     """Return the parts of earlier responses that the references name, by their ids.
 

@@ -141,9 +141,7 @@ def decode_task(payload: Payload) -> TaskRequest:
 
 
 def encode_result(
-    task_id: str,
-    value: bytes | Raw | None,
-    error: str | None = None,
+    task_id: str, value: bytes | Raw | None, error: str | None = None
 ) -> PayloadParts:
     """Return the payload of a RESULT frame: a value in MessagePack, or an error.
 

@@ -162,11 +162,7 @@ class ChunkWriter:
         return self._choice(index, {"role": "assistant", "content": ""}, None, None)
 
     def _choice(
-        self,
-        index: int,
-        fields: Mapping[str, JSON],
-        logprobs: JSON,
-        reason: str | None,
+        self, index: int, fields: Mapping[str, JSON], logprobs: JSON, reason: str | None
     ) -> bytes:
         """Encode a choice as in the document: its ``finish_reason`` may be null."""
         choice: dict[str, JSON] = {"index": index, "delta": {**fields}}

@@ -150,9 +150,7 @@ class RelayServer:
             return wait
         # Not cut short: many links would exceed a common rate that they only begin.
         return max(
-            wait,
-            self._messages.charge(count, now),
-            self._size.charge(size, now),
+            wait, self._messages.charge(count, now), self._size.charge(size, now)
         )
 
     # Handlers by the kind of a message; all raise BadRelayMessage.
