@@ -256,7 +256,8 @@ def test_an_upgrade_starts_the_code_that_is_there(programs: Programs) -> None:
     first.send_signal(signal.SIGHUP)
     eventually(lambda: {*fronts.pids(HUB_NAME)} - {hub}, "another hub")
     assert fronts.pids(HUB_NAME) != [standby]
-    assert fronts.ask("/v1/models")["data"] == []
+    fronts.pool.joined("one")
+    assert chat_with(KEY, fronts) == ANSWERS["ping"]
     assert "waiting for open jobs" not in fronts.pool.program.errors
 
 

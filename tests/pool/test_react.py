@@ -1,5 +1,7 @@
 """The facts that follow from inputs."""
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -36,7 +38,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import CALL_QUEUE, Call, Feature, JobKind
 from shoal.domain.worker import HANDED_OVER, WorkerLoad
-from shoal.pool.eligibility import ineligibility
+from shoal.pool.eligibility import ineligibility, waits_for_another
 from shoal.pool.inputs import (
     AnswerDisputed,
     AnswerRejected,
@@ -64,7 +66,7 @@ from shoal.pool.react import (
     react,
     revocations,
 )
-from shoal.pool.state import PoolState
+from shoal.pool.state import REFUSAL_PAUSE, PoolState
 from shoal.pool.worker import REST_MIN
 
 J, W = JobId("j"), WorkerId("w")
@@ -543,6 +545,26 @@ def test_an_engine_that_fails_is_followed_by_one_of_another_kind(
 
     assert [type(each) for each in facts] == [JobRequeued] * (tries - 1) + [JobFailed]
     assert facts[-1] == JobFailed(J, said[-1], fault=fault)
+
+
+def test_a_job_waits_for_a_busy_worker_rather_than_for_one_that_failed_at_it() -> None:
+    pool = pool_after(JobSubmitted(job("other")), joined("busy"))
+    assert assign(pool) == [("other", "busy")]
+    pool.apply(joined("broken"), 0.0)
+    pool.apply(JobSubmitted(job()), 0.0)
+    assert assign(pool) == [(J, "broken")]
+    renews = partial(waits_for_another, pool)
+
+    failed = Failed(J, pool.jobs[J].lease, "no room", Fault.ENGINE)
+    handle(pool, LeaseResult(WorkerId("broken"), failed), 0.0)
+    for now in (REFUSAL_PAUSE, 2 * REFUSAL_PAUSE):
+        pool.expire_penalties(now, renews)
+        assert assign(pool, now) == []
+
+    # Nobody else is left, and its engine may have recovered.
+    pool.apply(WorkerLeft(WorkerId("busy"), "gone"), now)
+    pool.expire_penalties(3 * REFUSAL_PAUSE, renews)
+    assert (J, "broken") in assign(pool, 3 * REFUSAL_PAUSE)
 
 
 @pytest.mark.parametrize("begun", [False, True])

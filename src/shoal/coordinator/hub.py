@@ -46,7 +46,11 @@ from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool import inputs
 from shoal.pool.departures import departures, overdue_drains
-from shoal.pool.eligibility import has_suitable_worker, no_worker_reason
+from shoal.pool.eligibility import (
+    has_suitable_worker,
+    no_worker_reason,
+    waits_for_another,
+)
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.plan import plan
@@ -608,7 +612,9 @@ class Hub:
                 apply(fact)
         for fact in overdue_drains(self.pool, now):
             apply(fact)
-        alarms = [self.pool.expire_penalties(now), self.pool.suspensions.next_due]
+        renews = partial(waits_for_another, self.pool)
+        alarms = [self.pool.expire_penalties(now, renews)]
+        alarms.append(self.pool.suspensions.next_due)
         for lease in self._plan():
             apply(lease)
         if self._hedge_after is not None:

@@ -10,6 +10,7 @@ from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.worker import Offer
 from shoal.pool.gangs.open_gangs import OpenGang
+from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
 from shoal.pool.roster import SuitableWorkers, remember
 from shoal.pool.state import PoolState
@@ -140,6 +141,24 @@ def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
     """Return whether some worker could take ``job`` if it is not too long, or may."""
     found = suitable_workers(pool, job)
     return found is None or any(True for _ in found)
+
+
+def waits_for_another(pool: PoolState, job: OpenJob, worker_id: WorkerId) -> bool:
+    """Return whether a job at which a worker's engine failed waits for another worker.
+
+    That worker would most likely say the same again, and so end the job.
+    """
+    failed = {each for each, _ in job.failures}
+    if worker_id not in failed or job.state is not JobState.QUEUED:
+        return False
+    found = suitable_workers(pool, job)
+    return found is None or any(
+        each.id not in failed
+        and each.accepts_jobs
+        and each.offer.slots > 0
+        and length_refusal(job, each, job.tokens_min) is None
+        for each in found
+    )
 
 
 def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:

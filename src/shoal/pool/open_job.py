@@ -96,7 +96,9 @@ class OpenJob:
     ran: float = 0.0  # seconds for which its former workers had it
     gang: OpenGang | None = None  # of a member
     settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
-    failures: list[str] = field(default_factory=list)  # what engines said that failed
+    failures: list[tuple[WorkerId, str]] = field(default_factory=list)
+    """The workers whose engines failed at it, with what they said."""
+
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     too_long_for: dict[WorkerId, str] = field(default_factory=dict)
     """The workers that refused it for its length, with what they said."""

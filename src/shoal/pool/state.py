@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
@@ -136,11 +136,16 @@ class PoolState:
         if worker_id is not None and opened.gang is not None:
             self._await_return(opened, worker_id, max(queued_at, grace_until))
 
-    def expire_penalties(self, now: float) -> float | None:
+    def expire_penalties(
+        self,
+        now: float,
+        renews: Callable[[OpenJob, WorkerId], bool] = lambda job, worker_id: False,
+    ) -> float | None:
         """Drop the refusals, penalties and rests that have expired.
 
-        Members of gangs give up workers that have not reconnected in time.  Returns
-        when to call this next.
+        ``renews``: whether the refusal of a job by a worker counts once more.  Members
+        of gangs give up workers that have not reconnected in time.  Returns when to
+        call this next.
         """
         while self.returns and self.returns[0][0] <= now:
             _, job_id, worker_id = heappop(self.returns)
@@ -148,8 +153,12 @@ class PoolState:
                 self._give_up_return(self.jobs[job_id], worker_id)
         while self.refusals and self.refusals[0][0] <= now:
             _, job_id, worker_id = self.refusals.popleft()
-            if job_id in self.jobs:
-                self.jobs[job_id].refused_by.pop(worker_id, None)
+            if (job := self.jobs.get(job_id)) is None:
+                continue
+            if renews(job, worker_id):
+                self.refusals.append((now + REFUSAL_PAUSE, job_id, worker_id))
+            else:
+                job.refused_by.pop(worker_id, None)
         while self.penalties and self.penalties[0].until <= now:
             self._drop_oldest_penalty()
         while self.rests and self.rests[0][0] <= now:
@@ -456,7 +465,7 @@ class PoolState:
 
         Not the last one that takes jobs for the model: it says what is wrong at once.
         """
-        job.failures.append(reason)
+        job.failures.append((worker_id, reason))
         worker = self.workers[worker_id]
         if worker.resting:
             return  # the job began before the rest
