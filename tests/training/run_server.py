@@ -16,6 +16,7 @@ from shoal.training.run_events import run_id_of
 
 TOKEN = "5c" * 32
 POLL = 0.02  # seconds
+PATIENCE = 5.0  # seconds: a busy machine keeps ranks waiting, too
 
 
 class RunServer:
@@ -54,7 +55,11 @@ class RunServer:
         self._thread.join()
 
     def _new(self) -> Rendezvous:
-        return Rendezvous(run_id_of(TOKEN), *self._terms, random_bytes=os.urandom)
+        return Rendezvous(
+            *(run_id_of(TOKEN), *self._terms),
+            random_bytes=os.urandom,
+            patience=PATIENCE,
+        )
 
     async def _restart(self) -> None:
         self.rendezvous = self._new()
