@@ -29,6 +29,7 @@ BENCHES = (
     "startup",
     "steps",
     "store",
+    "takeover",
     "tasks",
     "tealenet",
     "tealenet_streams",

@@ -90,7 +90,7 @@ def measure(rounds: int) -> Results:
             for count in FRONTS
         }
         for count in (1, 2):
-            _standby(pools[count].program)  # its start is no part of a chat
+            standby_of(pools[count].program)  # its start is no part of a chat
         _chats(pools, defaultdict(list))  # for all to be warm
         for _ in range(rounds):
             _chats(pools, results)
@@ -116,7 +116,7 @@ def _chats(pools: Mapping[int, Gateway], out: Results) -> None:
     for pace, answers in ANSWERS.items():
         asked = request(pace, key=KEY, stream=True)
         for fronts, pool in pools.items():
-            hub = _hub(pool.program)
+            hub = hub_of(pool.program)
             before, all_before = cpu_of(hub), pool.program.cpu()
             run(ask_all(pool.port, asked, STREAMS, answers))
             used, all_used = cpu_of(hub) - before, pool.program.cpu() - all_before
@@ -151,7 +151,7 @@ def _jobs(
 
 def _takeover(pool: Gateway, number: int, out: Results) -> None:
     """Kill the hub under open streams."""
-    out[STANDBY].append(_standby(pool.program).memory_full_info().pss / 1e6)
+    out[STANDBY].append(standby_of(pool.program).memory_full_info().pss / 1e6)
     run(ask_all(pool.port, request("burst", key=KEY, stream=True), 1, 1))
     asked = [
         # Another worker repeats an answer only if its engine would say the same.
@@ -161,12 +161,12 @@ def _takeover(pool: Gateway, number: int, out: Results) -> None:
     stalls = run(_stalls(pool, asked))
     out[_stalled("median")].append(statistics.median(stalls))
     out[_stalled("last")].append(max(stalls))
-    out[STARTED].append(cpu_of(_hub(pool.program)))
+    out[STARTED].append(cpu_of(hub_of(pool.program)))
 
 
 async def _stalls(pool: Gateway, asked: Sequence[bytes]) -> list[float]:
     """Kill the hub once all streams have begun; return how long each stalled."""
-    hub = _hub(pool.program)
+    hub = hub_of(pool.program)
     begun = asyncio.Barrier(len(asked) + 1)
     async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
         streams = [
@@ -205,13 +205,13 @@ def _end_of_stall(arrived: Sequence[float], killed: float) -> float:
     return max(gaps)[1] - killed
 
 
-def _hub(running: Program) -> int:
+def hub_of(running: Program) -> int:
     """Return the process that has the pool: without fronts, the only one."""
     hub = _child(running, HUB_NAME)
     return running.process.pid if hub is None else hub.pid
 
 
-def _standby(running: Program) -> psutil.Process:
+def standby_of(running: Program) -> psutil.Process:
     """Wait for the process that is to be the next hub."""
     deadline = time.monotonic() + PATIENCE
     while (standby := _child(running, STANDBY_NAME)) is None:

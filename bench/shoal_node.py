@@ -1,7 +1,8 @@
-"""Workers of Shoal's own protocol that have nothing to do: the real worker, many times.
+"""Workers of Shoal's own protocol: the real worker, many times in one process.
 
-As a program: ``shoal_node.py PORT COUNT`` has that many join, prints a line when all
-have, and keeps them connected.
+As a program: ``shoal_node.py PORT COUNT [SECONDS]`` has that many join, prints a line
+when all have, and keeps them connected.  Each does one chat at a time, for so many
+seconds, and prints a line with the time when it begins.
 """
 
 import asyncio
@@ -9,29 +10,53 @@ import json
 import os
 import secrets
 import sys
+import time
+from collections.abc import AsyncIterator
 from random import Random
 
-from shoal.domain.work import JobKind
+from shoal.domain.outcome import Usage
+from shoal.domain.work import JobKind, Work
 from shoal.domain.worker import Offer, ServedModel
+from shoal.engines.engine import Finished, Item
 from shoal.ledger.keys import Signer
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 
 JOINING_AT_ONCE = 50
 
 
-async def _run(port: int, name: str, clock: LoopClock, joined: asyncio.Event) -> None:
+class _Engine:
+    """Answers with one word, after a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncIterator[Item]:
+        print(json.dumps({"began": time.monotonic()}), flush=True)
+        await asyncio.sleep(self._seconds)
+        yield "word"
+        yield Finished("stop", Usage(1, 1))
+
+
+async def _run(
+    port: int, name: str, seconds: float, clock: LoopClock, joined: asyncio.Event
+) -> None:
     """Join and stay; set ``joined`` when that is done."""
-    offers = (Offer(frozenset({JobKind.CHAT}), frozenset({"m"}), slots=1),)
+    signer = Signer.from_seed(secrets.token_bytes(32))
+    kinds, models = frozenset({JobKind.CHAT}), frozenset({"m"})
+    offers = (Offer(kinds, models, slots=1, public_key=signer.public_key.hex()),)
     profile = WorkerProfile(
         name,
         ServedModel("m"),
         slots=1,
         token="t",
-        identity=Signer.from_seed(secrets.token_bytes(32)),
+        identity=signer,
         epoch=clock.wall() - clock.now(),
         offers=offers,
         random_bytes=secrets.token_bytes,
@@ -45,7 +70,7 @@ async def _run(port: int, name: str, clock: LoopClock, joined: asyncio.Event) ->
     agent = Agent(
         discover()["shoal"].dial(f"http://127.0.0.1:{port}", profile),
         dialer.dial,
-        lambda run: None,
+        only_model(_Engine(seconds), EngineSlots(1)),
         clock,
         Random(),
         report,
@@ -54,14 +79,15 @@ async def _run(port: int, name: str, clock: LoopClock, joined: asyncio.Event) ->
     await agent.run()
 
 
-async def _stay(port: int, count: int) -> None:
+async def _stay(port: int, count: int, seconds: float) -> None:
     at_once = asyncio.Semaphore(JOINING_AT_ONCE)
     clock = LoopClock()
 
     async def join(number: int) -> None:
         joined = asyncio.Event()
         async with at_once:
-            running.create_task(_run(port, f"{os.getpid()}-{number}", clock, joined))
+            name = f"{os.getpid()}-{number}"
+            running.create_task(_run(port, name, seconds, clock, joined))
             await joined.wait()
 
     async with asyncio.TaskGroup() as running:
@@ -73,4 +99,5 @@ if __name__ == "__main__":
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_stay(int(sys.argv[1]), int(sys.argv[2])))
+        port, count, seconds = *map(int, sys.argv[1:3]), float([*sys.argv, 0][3])
+        runner.run(_stay(port, count, seconds))
