@@ -561,7 +561,11 @@ def test_a_job_waits_for_a_busy_worker_rather_than_for_one_that_failed_at_it() -
         pool.expire_penalties(now, renews)
         assert assign(pool, now) == []
 
-    # Nobody else is left, and its engine may have recovered.
+    # Nobody else is left, and its engine may have recovered: one refuses the job.
+    pool.apply(joined("refuses"), now)
+    assert assign(pool, now) == [(J, "refuses")]
+    refusal = Rejected(J, pool.jobs[J].lease, "no")
+    handle(pool, LeaseResult(WorkerId("refuses"), refusal), now)
     pool.apply(WorkerLeft(WorkerId("busy"), "gone"), now)
     pool.expire_penalties(3 * REFUSAL_PAUSE, renews)
     assert (J, "broken") in assign(pool, 3 * REFUSAL_PAUSE)

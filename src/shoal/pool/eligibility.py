@@ -146,7 +146,8 @@ def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
 def waits_for_another(pool: PoolState, job: OpenJob, worker_id: WorkerId) -> bool:
     """Return whether a job at which a worker's engine failed waits for another worker.
 
-    That worker would most likely say the same again, and so end the job.
+    That worker would most likely say the same again, and so end the job.  One that has
+    just refused the job is none to wait for: it may always do.
     """
     failed = {each for each, _ in job.failures}
     if worker_id not in failed or job.state is not JobState.QUEUED:
@@ -154,6 +155,7 @@ def waits_for_another(pool: PoolState, job: OpenJob, worker_id: WorkerId) -> boo
     found = suitable_workers(pool, job)
     return found is None or any(
         each.id not in failed
+        and each.id not in job.refused_by
         and each.accepts_jobs
         and each.offer.slots > 0
         and length_refusal(job, each, job.tokens_min) is None
