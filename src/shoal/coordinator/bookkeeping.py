@@ -1,4 +1,4 @@
-"""Turns facts into ledger transfers and receipts, and stores all in one commit."""
+"""Turns facts into ledger transfers and receipts, and stores them in one commit."""
 
 import asyncio
 import math

@@ -101,7 +101,7 @@ def with_real_model(pool: PoolState, work: Work, owner: str) -> Work:
 
 
 def unknown_alias(pool: PoolState, name: str) -> str | None:
-    """Return an error text for an alias of models that nobody has; None: it is none."""
+    """Return an error text for an alias without a worker; None: it is no alias."""
     if (alias := alias_of(pool, name)) is None:
         return None
     return (

@@ -146,8 +146,8 @@ def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
 def waits_for_another(pool: PoolState, job: OpenJob, worker_id: WorkerId) -> bool:
     """Return whether a job at which a worker's engine failed waits for another worker.
 
-    That worker would most likely say the same again, and so end the job.  One that has
-    just refused the job is none to wait for: it may always do.
+    Its engine would most likely fail in the same words, which ends the job.  A worker
+    that has just refused the job is not waited for: it may refuse it every time.
     """
     failed = {each for each, _ in job.failures}
     if worker_id not in failed or job.state is not JobState.QUEUED:
