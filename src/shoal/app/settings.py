@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from shoal.config import ServeConfig, X402Config
 from shoal.config.installation import install_extra
+from shoal.domain.addresses import host_and_port
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, PaymentsDown
 from shoal.domain.job import TimeLimits
@@ -186,12 +186,8 @@ def _above_zero(flag: str, given: float, units: str) -> float:
 
 
 def _contact(address: str) -> PeerAddress:
-    try:
-        parts = urlsplit(f"//{address}")
-        good = parts.netloc == address and parts.hostname and parts.port
-    except ValueError:
-        good = None
-    if not good or "@" in address:
+    found = host_and_port(address)
+    if found is None or not found[1]:
         raise ConfigError(f"--peer {address!a}: expected HOST:PORT")
     return PeerAddress(address)
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 LOOPBACK_NAME = "localhost"
 NETWORK_OF_ONE = 48  # bits of an IPv6 address that one subscriber cannot choose
@@ -13,6 +14,18 @@ def has_space(url: str) -> bool:
     Who splits a URL drops some of them, and who sends it escapes others.
     """
     return any(each <= " " or each == "\x7f" for each in url)
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return the two parts of HOST:PORT; None: it is something else."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.netloc != address or "@" in address or not host or port is None:
+        return None
+    return host, port
 
 
 def is_loopback(address: str) -> bool:

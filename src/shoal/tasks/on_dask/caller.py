@@ -12,6 +12,7 @@ from distributed import Client, KilledWorker
 
 from shoal import __version__
 from shoal.config.installation import this_installation
+from shoal.domain.addresses import host_and_port
 from shoal.domain.errors import ConfigError, ShoalError, Unavailable
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream
@@ -397,10 +398,10 @@ def _place(address: str) -> tuple[str, int]:
 
     Raises ValueError.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal():
+    found = host_and_port(address.rpartition("://")[2])
+    if found is None:
         raise ValueError("not HOST:PORT")
-    return host.strip("[]"), int(port)
+    return found
 
 
 def _unusable(address: str, error: Exception) -> str:
