@@ -5,6 +5,7 @@ from pathlib import Path
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.store.blobs import BlobStore
+from shoal.store.lease import Lease, SharedStore
 from shoal.store.port import Store
 from shoal.store.sqlite.database import DATABASE
 from shoal.store.sqlite.store import SqliteStore
@@ -18,8 +19,18 @@ def store_at(url: str, data_dir: Path, blobs: BlobStore | None = None) -> Store:
 
     Raises ConfigError.
     """
-    if not url:
-        return SqliteStore(data_dir / DATABASE, blobs)
+    return (
+        shared_store_at(url, blobs) if url else SqliteStore(data_dir / DATABASE, blobs)
+    )
+
+
+def shared_store_at(
+    url: str, blobs: BlobStore | None = None, node: str = ""
+) -> SharedStore:
+    """Return the store on a server; ``node``: as in ``PostgresDatabase``.
+
+    Raises ConfigError.
+    """
     if not url.startswith(SCHEMES):
         raise ConfigError(f"--store: expected {EXAMPLE}, without it a file is used")
     try:
@@ -29,6 +40,13 @@ def store_at(url: str, data_dir: Path, blobs: BlobStore | None = None) -> Store:
             f"--store: PostgreSQL needs psycopg ({error}): {install_extra('postgres')}"
         ) from error
     try:
-        return PostgresStore(url, blobs)
+        return PostgresStore(url, blobs, node)
     except StoreError as error:
         raise ConfigError(f"--store: {error}") from error
+
+
+def lease_at(url: str) -> Lease:
+    """Return the lease of the database at a URL that ``shared_store_at`` takes."""
+    from shoal.store.postgres.lease import PostgresLease
+
+    return PostgresLease(url)

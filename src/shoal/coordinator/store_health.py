@@ -105,8 +105,8 @@ class StoreHealth:
         """
         return self._repeat(attempt, heals=False)
 
-    def report_broken(self, error: StoreBroken) -> None:
-        """Treat the store as broken, although no write has failed."""
+    def report_broken(self, error: StoreBroken | Fenced) -> None:
+        """Treat the store as broken, or fenced, although no write has failed."""
         self._on_failed(error)
 
     async def wait_writable(self) -> None:

@@ -218,6 +218,10 @@ class WentBack(StoreBroken):
     """The database lacks commits that it had confirmed."""
 
 
+class InUse(StoreError):
+    """Another coordinator has the database."""
+
+
 class Fenced(StoreError):
     """Another coordinator has taken the database over: this one must stop."""
 

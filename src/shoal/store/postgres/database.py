@@ -5,6 +5,7 @@ that has lost the session, and so the lock, writes nothing before it has both ag
 """
 
 import os
+import secrets  # noqa: TID251  # names this process
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from shoal.domain.errors import Fenced, StoreBroken, StoreError
+from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError
 from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.database import Database
@@ -25,11 +26,11 @@ LOCK_ATTEMPTS = 100  # another coordinator may just be stopping
 LOCK_PAUSE = 0.05  # seconds between them
 LOCK = "1, hashtext('shoal ' || current_schema())"  # one for each pool of a database
 MIGRATION_LOCK = "2, hashtext('shoal ' || current_schema())"
-TERMINATE = """SELECT pg_terminate_backend(pid) FROM pg_locks
-               WHERE locktype = 'advisory' AND classid = 1
-               AND objid = hashtext('shoal ' || current_schema())::oid
-               AND database = (SELECT oid FROM pg_database
-                               WHERE datname = current_database())"""
+LOCKED = """locktype = 'advisory' AND classid = 1
+            AND objid = hashtext('shoal ' || current_schema())::oid
+            AND database = (SELECT oid FROM pg_database
+                            WHERE datname = current_database())"""
+TERMINATE = f"SELECT pg_terminate_backend(pid) FROM pg_locks WHERE {LOCKED}"
 BACKEND = "SELECT pg_backend_pid()"
 POOLER_LOOKS = 4
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -51,23 +52,41 @@ def shown(url: str) -> str:
 
 
 class PostgresDatabase(Database[Session]):
-    """A database on a server; another coordinator on it is refused."""
+    """A database on a server; another coordinator on it is refused.
+
+    ``holder`` is how the lease names this coordinator.
+    """
 
     errors = (psycopg.Error, StoreBroken)
 
-    def __init__(self, url: str) -> None:
-        """Raises StoreError if the URL is none."""
+    def __init__(self, url: str, node: str = "") -> None:
+        """Name the database.
+
+        ``node``: other nodes that share it stand by, and reach this one there.  Raises
+        StoreError if the URL is none.
+        """
         try:
             super().__init__(shown(url))
         except psycopg.Error as error:
             raise StoreError(f"no URL of a PostgreSQL database: {error}") from error
         self._url = url
-        self._holder = ""  # as the lease names this coordinator
+        self._node = node
+        # Two coordinators may have one name, as in two containers.
+        name = f"{socket.gethostname()}, process {os.getpid()}"
+        self.holder = f"{name}, {secrets.token_hex(16)}"
         self._closing = ExitStack()
         self._pid = 0  # of the server's process for the session that writes
 
     async def check(self) -> None:
         await self.read(lambda sql: sql.execute("SELECT max(size) FROM checkpoints"))
+
+    async def resume(self) -> None:
+        """Connect again where the connection was lost, and lock, without waiting for
+        something to write.
+
+        Raises StoreError; Fenced if another has had the lock.
+        """
+        await self.transact(lambda sql: sql.execute(BACKEND))
 
     async def give_back(self) -> None:
         """PostgreSQL does that by itself."""
@@ -97,11 +116,9 @@ class PostgresDatabase(Database[Session]):
             migrate(writer, create=create)
             writer.execute("COMMIT")
             self._lock(writer)
-            # Two coordinators may have one name, as in two containers.
-            query = """UPDATE lease SET holder = ? || CAST(gen_random_uuid() AS text),
-                           pid = ?, at = clock_timestamp() RETURNING holder"""
-            name = f"{socket.gethostname()}, process {os.getpid()}, "
-            ((self._holder,),) = writer.execute(query, (name, self._pid)).fetchall()
+            query = """UPDATE lease SET holder = ?, pid = ?, node = ?, secret = '',
+                           beat = beat + 1, at = clock_timestamp()"""
+            writer.execute(query, (self.holder, self._pid, self._node))
             for readers in (self._readers, self._list_readers):
                 assert readers is not None
                 undo.callback(readers.close, Session.close)
@@ -119,7 +136,7 @@ class PostgresDatabase(Database[Session]):
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
             query = "UPDATE lease SET holder = '', pid = 0 WHERE holder = ?"
-            writer.execute(query, (self._holder,))
+            writer.execute(query, (self.holder,))
         writer.close()
 
     def _transact(self, work: Callable[[Session], T]) -> T:
@@ -172,7 +189,7 @@ class PostgresDatabase(Database[Session]):
             self._lock(writer)
             query = """UPDATE lease SET pid = ?, at = clock_timestamp()
                        WHERE holder = ?"""
-            if not writer.execute(query, (self._pid, self._holder)).rowcount:
+            if not writer.execute(query, (self._pid, self.holder)).rowcount:
                 raise Fenced(
                     "another coordinator has taken over the database while this one "
                     "could not reach it: this one stops"
@@ -213,18 +230,19 @@ class PostgresDatabase(Database[Session]):
     def _lock(self, sql: Session) -> None:
         """Lock the database, for as long as the session lasts.
 
-        Raises StoreError if another process has locked it.
+        Raises InUse if another process has locked it.
         """
         (self._pid,) = sql.execute(BACKEND).fetchone()
-        for _ in range(LOCK_ATTEMPTS):
+        for _ in range(1 if self._node else LOCK_ATTEMPTS):
             query = f"SELECT pg_try_advisory_lock({LOCK})"
             if sql.execute(query).fetchone()[0]:
                 return
             time.sleep(LOCK_PAUSE)
         query = "SELECT holder, to_char(at, 'YYYY-MM-DD HH24:MI:SS TZ') FROM lease"
         holder, at = sql.execute(query).fetchone()
-        raise StoreError(
+        raise InUse(
             f"is in use by {holder.rpartition(',')[0]} since {at}: stop that `shoal "
-            "serve`, or give this one a database of its own",
+            "serve`, give this one a database of its own, or let both be nodes "
+            "(--node)",
             self.name,
         )

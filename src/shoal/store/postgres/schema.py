@@ -330,6 +330,21 @@ MIGRATIONS = (
         at double precision NOT NULL
     );
     """,
+    # What the nodes that share the database know of each other; ``urls`` and ``ports``
+    # are JSON, and ``beat`` is counted by the holder of the lease.
+    f"""
+    ALTER TABLE lease
+        ADD COLUMN beat bigint NOT NULL DEFAULT 0,
+        ADD COLUMN node {TEXT} NOT NULL DEFAULT '',
+        ADD COLUMN certificate {TEXT} NOT NULL DEFAULT '',
+        ADD COLUMN secret {TEXT} NOT NULL DEFAULT '',
+        ADD COLUMN ports {TEXT} NOT NULL DEFAULT '{{}}';
+    CREATE TABLE nodes (
+        name {TEXT} PRIMARY KEY,
+        urls {TEXT} NOT NULL,
+        at timestamptz NOT NULL
+    );
+    """,
 )
 
 
