@@ -118,8 +118,7 @@ async def run_front(
         )
         loop = asyncio.get_running_loop()
         link = loop.create_task(jobs.run_link())
-        stopping = loop.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: jobs.stop())
+        stopping = loop.create_task(_stop(jobs, stop, is_node=bool(config.node)))
         finally_.callback(link.cancel)
         finally_.callback(stopping.cancel)
         for operations, name, numbers in (
@@ -135,6 +134,14 @@ async def run_front(
                 await finally_.enter_async_context(served)
         yield link
         jobs.close(STOPPING)
+
+
+async def _stop(jobs: LinkedJobs, stop: asyncio.Event, *, is_node: bool) -> None:
+    await stop.wait()
+    if is_node:
+        await jobs.leave()
+    else:
+        jobs.stop()
 
 
 @asynccontextmanager

@@ -33,13 +33,19 @@ FRONTS_MAX = 64
 LINK_SOCKET = "link"
 HTTP_SOCKET = "http"
 OLLAMA_SOCKET = "ollama"
+SOCKETS = (LINK_SOCKET, HTTP_SOCKET, OLLAMA_SOCKET)
 RETURN_SECONDS = 2.0  # seconds in which clients come back to a new hub
 SHORT_LIFE = 5.0  # seconds: a process that ended so soon waits before it is repeated
 STANDBY_SHORT_LIFE = 60.0  # the same of a standby, whose start may take most of it
 STDIN = 0  # a socket, whose other end the first process has
-PREPARED, SERVING, ENDED = b"p", b"s", b"e"  # what a standby and a hub write to it
+# What a standby and a hub write to it.
+PREPARED, SERVING, ALIVE, ENDED = b"p", b"s", b"a", b"e"
 TURN = b"t"  # what a standby reads from it when it is to be the hub
 STOP_TIMEOUT = 5.0  # seconds that a front gets to end
+# Looks at the hub of a node without a sign of it, after which it is killed, and the
+# pause between them: 3.5 seconds, in which this process runs.
+SILENT_LOOKS = 14
+LOOK_EVERY = 0.25  # seconds
 
 log = logging.getLogger("shoal.app")
 
@@ -72,6 +78,11 @@ class HubPart(msgspec.Struct, frozen=True, tag=True):
         """Return the path of a socket."""
         return Path(self.folder, name)
 
+    @property
+    def sockets(self) -> dict[str, Path]:
+        """The paths of the sockets, by name."""
+        return {each: self.socket(each) for each in SOCKETS}
+
 
 class FrontPart(msgspec.Struct, frozen=True, tag=True):
     """A front: one ``of`` several; it listens at the sockets with these numbers."""
@@ -97,12 +108,25 @@ def this_part() -> HubPart | FrontPart | None:
 def wait_turn() -> bool:
     """Wait in a standby until it is to be the hub; False: until it is to end."""
     _report(PREPARED)
-    return bool(os.read(STDIN, len(TURN)))
+    try:
+        return bool(os.read(STDIN, len(TURN)))
+    except OSError:  # the first process was killed before it had read that
+        return False
 
 
 def report_serving() -> None:
     """Report to the first process that the hub serves fronts."""
     _report(SERVING)
+
+
+def report_taking_over() -> None:
+    """Report to the first process that a node's hub will serve later than at once."""
+    _report(PREPARED)
+
+
+def report_alive() -> None:
+    """Report to the first process that the hub of a node runs, twice a second or so."""
+    _report(ALIVE)
 
 
 def remove_sockets(part: HubPart) -> None:
@@ -141,7 +165,9 @@ async def run_parts(config: ServeConfig, stop: asyncio.Event) -> int:
     if config.ollama_port is not None:
         ollama = await listen_for_http(config.host, config.ollama_port, "--ollama-port")
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        supervisor = _Supervisor(folder, config.fronts, http, ollama, stop)
+        supervisor = _Supervisor(
+            *(folder, config.fronts, http, ollama, stop), is_node=bool(config.node)
+        )
         try:
             return await supervisor.run()
         finally:
@@ -160,8 +186,11 @@ class _Child:
         writer: asyncio.StreamWriter,
     ) -> None:
         self._process = process
-        self._reader = reader
         self._writer = writer
+        self._reported = {each: asyncio.Event() for each in (PREPARED, SERVING, ENDED)}
+        self._ended = False
+        self._alive = False
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it has just ended
@@ -173,11 +202,20 @@ class _Child:
 
     async def reports(self, sign: bytes) -> bool:
         """Wait until it reports this; False: it has ended before."""
-        try:
-            await self._reader.readuntil(sign)
-        except (asyncio.IncompleteReadError, OSError):
-            return False
-        return True
+        await self._reported[sign].wait()
+        return not self._ended
+
+    async def kill_if_silent(self) -> None:
+        """Kill the hub of a node that has served once it does not run any more."""
+        silent = 0
+        while silent < SILENT_LOOKS:
+            await asyncio.sleep(LOOK_EVERY)
+            silent += 1
+            if self._alive or not self._reported[SERVING].is_set():
+                silent = 0
+            self._alive = False
+        log.error("the hub is silent: killing it, for another to go on")
+        self.signal(signal.SIGKILL)
 
     async def wait(self) -> int:
         """Wait until it has ended; return its exit status."""
@@ -187,6 +225,22 @@ class _Child:
         """Kill it, if it still runs."""
         self.signal(signal.SIGKILL)
         self._writer.close()
+        self._reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Take what it reports."""
+        with suppress(OSError):
+            while signs := await reader.read(64):
+                for sign in (bytes((each,)) for each in signs):
+                    if sign == ALIVE:
+                        self._alive = True
+                    else:
+                        self._reported[sign].set()
+                    if sign == PREPARED:  # a node's hub takes over: it begins anew
+                        self._reported[SERVING].clear()
+        self._ended = True
+        for each in self._reported.values():
+            each.set()
 
 
 class _Supervisor:
@@ -199,7 +253,10 @@ class _Supervisor:
         http: Sequence[socket.socket],
         ollama: Sequence[socket.socket],
         stop: asyncio.Event,
+        *,
+        is_node: bool,
     ) -> None:
+        self._is_node = is_node
         bound = BoundAddress.of(http[0])
         ollama_port = BoundAddress.of(ollama[0]).port if ollama else None
         self._first = HubPart(folder, bound.address, bound.port, ollama_port)
@@ -250,7 +307,9 @@ class _Supervisor:
         while True:
             self._hub = hub
             self._keep_standby(self._stand_by(hub))
+            watching = asyncio.get_running_loop().create_task(self._watch(hub))
             status = await self._ended(hub)
+            watching.cancel()
             self._hub = None
             self._keep_standby(None)
             if self._stop.is_set() or not self._ready.is_set() or status > 1:
@@ -264,6 +323,11 @@ class _Supervisor:
             if standby is not None:
                 standby.begin()
             hub = standby or await self._start(self._next)
+
+    async def _watch(self, hub: _Child) -> None:
+        """Kill the hub of a node that is silent: other nodes take over from it, too."""
+        if self._is_node:
+            await hub.kill_if_silent()
 
     def _keep_standby(self, keeping: Coroutine[Any, Any, None] | None) -> None:
         """Keep the standby by a coroutine, in place of the one before."""

@@ -21,6 +21,7 @@ from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.network import NetworkContext, PortsByWire, open_network
+from shoal.app.node import Node
 from shoal.app.parts import (
     HTTP_SOCKET,
     LINK_SOCKET,
@@ -145,10 +146,12 @@ async def run_coordinator(
     wires: Mapping[str, object] = NO_WIRES,
     x402: X402Config = NO_X402,
     part: HubPart | None = None,
+    node: Node | None = None,
 ) -> AsyncIterator[RunningCoordinator]:
     """Run a coordinator for the length of the block.
 
-    ``part``: its HTTP is served by fronts, in other processes.
+    ``part``: its HTTP is served by fronts, in other processes.  ``node``: other nodes
+    stand by; raises InUse if one of them has the pool.
 
     ``wires`` holds protocols' configurations by name; a protocol without one gets its
     defaults.
@@ -166,12 +169,18 @@ async def run_coordinator(
     https = open_https(config, settings.pages.hosts, clock.wall())
     stored = _secrets(config, https)
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
-    store = store_at(config.store, config.data_dir, files)
+    store = (
+        store_at(config.store, config.data_dir, files)
+        if node is None
+        else node.make_store(files)
+    )
     async with AsyncExitStack() as finally_:
         await asyncio.to_thread(files.open)
         signing = await finally_.enter_async_context(
             _opened(store, config, clock.wall())
         )
+        if node is not None:
+            await finally_.enter_async_context(node.holding())
         spans = await finally_.enter_async_context(
             open_spans(
                 config.otlp_endpoint,
@@ -296,13 +305,15 @@ async def run_coordinator(
                 tasks.create_task(_record_open_jobs(gateway)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
-                tasks.create_task(_end_if_broken(hub.store_health)),
+                tasks.create_task(_end_if_broken(hub.store_health, node)),
                 tasks.create_task(_check_regularly(store, signing)),
                 tasks.create_task(_report_damage(store, hub.store_health)),
                 tasks.create_task(trim_memory_regularly()),
             ]
             port = http.port
             urls = partial(public_urls, config.host, port, secure=https is not None)
+            if node is not None:
+                urls = partial(getattr, node, "all_urls")
             admission.urls = urls
             admission.join_token = stored.token
             admission.prints_limited_tokens = config.join_token is None
@@ -311,6 +322,10 @@ async def run_coordinator(
                 endpoints, replace(network, http=http)
             ) as admission.ports:
                 websockets.open(tasks)
+                if node is not None:
+                    await finally_.enter_async_context(
+                        node.entrance(_named(admission.ports), strangers)
+                    )
                 finally_.enter_context(
                     publish_url(
                         config.data_dir, config.host, port, secure=https is not None
@@ -588,11 +603,26 @@ async def _record_open_jobs(gateway: Gateway) -> None:
             await record_open_jobs(gateway)
 
 
-async def _end_if_broken(health: StoreHealth) -> None:
-    """Raise StoreBroken or Fenced once it is, after those who look could see it."""
-    await health.wait_broken()
-    await asyncio.sleep(BROKEN_NOTICE)
+async def _end_if_broken(health: StoreHealth, node: Node | None) -> None:
+    """Raise StoreBroken or Fenced once it is, after those who look could see it.
+
+    A node stands by then, at once.
+    """
+    if node is not None:
+        node.on_lost(health.report_broken)
+    error = await health.wait_broken()
+    if node is None or not isinstance(error, Fenced):
+        await asyncio.sleep(BROKEN_NOTICE)
     _raise_if_broken(health)
+
+
+def _named(ports: PortsByWire) -> dict[str, int]:
+    """Return the ports of wires by one name each."""
+    return {
+        f"{wire} {label}": port
+        for wire, labelled in ports.items()
+        for label, port in labelled.items()
+    }
 
 
 def _raise_if_broken(health: StoreHealth) -> None:

@@ -74,7 +74,8 @@ def _call_at_end_of_stdin(stop: Callable[[], object]) -> None:
     """Call ``stop`` in another thread when the standard input ends."""
 
     def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)  # nothing is written to it
+        with suppress(OSError):  # a socket whose other end was killed
+            os.read(sys.stdin.fileno(), 1)  # nothing is written to it
         with suppress(RuntimeError):  # the loop has ended
             stop()
 

@@ -52,6 +52,12 @@ class ServeConfig:
         "",
         "URL",
     )
+    node: str = setting(
+        "one of several nodes that share the --store, so that the pool survives the "
+        "loss of a machine; the others reach this one here",
+        "",
+        "HOST:PORT",
+    )
     api_key: str = setting(
         "first API key (default: a random one, stored in the data folder)",
         "",

@@ -30,6 +30,8 @@ from shoal.gateway.metrics.requests import AnsweredRequest
 from shoal.transports.clock import Clock, Timer
 
 RETRY_EVERY = 0.05  # seconds between attempts to reach the hub
+LEAVE_EVERY = 0.1  # seconds between looks whether a front may leave
+LEAVE_PATIENCE = 3.0  # seconds without a hub, until it leaves
 SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
 STREAM_PATIENCE = 30.0  # seconds that open streams do
 KEYS_MAX = 10_000  # keys that are known, each from one address
@@ -118,6 +120,7 @@ class LinkedJobs:
         self.models: Collection[str] = ()
         self.aliases: Collection[str] = ()  # the hub answers requests for them
         self.active = 0  # requests, see ``RequestCounter``
+        self.upgraded = 0  # of these, relayed connections without an end
         self.epoch = 0
         self._connect = connect
         self._clock = clock
@@ -152,6 +155,19 @@ class LinkedJobs:
     def stop(self) -> None:
         """Expect the end of the hub, which lets open streams end before."""
         self._stopping = True
+
+    async def leave(self) -> None:
+        """Leave once all requests have ended, or when there is no hub any more.
+
+        Until then, another node may have it.
+        """
+        looks = 0  # in a row without a hub
+        while self.active > self.upgraded and looks * LEAVE_EVERY < LEAVE_PATIENCE:
+            await asyncio.sleep(LEAVE_EVERY)
+            looks = 0 if self._up.is_set() else looks + 1
+        self._stopping = True
+        if self._channel is not None:
+            self._channel.close()
 
     def close(self, error: ShoalError) -> None:
         """End all open streams with an error."""
@@ -191,9 +207,12 @@ class LinkedJobs:
         """Return the valid key whose secret the client at an address has sent.
 
         None: the hub has to refuse it, and counts it as a guess.
+
+        Raises ShuttingDown if there is no hub.
         """
         if (known := self.known_key(digest, address)) is not None:
             return known
+        await self.wait_up()  # a request that is relayed would end with its hub
         version = self._keys_version
         found = await self._ask(
             lambda number: frames.KeyQuery(number, digest, address, guessable)

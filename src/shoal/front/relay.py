@@ -73,7 +73,11 @@ class RequestRelay:
         await self._admit(request)
         await self._jobs.wait_up()
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await relay_upgrade(request, self._path)
+            self._jobs.upgraded += 1
+            try:
+                return await relay_upgrade(request, self._path)
+            finally:
+                self._jobs.upgraded -= 1
         try:
             async with self._session.request(
                 request.method,

@@ -177,12 +177,12 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, (address, *_) = await loop.sock_accept(listener)
+                sock, source = await loop.sock_accept(listener)
             except OSError as error:  # or its peer has reset it already
                 log.warning(CANNOT_ACCEPT, error)
                 await asyncio.sleep(ACCEPT_RETRY_DELAY)
             else:
-                self._receive(sock, address)
+                self._receive(sock, self._strangers.client_of(source[:2]))
 
     def _accept(self, listener: socket.socket) -> float:
         """Accept pending connections; return the fraction that is strangers'.
@@ -192,11 +192,11 @@ class Acceptor:
         accepted = strange = 0
         while accepted < ACCEPTED_IN_A_ROW:
             try:
-                sock, (address, *_) = listener.accept()
+                sock, source = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 break  # on macOS, the peer may have reset it
             accepted += 1
-            strange += self._receive(sock, address)
+            strange += self._receive(sock, self._strangers.client_of(source[:2]))
         return strange / accepted if accepted else 1.0
 
     def _receive(self, sock: socket.socket, address: str) -> bool:

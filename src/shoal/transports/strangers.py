@@ -291,9 +291,20 @@ class Strangers:
         self._count_max = count_max
         self._strangers: dict[Stranger, None] = {}  # the oldest first
         self._per_address = Counter[str]()
+        self._forwarded = dict[tuple[str, int], str]()
 
     def __len__(self) -> int:
         return len(self._strangers)
+
+    def forward(self, source: tuple[str, int], client: str) -> None:
+        """Take the next connection from a source, of this program, as a client's."""
+        self._forwarded[source] = client
+
+    def client_of(self, source: tuple[str, int]) -> str:
+        """Return the address of the client whose connection comes from a source."""
+        if not self._forwarded:
+            return source[0]
+        return self._forwarded.pop(source, source[0])
 
     def has_room(self, address: str) -> bool:
         """Return whether one more connection from an address may be opened."""

@@ -177,7 +177,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         self._closed = asyncio.get_running_loop().create_future()
         self.transport.set_write_buffer_limits(UNSENT_MAX)
-        _set_options(transport.get_extra_info("socket"))
+        set_options(transport.get_extra_info("socket"))
         if self._stranger is not None:
             self._stranger.on_open(transport, self._drop)
 
@@ -360,7 +360,8 @@ def _limit_unsent(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, NOT_SENT_MAX)
 
 
-def _set_options(sock: socket.socket) -> None:
+def set_options(sock: socket.socket) -> None:
+    """Let small messages go at once, and a vanished peer be noticed, if it is TCP."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     # Small messages must not wait for more data (Nagle's algorithm).

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from shoal.app.fleet_files import with_fleet
 from shoal.app.front import run_front
 from shoal.app.network import PortsByWire
+from shoal.app.node import Node, check_node
 from shoal.app.parts import (
     FRONT_NAME,
     HUB_NAME,
@@ -47,12 +48,13 @@ from shoal.config.loader import check_file, load
 from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
-from shoal.domain.errors import ConfigError, StoreBroken
+from shoal.domain.errors import ConfigError, Fenced, InUse, StoreBroken
 from shoal.front.linked_jobs import OtherVersion
 from shoal.gateway.accounts.invitations import PRINTED_USES
 from shoal.processes.programs import allow_files, name_process
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
+from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import public_url
 
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
@@ -105,6 +107,7 @@ def command(
         for name, protocol in discover().items()
     }
     check_fronts(config.fronts)
+    check_node(config)
     x402 = load(X402Config, "x402", given(values, X402Config, "x402"), config_file)
 
     async def serve(stop: asyncio.Event) -> int:
@@ -121,9 +124,25 @@ def command(
             return await _serve_front(config, wires, part, stop)
         if part is None and config.fronts:
             return await run_parts(config, stop)
+        node = None
         if part is not None:
             name_process(HUB_NAME)
-        async with run_coordinator(config, wires, x402, part) as running:
+            node = Node(config, part, LoopClock()) if config.node else None
+        while not await _stood_by(node, stop, as_json=as_json):
+            try:
+                return await serve_pool(part, node, log_path, stop)
+            except InUse:  # another node was faster
+                if node is None:
+                    raise
+        return 0
+
+    async def serve_pool(
+        part: HubPart | None,
+        node: Node | None,
+        log_path: Path | None,
+        stop: asyncio.Event,
+    ) -> int:
+        async with run_coordinator(config, wires, x402, part, node) as running:
             _tune_garbage_collector()
             sys.setswitchinterval(SWITCH_INTERVAL)
             handed_over = asyncio.Event()
@@ -136,8 +155,13 @@ def command(
                 join = await running.invite() if shown else ""
                 _announce(running, config, join, log_path, as_json=as_json)
             await stop.wait()
-            if not handed_over.is_set():
+            to_others = node is not None and not await node.is_alone()
+            if to_others:
+                running.hand_over()
+            elif not handed_over.is_set():
                 click.echo("stopping: waiting for open jobs", err=True)
+        if node is not None and to_others and not handed_over.is_set():
+            await node.hand_over()
         if part is not None:
             remove_sockets(part)
         return 0
@@ -150,9 +174,30 @@ def command(
             return 0
     try:
         return run_loop(serve)
+    except Fenced as error:
+        if not config.node:
+            raise
+        log.warning("%s", error)
+        return 1  # the first process starts another, which stands by
     except StoreBroken as error:
         what_to_do = _what_to_do(config)
         raise StoreBroken(f"{error}: {what_to_do}", error.path) from error
+
+
+async def _stood_by(node: Node | None, stop: asyncio.Event, *, as_json: bool) -> bool:
+    """Stand by while another node has the pool; return whether until ``stop``."""
+    if node is None:
+        return False
+
+    def on_standby(other: str) -> None:
+        report_serving()
+        url = node.all_urls[0]
+        if as_json:
+            click.echo(json.dumps({"event": "standby", "url": url, "pool": other}))
+        else:
+            click.echo(f"Standing by at {url}: the node {other} has the pool")
+
+    return not await node.stand_by(stop, on_standby)
 
 
 def _hand_over_at_sighup(

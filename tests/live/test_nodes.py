@@ -1,0 +1,174 @@
+"""Several coordinators that share a database: one has the pool, the others stand by."""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from harness.postgres import PostgresServer, postgres_server
+from live.programs import KEY, GatedModel, Pool, Program, Programs, eventually
+from live.test_fronts import STREAMS, Fronts, Reading, chat_with
+from models.tiny_answers import ANSWERS
+from shoal.app.parts import HUB_NAME
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="finds processes in /proc"
+)
+
+STORY = "Tell me a story."
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+class Nodes:
+    """Nodes of one pool; the first has it at the beginning."""
+
+    def __init__(self, folder: Path, server: PostgresServer) -> None:
+        self._folder = folder
+        self._server = server
+        self._programs: list[Programs] = []
+
+    def start(self, *flags: str) -> Program:
+        """Start a node on an address of its own, as a machine has."""
+        number = len(self._programs) + 1
+        folder = self._folder / f"node{number}"
+        folder.mkdir()
+        programs = Programs(folder)
+        self._programs.append(programs)
+        if number > 1:
+            first = self._programs[0].data
+            programs.data.mkdir(mode=0o700)
+            for name in ("signing-key", "signing-log"):
+                shutil.copy(first / name, programs.data / name)
+        host = f"127.0.0.{number}"
+        return programs.start(
+            *("--store", self._server.url(), "--fronts", "1", "--host", host),
+            *("--node", f"{host}:0", "--no-discovery", "--log-level", "debug", *flags),
+        )
+
+    def first(self, *flags: str) -> Fronts:
+        """Start the node that has the pool."""
+        program = self.start(*flags)
+        return Fronts(Pool(self._programs[-1], program, program.event("ready")))
+
+    def standby(self, *flags: str) -> Fronts:
+        """Start a node that stands by."""
+        program = self.start(*flags)
+        event = program.event("standby")
+        port = int(event["url"].rpartition(":")[2])
+        ready = {"url": event["url"], "ports": {"http": port}}
+        return Fronts(Pool(self._programs[-1], program, ready))
+
+    def close(self) -> None:
+        for programs in self._programs:
+            programs.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, server: PostgresServer) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path, server)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def lose_power(node: Fronts) -> None:
+    """End all processes of a node at once."""
+    parent = node.pool.program.process.pid
+    os.kill(parent, signal.SIGSTOP)  # it starts no other
+    for name in (HUB_NAME, "shoal-standby", "shoal-front"):
+        for pid in node.pids(name):
+            os.kill(pid, signal.SIGKILL)
+    node.pool.program.kill()
+
+
+def pause_hub(node: Fronts) -> None:
+    """Stop the hub; the first process of its node replaces it."""
+    (hub,) = node.pids(HUB_NAME)
+    os.kill(hub, signal.SIGSTOP)
+    eventually(lambda: hub not in node.pids(HUB_NAME), "it is killed")
+
+
+@pytest.mark.parametrize("lose", [lose_power, pause_hub])
+def test_streams_at_other_nodes_outlive_the_one_that_has_the_pool(
+    nodes: Nodes, slow_model: GatedModel, lose: Callable[[Fronts], None]
+) -> None:
+    first = nodes.first()
+    second, third = nodes.standby(), nodes.standby()
+    # Workers may come to any node.
+    second.pool.joined("one", *slow_model.flags)
+    third.pool.joined("two", *slow_model.flags)
+    readings = [Reading(second, each) for each in STREAMS]
+    readings += [Reading(third, each) for each in STREAMS]
+    eventually(lambda: all(each.text for each in readings), "each has begun")
+
+    lose(first)
+    slow_model.go_on.set()
+
+    assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
+    for node in (second, third):
+        assert chat_with(KEY, node) == ANSWERS["ping"]
+        assert "Traceback" not in node.pool.program.errors
+
+
+def test_a_node_that_stops_breaks_no_stream(
+    nodes: Nodes, slow_model: GatedModel
+) -> None:
+    """Neither the one that has the pool, nor one that stands by."""
+    first, second, third = nodes.first(), nodes.standby(), nodes.standby()
+    second.pool.joined("one", *slow_model.flags)
+    readings = [Reading(each, "chat") for each in (first, second, third)]
+    eventually(lambda: all(each.text for each in readings), "each has begun")
+
+    third.pool.program.process.send_signal(signal.SIGTERM)
+    first.pool.program.process.send_signal(signal.SIGTERM)
+    eventually(lambda: ready(second) == 200, "another has the pool")
+    slow_model.go_on.set()
+
+    assert [each.end() for each in readings] == [ANSWERS[STORY]] * 3
+    assert first.pool.program.wait() == 0
+    assert third.pool.program.wait() == 0
+    assert chat_with(KEY, second) == ANSWERS["ping"]
+
+
+def test_nobody_takes_over_while_the_database_is_away(
+    nodes: Nodes, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    first, second = nodes.first(), nodes.standby()
+    first.pool.joined("one", *slow_model.flags)
+    (hub,) = first.pids(HUB_NAME)
+    reading = Reading(second, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    server.kill()
+    eventually(lambda: ready(second) == 503, "it is away")
+    slow_model.go_on.set()
+    eventually(lambda: "standing by without" in second.pool.program.errors, "noticed")
+    server.start()
+
+    assert reading.end() == ANSWERS[STORY]
+    assert chat_with(KEY, second) == ANSWERS["ping"]
+    eventually(lambda: ready(second) == 200, "it has healed")
+    assert first.pids(HUB_NAME) == [hub]
+    assert second.pool.program.process.poll() is None
+    assert "has taken over" not in first.pool.program.errors
+
+
+def ready(node: Fronts) -> int:
+    try:
+        with urlopen(f"{node.pool.url}/readyz") as answer:
+            status: int = answer.status
+            return status
+    except HTTPError as error:
+        return error.code
