@@ -25,12 +25,6 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
     encode_pong,
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.codec.legacy_tensors import (
-    decode_sparse,
-    decode_tensor,
-    encode_sparse,
-    encode_tensor,
-)
 from shoal.protocols.macfleet.codec.tasks import (
     decode_result,
     decode_task,
@@ -93,14 +87,6 @@ def arrays(data: bytes) -> None:
     head, numbers = encode_array(array.copy())
     again = decode_array(head + numbers)
     assert (again.shape, again.tobytes()) == (array.shape, array.tobytes())
-
-
-def legacy_tensors(data: bytes) -> None:
-    """A tensor or a compressed gradient of the first version; it can be encoded."""
-    with suppress(PeerError):
-        assert encode_sparse(decode_sparse(data)) == data
-    kind, array = decode_tensor(data)
-    assert encode_tensor(array, kind) == data
 
 
 def fleet_hardware(data: bytes) -> None:
@@ -196,14 +182,6 @@ FLEETS: Mapping[str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]
         lambda: [
             *_recorded("array", "expect", "packed_hex"),
             *_recorded("array_decode", "input", "packed_hex"),
-        ],
-    ),
-    "legacy_tensors": (
-        legacy_tensors,
-        lambda: [
-            *_recorded("v1_tensor", "expect", "bytes_hex"),
-            *_recorded("v1_compressed", "expect", "bytes_hex"),
-            *_recorded("v1_compressed_decode", "input", "bytes_hex"),
         ],
     ),
     "fleet_hardware": (

@@ -1,4 +1,4 @@
-"""Every case of the vectors is used, and every documented test exists."""
+"""The cases of the vectors are used, and every documented test exists."""
 
 import ast
 import re
@@ -8,6 +8,9 @@ from pathlib import Path
 from protocols.macfleet.recorded import CASES, VECTORS, case_of
 
 TESTS = Path(__file__).parents[2]
+
+NEVER_SENT = {"v1_tensor", "v1_compressed", "v1_compressed_decode"}
+"""Layouts of the first version, which no program sends or reads (decision 61)."""
 
 
 def called(name: str) -> Iterator[str]:
@@ -40,9 +43,9 @@ def names_of(kind: str) -> set[str]:
     return {case["name"] for case in CASES if case["kind"] == kind}
 
 
-def test_every_kind_of_case_is_replayed() -> None:
+def test_every_kind_of_case_that_is_sent_is_replayed() -> None:
     assert VECTORS.exists()
-    assert replayed() == kinds()
+    assert replayed() == kinds() - NEVER_SENT
 
 
 def test_each_test_named_in_the_documentation_exists() -> None:
