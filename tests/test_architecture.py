@@ -200,24 +200,6 @@ def test_only_the_hub_changes_the_pool() -> None:
     assert not strays, listed(strays, "give the hub a fact, which changes the pool")
 
 
-RUN_JOBS = ("gateway/chat/", "gateway/jobs/endpoints", "gateway/jobs/job_options")
-LIST_MODELS = {
-    "gateway/chat/anthropic/endpoints.py",
-    "gateway/chat/ollama/endpoints.py",
-}
-
-
-def test_handlers_that_run_jobs_reach_the_hub_through_the_job_service() -> None:
-    reaching = {
-        path
-        for path, text in MODULES.items()
-        if path.startswith(RUN_JOBS) and "gateway.hub" in text
-    }
-
-    strays = sorted(reaching - LIST_MODELS)
-    assert not strays, listed(strays, "use `gateway.jobs`: the hub may be elsewhere")
-
-
 # Pickles run code when they are read.
 _RUNS_DATA = re.compile(
     r"[ ]*(?:import|from) (?:pickle|marshal|shelve)\b"

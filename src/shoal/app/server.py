@@ -60,6 +60,7 @@ from shoal.gateway.accounts.usage import record_open_jobs
 from shoal.gateway.all_operations import OLLAMA_API
 from shoal.gateway.app import Gateway, first_look, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
+from shoal.gateway.context import AccountsGateway, JobsGateway
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
@@ -341,7 +342,10 @@ async def run_coordinator(
                     partial(_invite, gateway),
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
-                    new_link(gateway, next(iter(gateway.access.keyring.first))).url,
+                    new_link(
+                        gateway.select(AccountsGateway),
+                        next(iter(gateway.access.keyring.first)),
+                    ).url,
                     hand_over,
                 )
                 peers.drain(STOPPING)
@@ -407,7 +411,7 @@ async def _opened(
 async def _invite(gateway: Gateway) -> str:
     token = ""
     with suppress(StoreError):  # `shoal join-line` makes one later
-        token = await printed_token(gateway)
+        token = await printed_token(gateway.select(AccountsGateway))
     return gateway.admission.invitation(token)
 
 
@@ -600,7 +604,7 @@ async def _record_open_jobs(gateway: Gateway) -> None:
         since = gateway.clock.wall() - RECORD_EVERY / 2
         await asyncio.sleep(RECORD_EVERY - since % RECORD_EVERY)
         with suppress(StoreError):  # a plot lacks a minute; the hub reports the store
-            await record_open_jobs(gateway)
+            await record_open_jobs(gateway.hub, gateway.store, gateway.clock)
 
 
 async def _end_if_broken(health: StoreHealth, node: Node | None) -> None:
@@ -675,7 +679,7 @@ async def _report_damage(store: Store, health: StoreHealth) -> None:
 
 async def _send_webhooks(gateway: Gateway, reach: EgressPolicy) -> None:
     if reach is not EgressPolicy.OFF:
-        show = partial(encode_job, gateway)
+        show = partial(encode_job, gateway.select(JobsGateway))
         hub, store, clock = gateway.hub, gateway.store, gateway.clock
         sender = WebhookSender(
             *(hub, store, clock, show, reach, random.random),

@@ -12,7 +12,7 @@ from shoal.client.reconnection import COORDINATOR
 from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import Gateway, OperatorsGateway
 from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.operation import Operation, error_form_finder
@@ -75,7 +75,7 @@ def make_app(
     gateway.hub.subscribe(subscriptions.on_facts)
     events = EventLog(gateway.clock)
     gateway.hub.subscribe(events.on_facts)
-    live = LiveFeed(gateway, events)
+    live = LiveFeed(gateway.select(OperatorsGateway), events)
     everyone = Strangers() if strangers is None else strangers
     app = application(
         *(gateway, OPERATIONS, upgrade, metrics.requests, everyone),

@@ -22,7 +22,7 @@ from shoal.domain.errors import ClientError, InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Priority
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import CallsGateway
 from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
@@ -70,7 +70,7 @@ class FunctionList(msgspec.Struct, frozen=True):
 
 
 @api.get("/v1/tasks", "List the functions", Scope.READ, by_calls=True)
-async def list_functions(gateway: Gateway) -> FunctionList:
+async def list_functions(gateway: CallsGateway) -> FunctionList:
     found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
     offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
     workers: Counter[str] = Counter()
@@ -99,7 +99,7 @@ async def list_functions(gateway: Gateway) -> FunctionList:
     CALLS_PATH, "Call functions, over a WebSocket", Scope.USE, by_calls=True, status=101
 )
 async def open_calls(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: CallsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
@@ -242,7 +242,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
     by_calls=True,
     documented=False,
 )
-async def check_blob(gateway: Gateway, request: web.Request) -> web.Response:
+async def check_blob(gateway: CallsGateway, request: web.Request) -> web.Response:
     """Check whether a value is stored; this also delays its eviction."""
     digest = digest_in(request)
     if gateway.hub.blobs.missing([digest]):
@@ -251,7 +251,7 @@ async def check_blob(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 @api.get(BLOB_PATH, "Fetch a value", Scope.READ, by_calls=True, media=BYTES_TYPE)
-async def fetch_blob(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def fetch_blob(gateway: CallsGateway, request: web.Request) -> web.StreamResponse:
     # The digest is a capability: only clients that were given it, or have the value,
     # know it.
     return await send_value(request, await gateway.hub.blobs.read(digest_in(request)))
@@ -283,7 +283,7 @@ async def send_value(
     BLOB_PATH, "Store a value", Scope.USE, by_calls=True, media=BYTES_TYPE, status=204
 )
 async def store_blob(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: CallsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     digest = digest_in(request)
     data = await gateway.bodies.read(request, BLOB_MAX)

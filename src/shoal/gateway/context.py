@@ -1,7 +1,9 @@
-"""The dependencies of every HTTP handler."""
+"""The coordinator, as the HTTP server has it, and its parts for handlers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
+from typing import TypeAlias, TypeVar
 
 from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
@@ -29,10 +31,18 @@ from shoal.store.signing_keys import SigningKeys
 from shoal.transports.clock import Clock
 from shoal.transports.spans import SpanSink
 
+Parts = TypeVar("Parts")
+ModerationOf: TypeAlias = Callable[[str], Moderation | None]
+"""Returns the moderation of an owner's requests and answers, if any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The coordinator, as HTTP handlers see it."""
+    """The coordinator, as the HTTP server has it.
+
+    A handler gets the parts of it that the fields of its parameter's type name, such as
+    ``JobsGateway``.
+    """
 
     hub: Hub
     calls: DurableCalls
@@ -77,3 +87,142 @@ class Gateway:
     def moderation_for(self, owner: str) -> Moderation | None:
         """Return the moderation of the owner's requests and answers, if any."""
         return None if owner in self.moderation_bypass else self.moderation
+
+    def select(self, kind: type[Parts]) -> Parts:
+        """Return the parts that the fields of a dataclass name."""
+        names = signature(kind).parameters
+        return kind(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class JobsGateway:
+    """For handlers that run jobs of any dialect, and show them.
+
+    It has no hub, which may be in another process.
+    """
+
+    store: Store
+    access: Access
+    bodies: BodyReader
+    clock: Clock
+    limits: TimeLimits
+    prices: PriceList
+    moderation_for: ModerationOf
+    token_texts: TokenTexts
+
+    @property
+    def jobs(self) -> JobService:
+        """How jobs are run, read and cancelled."""
+        return self.access.jobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGateway(JobsGateway):
+    """For handlers of dialects that also show models."""
+
+    hub: Hub
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PaidJobsGateway(JobsGateway):
+    """For handlers of jobs that may be paid for, and of pairings with providers."""
+
+    hub: Hub
+    payments: Payments
+    being_paid: set[tuple[str, str]]
+    egress_policy: EgressPolicy
+    new_secret: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesGateway:
+    """For handlers of batches, and of clients' files."""
+
+    store: Store
+    clock: Clock
+    access: Access
+    bodies: BodyReader
+    files: ClientFiles
+    batches: BatchRunner
+
+
+@dataclass(frozen=True, slots=True)
+class CallsGateway:
+    """For handlers of function calls, and of their values."""
+
+    hub: Hub
+    calls: DurableCalls
+    clock: Clock
+    access: Access
+    bodies: BodyReader
+    prices: PriceList
+    pages: PagePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RunsGateway:
+    """For handlers of training runs."""
+
+    hub: Hub
+    store: Store
+    bodies: BodyReader
+    pages: PagePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsGateway:
+    """For handlers of models, their aliases and their copies."""
+
+    hub: Hub
+    directory: PeerDirectory
+    sharing: LibraryServer
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptsGateway:
+    """For handlers of receipts, and of their log."""
+
+    hub: Hub
+    store: Store
+    signing: SigningKeys
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsGateway:
+    """For handlers of keys, tokens, sessions, usage and balances."""
+
+    hub: Hub
+    store: Store
+    clock: Clock
+    access: Access
+    admission: WorkerAdmission
+    bodies: BodyReader
+    directory: PeerDirectory
+    new_secret: Callable[[], str]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorsGateway:
+    """For handlers of operators, who see the pool and all jobs."""
+
+    hub: Hub
+    jobs: JobService
+    store: Store
+    clock: Clock
+    access: Access
+    directory: PeerDirectory
+    probers: list[tuple[str, MembershipProber]]
+    relays: list[tuple[str, RelayMachine]]
+    unencrypted: Mapping[str, str]
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HealthGateway:
+    """For handlers that tell anyone whether the coordinator works."""
+
+    hub: Hub
+    admission: WorkerAdmission

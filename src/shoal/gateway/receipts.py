@@ -25,7 +25,7 @@ from shoal.gateway.chat.openai.completion_request import decode_completion_reque
 from shoal.gateway.chat.openai.embeddings import decode_embedding_request
 from shoal.gateway.chat.openai.rerank import decode_rerank_request
 from shoal.gateway.chat.responses.request import decode_response_request
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ReceiptsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
@@ -122,7 +122,7 @@ class ReceiptLog(msgspec.Struct, frozen=True):
 
 @api.get("/v1/receipts", "List receipts, newest first", Scope.READ, lists=True)
 async def list_receipts(
-    gateway: Gateway, caller: ApiCaller, query: ReceiptQuery
+    gateway: ReceiptsGateway, caller: ApiCaller, query: ReceiptQuery
 ) -> ReceiptList:
     owner = None if caller.has_scope(Scope.MONITOR) else caller.name
     before = None if query.before is msgspec.UNSET else query.before
@@ -135,7 +135,10 @@ async def list_receipts(
     "/v1/receipts/{id}", "Export a job's receipt", Scope.READ, answer=ReceiptBundle
 )
 async def export_receipt(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: ExportQuery
+    gateway: ReceiptsGateway,
+    request: web.Request,
+    caller: ApiCaller,
+    query: ExportQuery,
 ) -> web.Response:
     exported = await export_bundle(
         gateway, job_id_in(request), caller, with_request=query.request
@@ -144,7 +147,7 @@ async def export_receipt(
 
 
 @api.get("/v1/log", "Show the log of receipts")
-async def show_log(gateway: Gateway) -> ReceiptLog:
+async def show_log(gateway: ReceiptsGateway) -> ReceiptLog:
     head, signing = await gateway.store.ledger.head(), gateway.signing
     key = gateway.hub.public_key.hex()
     earlier = [
@@ -161,7 +164,7 @@ async def show_log(gateway: Gateway) -> ReceiptLog:
 
 
 @api.get("/v1/log/growth", "Prove that the log has only grown", answer=ConsistencyProof)
-async def show_growth(gateway: Gateway, query: GrowthQuery) -> web.Response:
+async def show_growth(gateway: ReceiptsGateway, query: GrowthQuery) -> web.Response:
     first = await _checkpoint(gateway, query.since)
     second = await _checkpoint(gateway, None if query.to is msgspec.UNSET else query.to)
     if first.size > second.size:
@@ -178,7 +181,11 @@ async def show_growth(gateway: Gateway, query: GrowthQuery) -> web.Response:
 
 
 async def export_bundle(
-    gateway: Gateway, job_id: JobId, caller: ApiCaller, *, with_request: bool = False
+    gateway: ReceiptsGateway,
+    job_id: JobId,
+    caller: ApiCaller,
+    *,
+    with_request: bool = False,
 ) -> ReceiptBundle:
     """Return a job's newest receipt with its proof, and the output if it is stored.
 
@@ -275,7 +282,7 @@ def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
 
 
 async def _signed_by(
-    gateway: Gateway, receipt: LoggedReceipt
+    gateway: ReceiptsGateway, receipt: LoggedReceipt
 ) -> tuple[Signer, LogHead]:
     """Return the key that has signed a receipt, and a checkpoint of it that has it.
 
@@ -313,7 +320,7 @@ def _of_one_key(signing: SigningKeys, first: str, second: str) -> tuple[str, str
     )
 
 
-async def _checkpoint(gateway: Gateway, size: int | None) -> LogHead:
+async def _checkpoint(gateway: ReceiptsGateway, size: int | None) -> LogHead:
     head = await gateway.store.ledger.head(size)
     if head is not None:
         return head

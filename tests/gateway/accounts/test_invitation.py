@@ -11,6 +11,7 @@ from shoal.gateway.accounts.invitations import (
     printed_token,
     qr_image,
 )
+from shoal.gateway.context import AccountsGateway
 
 DRAWN = {"viewBox", "fill", "d", "stroke", "class"}  # attributes that a policy permits
 
@@ -27,10 +28,11 @@ async def test_printed_token_is_limited_and_good_for_half_its_time(pool: Pool) -
     gateway = pool.gateway
     assert gateway is not None
     admission, at = gateway.admission, gateway.clock.wall()
+    accounts = gateway.select(AccountsGateway)
     admission.join_token, admission.prints_limited_tokens = "unlimited", True
 
-    first = await printed_token(gateway)
-    assert await printed_token(gateway) == first
+    first = await printed_token(accounts)
+    assert await printed_token(accounts) == first
     token = admission.tokens.by_secret(first)
     assert token is not None
     assert token.uses_max == PRINTED_USES
@@ -43,7 +45,7 @@ async def test_printed_token_is_limited_and_good_for_half_its_time(pool: Pool) -
     ):
         admission.tokens.update(replace(token, **worn))
         admission.last_printed = first
-        assert await printed_token(gateway) != first
+        assert await printed_token(accounts) != first
 
 
 async def test_given_token_is_printed_as_it_is(pool: Pool) -> None:

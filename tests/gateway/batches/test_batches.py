@@ -29,7 +29,7 @@ from shoal.batches.runner import BatchRunner
 from shoal.domain.moderation import Moderation
 from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
 from shoal.gateway.batches.lines import DIALECTS, DecodedLine, LineDecoder
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.store import file_folder
 from shoal.store.batches import (
@@ -87,7 +87,9 @@ async def test_line_that_meets_a_bug_fails_alone(
 ) -> None:
     decode = DIALECTS[CHAT_PATH]
 
-    async def faulty(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+    async def faulty(
+        gateway: JobsGateway, caller: ApiCaller, body: bytes
+    ) -> DecodedLine:
         if b"q1" in body:
             raise ZeroDivisionError
         return await decode(gateway, caller, body)

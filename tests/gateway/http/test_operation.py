@@ -5,7 +5,7 @@ import msgspec
 from shoal.domain.credentials import Scope
 from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.chat.anthropic.message_answer import ANTHROPIC_ERRORS
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import HealthGateway
 from shoal.gateway.http.errors import OPENAI_ERRORS, PLAIN_ERRORS
 from shoal.gateway.http.operation import Operations, below, error_form_finder
 
@@ -22,7 +22,7 @@ class NewThing(msgspec.Struct, frozen=True):
     name: str
 
 
-async def list_things(gateway: Gateway, query: ThingQuery) -> Things:
+async def list_things(gateway: HealthGateway, query: ThingQuery) -> Things:
     return Things([str(query.limit)])
 
 

@@ -15,6 +15,7 @@ from gateway.shoal_worker import ONE_TASK, shoal_worker
 from originals.dispatch import sdk_reports
 from protocols.dispatch.recorded import SIGNERS
 from shoal.coordinator.auth_throttle import BLOCK_AFTER, CODE_FAILURES_MAX
+from shoal.gateway.context import PaidJobsGateway
 from shoal.gateway.jobs import pairing
 from shoal.gateway.jobs.pairing import LIFETIME, WAITING_MAX
 from shoal.protocols.dispatch import Config
@@ -362,7 +363,8 @@ async def test_colliding_code_is_redrawn(
 ) -> None:
     assert pool.gateway is not None
     drawn = iter(["abcdef", "abcdef", "123456"])
-    gateway = replace(pool.gateway, new_secret=lambda: next(drawn))
+    drawing = replace(pool.gateway, new_secret=lambda: next(drawn))
+    gateway = drawing.select(PaidJobsGateway)
 
     codes = [await pairing._new_code(gateway, "open", "u", 1e12) for _ in range(2)]
 

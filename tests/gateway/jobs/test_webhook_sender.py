@@ -20,6 +20,7 @@ from shoal.domain.errors import StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Webhook
 from shoal.domain.work import Chat
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.webhook_sender import (
     CONCURRENT_MAX,
@@ -73,7 +74,7 @@ async def sending(
         pool.hub,
         pool.gateway.store,
         clock or ImmediateClock(),
-        partial(encode_job, pool.gateway),
+        partial(encode_job, pool.gateway.select(JobsGateway)),
         reach,
         lambda: 0.5,
         patience,

@@ -10,7 +10,7 @@ from gateway.serving import Pool, eventually, serving
 from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import AccountCredited, WorkerSuspended
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import Gateway, OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.operators.live_feed import (
     EVENTS_PER_LOOK,
@@ -59,7 +59,7 @@ def feed_of(pool: Pool) -> LiveFeed:
     gateway, log = pool.gateway, pool.log
     assert isinstance(gateway, Gateway)
     assert log is not None
-    feed = LiveFeed(gateway, log)
+    feed = LiveFeed(gateway.select(OperatorsGateway), log)
     feed.interval = 1e6
     return feed
 

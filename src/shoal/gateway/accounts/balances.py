@@ -11,7 +11,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import DOLLARS_MAX, MICROS
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import AccountsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.operation import Operations
@@ -110,7 +110,7 @@ LATEST = TransferQuery()
 
 @api.get("/admin/accounts", "List accounts", Scope.READ, lists=True)
 async def list_accounts(
-    gateway: Gateway, caller: ApiCaller, query: AccountQuery
+    gateway: AccountsGateway, caller: ApiCaller, query: AccountQuery
 ) -> AccountList:
     books = gateway.hub.books
     names = [name for name in books.account_names() if _may_see(caller, name)]
@@ -130,7 +130,7 @@ async def list_accounts(
     query=TransferQuery,
 )
 async def show_account(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: AccountsGateway, request: web.Request, caller: ApiCaller
 ) -> AccountDetail:
     name = _account_name(request)
     if not _may_see(caller, name):
@@ -147,7 +147,10 @@ async def show_account(
 
 @api.post("/admin/accounts/{name}/credit", "Credit an account", Scope.ADMIN)
 async def credit_account(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, body: CreditAccount
+    gateway: AccountsGateway,
+    request: web.Request,
+    caller: ApiCaller,
+    body: CreditAccount,
 ) -> AccountDetail:
     name = _account_name(request, new=True)
     await gateway.hub.process(AccountTopUp(name, body.amount, caller.name))
@@ -156,7 +159,7 @@ async def credit_account(
 
 @api.put("/admin/accounts/{name}/budget", "Set an account's budget", Scope.ADMIN)
 async def set_budget(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, body: SetBudget
+    gateway: AccountsGateway, request: web.Request, caller: ApiCaller, body: SetBudget
 ) -> AccountDetail:
     name = _account_name(request, new=True)
     await gateway.hub.process(BudgetSet(name, body.budget, caller.name))
@@ -186,7 +189,7 @@ def _may_see(caller: ApiCaller, name: str) -> bool:
 
 
 async def _account_detail(
-    gateway: Gateway, name: str, query: TransferQuery = LATEST
+    gateway: AccountsGateway, name: str, query: TransferQuery = LATEST
 ) -> AccountDetail:
     before = None if query.before is msgspec.UNSET else query.before
     moved = await gateway.store.ledger.transfers(name, query.limit, before)
@@ -198,7 +201,7 @@ async def _account_detail(
     )
 
 
-def _account_info(gateway: Gateway, name: str) -> AccountInfo:
+def _account_info(gateway: AccountsGateway, name: str) -> AccountInfo:
     books = gateway.hub.books
     peer = peer_of(WorkerId(accounts.owner_of(name)))
     return AccountInfo(

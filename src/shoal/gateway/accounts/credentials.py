@@ -11,7 +11,7 @@ from msgspec import Meta
 from shoal.domain import credentials
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import AccountsGateway
 from shoal.gateway.http.access import RESERVED_NAMES
 from shoal.gateway.http.authentication import KEY_PREFIX, shown_start
 from shoal.gateway.http.operation import Operations
@@ -108,7 +108,7 @@ _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
 
 
 @api.get("/admin/keys", "List the API keys", credentials.Scope.MONITOR, lists=True)
-async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
+async def list_keys(gateway: AccountsGateway, query: CredentialQuery) -> KeyList:
     keyring = gateway.access.keyring
     first = [
         replace(each, id=each.name, created_at=gateway.created_at)
@@ -125,7 +125,7 @@ async def list_keys(gateway: Gateway, query: CredentialQuery) -> KeyList:
 
 
 @api.post("/admin/keys", "Create an API key", credentials.Scope.ADMIN, secret=True)
-async def create_key(gateway: Gateway, body: NewKey) -> KeyInfo:
+async def create_key(gateway: AccountsGateway, body: NewKey) -> KeyInfo:
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     key = credentials.Key(
@@ -155,17 +155,17 @@ async def create_key(gateway: Gateway, body: NewKey) -> KeyInfo:
 
 
 @api.get("/admin/keys/{name}", "Show an API key", credentials.Scope.MONITOR)
-async def show_key(gateway: Gateway, name: str) -> KeyInfo:
+async def show_key(gateway: AccountsGateway, name: str) -> KeyInfo:
     return await _key_with_usage(gateway, _key_named(gateway, name))
 
 
 @api.delete("/admin/keys/{name}", "Revoke an API key", credentials.Scope.ADMIN)
-async def revoke_key(gateway: Gateway, name: str) -> KeyInfo:
+async def revoke_key(gateway: AccountsGateway, name: str) -> KeyInfo:
     key = await gateway.access.revoke(_key_named(gateway, name))
     return await _key_with_usage(gateway, key)
 
 
-def _key_named(gateway: Gateway, name: str) -> credentials.Key:
+def _key_named(gateway: AccountsGateway, name: str) -> credentials.Key:
     if name in RESERVED_NAMES:
         raise InvalidRequest(
             f"{name} is not a key that can be revoked here: to change the first key, "
@@ -175,7 +175,7 @@ def _key_named(gateway: Gateway, name: str) -> credentials.Key:
     return gateway.access.keyring.cache.find(name)
 
 
-async def _key_with_usage(gateway: Gateway, key: credentials.Key) -> KeyInfo:
+async def _key_with_usage(gateway: AccountsGateway, key: credentials.Key) -> KeyInfo:
     today = credentials.day_of(gateway.clock.wall())
     return _key_info(key, await gateway.store.keys.usage_of(key.name, today))
 
@@ -251,13 +251,13 @@ class TokenList(msgspec.Struct, frozen=True):
 
 
 @api.get("/admin/tokens", "List the join tokens", credentials.Scope.MONITOR, lists=True)
-async def list_tokens(gateway: Gateway, query: CredentialQuery) -> TokenList:
+async def list_tokens(gateway: AccountsGateway, query: CredentialQuery) -> TokenList:
     page, more = _page(gateway.admission.tokens, query)
     return TokenList([_token_info(gateway, token) for token in page], more)
 
 
 @api.post("/admin/tokens", "Create a join token", credentials.Scope.ADMIN, secret=True)
-async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
+async def create_token(gateway: AccountsGateway, body: NewToken) -> TokenInfo:
     secret, token = await add_token(gateway, body)
     admission = gateway.admission
     # A token's only worker must rejoin with the same name.
@@ -270,7 +270,7 @@ async def create_token(gateway: Gateway, body: NewToken) -> TokenInfo:
 
 
 async def add_token(
-    gateway: Gateway, wanted: NewToken
+    gateway: AccountsGateway, wanted: NewToken
 ) -> tuple[str, credentials.JoinToken]:
     """Store a new token; return its secret, and the token.
 
@@ -293,12 +293,12 @@ async def add_token(
 
 
 @api.delete("/admin/tokens/{name}", "Revoke a join token", credentials.Scope.ADMIN)
-async def revoke_token(gateway: Gateway, name: str) -> TokenInfo:
+async def revoke_token(gateway: AccountsGateway, name: str) -> TokenInfo:
     token = gateway.admission.tokens.find(name)
     return _token_info(gateway, await gateway.admission.revoke(token))
 
 
-def _token_info(gateway: Gateway, token: credentials.JoinToken) -> TokenInfo:
+def _token_info(gateway: AccountsGateway, token: credentials.JoinToken) -> TokenInfo:
     return TokenInfo(
         token.id,
         token.name,

@@ -7,7 +7,7 @@ import msgspec
 
 from shoal.domain.credentials import DAY, JoinToken, Scope
 from shoal.gateway.accounts.credentials import ID_LENGTH, NewToken, add_token
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import AccountsGateway
 from shoal.gateway.http.operation import Operations
 
 api = Operations()
@@ -33,7 +33,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 @api.get("/admin/join", "Show how workers join", Scope.ADMIN, secret=True)
-async def show_invitation(gateway: Gateway) -> Invitation:
+async def show_invitation(gateway: AccountsGateway) -> Invitation:
     admission = gateway.admission
     token = await printed_token(gateway)
     join = admission.invitation(token)
@@ -46,7 +46,7 @@ async def show_invitation(gateway: Gateway) -> Invitation:
     )
 
 
-async def printed_token(gateway: Gateway) -> str:
+async def printed_token(gateway: AccountsGateway) -> str:
     """Return the join token for a command that is printed; empty: none is required.
 
     It is the operator's own, if one was given.  Else it is one of a limited time and

@@ -9,7 +9,7 @@ from msgspec import Meta
 from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.accounts.credentials import ScopeName
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import AccountsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.browser_sessions import set_cookie
 from shoal.gateway.http.decoding import decode
@@ -60,7 +60,7 @@ async def show_session(caller: ApiCaller) -> SessionInfo:
 @api.post(
     "/dashboard/session", "Sign a browser in", answer=SessionInfo, body=NewSession
 )
-async def begin_session(gateway: Gateway, request: web.Request) -> web.Response:
+async def begin_session(gateway: AccountsGateway, request: web.Request) -> web.Response:
     access = gateway.access
     # Also here: a page could sign the user in as somebody else.
     access.sessions.check_page(request)
@@ -77,7 +77,7 @@ async def begin_session(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 @api.delete("/dashboard/session", "Sign a browser out", status=204)
-async def end_session(gateway: Gateway, request: web.Request) -> web.Response:
+async def end_session(gateway: AccountsGateway, request: web.Request) -> web.Response:
     gateway.access.sessions.check_page(request)
     await gateway.access.sign_out(request)
     response = web.Response(status=204)
@@ -88,11 +88,11 @@ async def end_session(gateway: Gateway, request: web.Request) -> web.Response:
 @api.post(
     "/dashboard/links", "Create a link that signs in once", Scope.ADMIN, secret=True
 )
-async def create_link(gateway: Gateway, caller: ApiCaller) -> DashboardLink:
+async def create_link(gateway: AccountsGateway, caller: ApiCaller) -> DashboardLink:
     return new_link(gateway, caller.key)
 
 
-def new_link(gateway: Gateway, key: Key) -> DashboardLink:
+def new_link(gateway: AccountsGateway, key: Key) -> DashboardLink:
     """Return a new link that signs in as a key."""
     code = gateway.new_secret()
     expires_at = gateway.access.sessions.codes.add(code, key, gateway.clock.wall())

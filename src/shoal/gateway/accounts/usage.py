@@ -11,15 +11,18 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 from aiohttp import web
 
+from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Scope, day_of
 from shoal.domain.errors import InvalidRequest, ShoalError
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import AccountsGateway
 from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
 from shoal.store.ledger import MINUTES_KEPT, UsageField, UsagePlace, UsageSum
+from shoal.store.port import Store
+from shoal.transports.clock import Clock
 
 api = Operations()
 
@@ -107,18 +110,18 @@ class MinuteList(msgspec.Struct, frozen=True):
 
 
 @api.get("/admin/usage/minutes", "Show usage of the last hours", Scope.MONITOR)
-async def list_minutes(gateway: Gateway, query: MinutesQuery) -> MinuteList:
+async def list_minutes(gateway: AccountsGateway, query: MinutesQuery) -> MinuteList:
     since = int(gateway.clock.wall() // 60) - 60 * query.hours
     found = await gateway.store.usage.minutes(since)
     return MinuteList([MinuteRow(60 * minute, *counts) for minute, *counts in found])
 
 
-async def record_open_jobs(gateway: Gateway) -> None:
+async def record_open_jobs(hub: Hub, store: Store, clock: Clock) -> None:
     """Record how many jobs are open now, if any is.  Raises StoreError."""
-    pool = gateway.hub.pool
+    pool = hub.pool
     if pool.jobs:
-        minute, running = int(gateway.clock.wall() // 60), len(pool.jobs) - pool.queued
-        await gateway.store.usage.record_open_jobs(minute, running, pool.queued)
+        minute, running = int(clock.wall() // 60), len(pool.jobs) - pool.queued
+        await store.usage.record_open_jobs(minute, running, pool.queued)
 
 
 @api.get(
@@ -130,7 +133,7 @@ async def record_open_jobs(gateway: Gateway) -> None:
     text_media=responses.CSV_TYPE,
 )
 async def list_usage(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: UsageQuery
+    gateway: AccountsGateway, request: web.Request, caller: ApiCaller, query: UsageQuery
 ) -> web.StreamResponse:
     by = _fields(query.by)
     until = _day(query.until, "until")

@@ -14,7 +14,7 @@ from shoal.domain.credentials import DAY, Scope
 from shoal.domain.errors import AlreadyEnded, InvalidRequest, NotFound
 from shoal.gateway.batches.files import FileId, find_place, owned_file
 from shoal.gateway.batches.lines import DIALECTS
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import BatchesGateway
 from shoal.gateway.http import decoding
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.ids import new_id
@@ -105,7 +105,7 @@ _decoder = msgspec.json.Decoder(CreateBatch)
 
 @api.post("/v1/batches", "Create a batch", Scope.USE, body=CreateBatch)
 async def create_batch(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: BatchesGateway, request: web.Request, caller: ApiCaller
 ) -> BatchObject:
     def decode_body(data: bytes) -> CreateBatch:
         return decoding.decode(_decoder, data)
@@ -137,7 +137,7 @@ async def create_batch(
 
 @api.get("/v1/batches", "List batches, newest first", Scope.READ, lists=True)
 async def list_batches(
-    gateway: Gateway, caller: ApiCaller, query: BatchListQuery
+    gateway: BatchesGateway, caller: ApiCaller, query: BatchListQuery
 ) -> BatchList:
     after = await find_place(gateway.store.batches, query.after, caller)
     found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
@@ -151,14 +151,16 @@ async def list_batches(
 
 
 @api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ)
-async def show_batch(gateway: Gateway, caller: ApiCaller, batch_id: str) -> BatchObject:
+async def show_batch(
+    gateway: BatchesGateway, caller: ApiCaller, batch_id: str
+) -> BatchObject:
     batch = await visible_batch(gateway, batch_id, caller)
     return shown_batch(batch)
 
 
 @api.post("/v1/batches/{batch_id}/cancel", "Cancel a batch", Scope.USE)
 async def cancel_batch(
-    gateway: Gateway, caller: ApiCaller, batch_id: str
+    gateway: BatchesGateway, caller: ApiCaller, batch_id: str
 ) -> BatchObject:
     batch = await visible_batch(gateway, batch_id, caller)
     if batch.status is not BatchStatus.CANCELLING:
@@ -170,7 +172,7 @@ async def cancel_batch(
 
 
 async def visible_batch(
-    gateway: Gateway, batch_id: str, caller: ApiCaller
+    gateway: BatchesGateway, batch_id: str, caller: ApiCaller
 ) -> StoredBatch:
     """Return a batch that the caller may see.  Raises NotFound."""
     found = await gateway.store.batches.find(batch_id)
@@ -259,7 +261,7 @@ class OwnedBatchList(msgspec.Struct, frozen=True):
     lists=True,
 )
 async def list_all_batches(
-    gateway: Gateway, caller: ApiCaller, query: OwnedBatchQuery
+    gateway: BatchesGateway, caller: ApiCaller, query: OwnedBatchQuery
 ) -> OwnedBatchList:
     before = await find_place(gateway.store.batches, query.before, caller)
     owner = None if caller.has_scope(Scope.MONITOR) else caller.name

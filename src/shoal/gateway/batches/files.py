@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import BatchesGateway
 from shoal.gateway.http import forms
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import required, unsupported
@@ -69,7 +69,7 @@ class FileListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @api.post("/v1/files", "Upload a file", Scope.USE)
 async def create_file(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: BatchesGateway, request: web.Request, caller: ApiCaller
 ) -> FileObject:
     at = gateway.clock.wall()
     async with gateway.files.uploading(caller.name) as uploaded:
@@ -89,7 +89,7 @@ async def create_file(
 
 @api.get("/v1/files", "List files", Scope.READ, lists=True)
 async def list_files(
-    gateway: Gateway, caller: ApiCaller, query: FileListQuery
+    gateway: BatchesGateway, caller: ApiCaller, query: FileListQuery
 ) -> FileList:
     purposes = {each.value: each for each in batches.FilePurpose}
     purpose = None
@@ -114,13 +114,17 @@ async def list_files(
 
 
 @api.get("/v1/files/{file_id}", "Show a file", Scope.READ)
-async def show_file(gateway: Gateway, caller: ApiCaller, file_id: str) -> FileObject:
+async def show_file(
+    gateway: BatchesGateway, caller: ApiCaller, file_id: str
+) -> FileObject:
     found = await owned_file(gateway, file_id, caller)
     return _shown(found)
 
 
 @api.delete("/v1/files/{file_id}", "Delete a file", Scope.USE)
-async def delete_file(gateway: Gateway, caller: ApiCaller, file_id: str) -> FileDeleted:
+async def delete_file(
+    gateway: BatchesGateway, caller: ApiCaller, file_id: str
+) -> FileDeleted:
     found = await owned_file(gateway, file_id, caller)
     if not await gateway.files.remove(found.id):
         raise _not_found(found.id)
@@ -134,7 +138,7 @@ async def delete_file(gateway: Gateway, caller: ApiCaller, file_id: str) -> File
     media=BYTES_TYPE,
 )
 async def fetch_content(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, file_id: str
+    gateway: BatchesGateway, request: web.Request, caller: ApiCaller, file_id: str
 ) -> web.StreamResponse:
     found = await owned_file(gateway, file_id, caller)
     with await gateway.files.read(found.id) as content:
@@ -152,7 +156,7 @@ async def fetch_content(
 
 
 async def owned_file(
-    gateway: Gateway, file_id: str, caller: ApiCaller
+    gateway: BatchesGateway, file_id: str, caller: ApiCaller
 ) -> batches.StoredFile:
     """Return a file that the caller may read.  Raises NotFound."""
     found = await gateway.files.find(file_id, gateway.clock.wall())

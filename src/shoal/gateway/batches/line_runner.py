@@ -42,7 +42,7 @@ from shoal.gateway.batches.lines import (
     model_of,
 )
 from shoal.gateway.chat.job_answers import check_work, shown_outcome
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import Gateway, JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.job_options import fitting_work
 from shoal.pool.aliases import alias_of, real_model
@@ -80,6 +80,10 @@ class PoolLineJobs:
     _reading: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(READING_MAX)
     )
+
+    @property
+    def _jobs_gateway(self) -> JobsGateway:
+        return self.gateway.select(JobsGateway)
 
     def check(self, endpoint: str, data: bytes) -> line_jobs.CheckedLine:
         line = decode_line(data)
@@ -156,8 +160,8 @@ class PoolLineJobs:
             entry = await asyncio.to_thread(decode_line, data)
             line.custom_id = entry.custom_id
             decode = DIALECTS[entry.url]
-            decoded = await decode(self.gateway, caller, bytes(entry.body))
-        check_work(self.gateway, caller.name, decoded.work, decoded.field)
+            decoded = await decode(self._jobs_gateway, caller, bytes(entry.body))
+        check_work(self._jobs_gateway, caller.name, decoded.work, decoded.field)
         return decoded
 
     def _job(
@@ -222,7 +226,7 @@ class PoolLineJobs:
     ) -> LineResult:
         """Return the result of a job that is done.  Raises JobError."""
         owner = line.request.batch.owner
-        shown = shown_outcome(self.gateway, owner, decoded.work, outcome)
+        shown = shown_outcome(self._jobs_gateway, owner, decoded.work, outcome)
         created = int(self.gateway.clock.wall())
 
         def encode() -> bytes:

@@ -26,7 +26,7 @@ from shoal.gateway.chat.openai.completion_request import decode_completion_reque
 from shoal.gateway.chat.responses.request import decode_response_request
 from shoal.gateway.chat.responses.response_object import ResponseDraft
 from shoal.gateway.chat.responses.stored_responses import chat_of, storable
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import ModelName, decode, decode_field, size_of
 from shoal.gateway.http.errors import error_body, error_status
@@ -139,20 +139,24 @@ class DecodedLine:
     api_fields: str = ""
 
 
-LineDecoder: TypeAlias = Callable[[Gateway, ApiCaller, bytes], Awaitable[DecodedLine]]
+LineDecoder: TypeAlias = Callable[
+    [JobsGateway, ApiCaller, bytes], Awaitable[DecodedLine]
+]
 """Decodes the body of a caller's request.
 
 Raises InvalidRequest naming the invalid field.
 """
 
 
-async def _chat(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+async def _chat(gateway: JobsGateway, caller: ApiCaller, body: bytes) -> DecodedLine:
     decoded = await gateway.bodies.decode_bytes(body, caller.name, decode_chat_request)
     work = decoded.work
     return DecodedLine(work, "messages", answer_form(work).encode)
 
 
-async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+async def _completion(
+    gateway: JobsGateway, caller: ApiCaller, body: bytes
+) -> DecodedLine:
     decoded = await gateway.bodies.decode_bytes(
         body, caller.name, decode_completion_request
     )
@@ -160,7 +164,9 @@ async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
     return DecodedLine(work, "prompt", answer_form(work).encode)
 
 
-async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+async def _embeddings(
+    gateway: JobsGateway, caller: ApiCaller, body: bytes
+) -> DecodedLine:
     decoded = await gateway.bodies.decode_bytes(
         body, caller.name, embeddings.decode_embedding_request
     )
@@ -175,7 +181,9 @@ async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
     return DecodedLine(work, "input", encode)
 
 
-async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+async def _response(
+    gateway: JobsGateway, caller: ApiCaller, body: bytes
+) -> DecodedLine:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
     decoded = storable(

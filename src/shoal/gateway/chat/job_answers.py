@@ -21,7 +21,7 @@ from shoal.domain.job_kinds import NUMBER_KINDS
 from shoal.domain.moderation import BLOCKED, FILTERED, AnswerModerator
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import Chat, Completion, Inference, InputWork, Work
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
@@ -96,7 +96,7 @@ HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an 
 
 
 def answer(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     decoded: GenerationRequest[W],
@@ -129,7 +129,7 @@ def answer(
 
 
 async def answer_inputs(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     work: InputWork,
@@ -148,7 +148,7 @@ async def answer_inputs(
 
 
 async def answer_whole(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     job: Job,
@@ -162,7 +162,7 @@ async def answer_whole(
 
 
 async def stream_answer(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     job: Job,
@@ -214,7 +214,7 @@ async def stream_answer(
 
 
 async def _run(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> tuple[JobId, Outcome, Usage]:
     """Have ``job`` done, and record its usage.
 
@@ -230,7 +230,7 @@ async def _run(
 
 
 async def _keepalive(
-    gateway: Gateway, job_id: JobId, form: AnswerForm, *, early: bool
+    gateway: JobsGateway, job_id: JobId, form: AnswerForm, *, early: bool
 ) -> bytes:
     """Return what to write in a silence: what the job waits for, if comments can say.
 
@@ -299,7 +299,7 @@ async def _encoded_end(
     return encoder.encode_end(outcome)
 
 
-def check_work(gateway: Gateway, owner: str, work: Inference, field: str) -> None:
+def check_work(gateway: JobsGateway, owner: str, work: Inference, field: str) -> None:
     """Raise InvalidRequest if the work matches the moderation list.
 
     ``field`` is the body's field with the texts that the model reads.
@@ -309,14 +309,14 @@ def check_work(gateway: Gateway, owner: str, work: Inference, field: str) -> Non
         raise errors.InvalidRequest(f"the {field} match the moderation list", field)
 
 
-def answer_moderator(gateway: Gateway, owner: str) -> AnswerModerator | None:
+def answer_moderator(gateway: JobsGateway, owner: str) -> AnswerModerator | None:
     """Return a moderator for one streamed answer to ``owner``, if it is moderated."""
     moderation = gateway.moderation_for(owner)
     return None if moderation is None else moderation.moderate_answer()
 
 
 def shown_outcome(
-    gateway: Gateway, owner: str, work: Work, outcome: Outcome
+    gateway: JobsGateway, owner: str, work: Work, outcome: Outcome
 ) -> Outcome:
     """Return the outcome that is shown: filtered, if its text matches."""
     moderation = gateway.moderation_for(owner)
@@ -332,7 +332,7 @@ END_ERRORS: Mapping[JobState, type[errors.ShoalError]] = {
 }
 
 
-def stored_end(gateway: Gateway, stored: StoredJob) -> Outcome | errors.ShoalError:
+def stored_end(gateway: JobsGateway, stored: StoredJob) -> Outcome | errors.ShoalError:
     """Return the moderated outcome of a job that has ended, or why it has none."""
     job, outcome = stored.job, stored.outcome
     if outcome is None:

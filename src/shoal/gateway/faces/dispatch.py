@@ -15,7 +15,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import Policy
 from shoal.domain.money import dollars
 from shoal.domain.work import JobKind
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import PaidJobsGateway
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.jobs.job_request import KINDS, CommitKind
@@ -58,14 +58,14 @@ class Quote(msgspec.Struct, frozen=True):
 
 
 @api.get("/v1/health", "Show the number of workers")
-async def show_health(gateway: Gateway) -> HealthReport:
+async def show_health(gateway: PaidJobsGateway) -> HealthReport:
     now = to_time(gateway.clock.wall())
     online = len(gateway.hub.pool.workers)
     return HealthReport(workers_online=online, timestamp=now)
 
 
 @api.get("/v1/quote", "Price a job", Scope.READ, query=QuoteQuery)
-async def show_quote(gateway: Gateway, request: web.Request) -> Quote:
+async def show_quote(gateway: PaidJobsGateway, request: web.Request) -> Quote:
     types = request.query.getall("job_type", [])
     if len(types) != 1 or types[0] not in KINDS:
         raise InvalidRequest(INVALID_TYPE, "job_type")

@@ -25,7 +25,7 @@ from shoal.gateway.chat.ollama.endpoints import (
     OllamaMisdirected,
     is_ollama_client,
 )
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.faces import javascript
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
@@ -88,7 +88,7 @@ ERRORS: Mapping[type[errors.ShoalError], str] = {
 
 
 @api.post("/api/chat", "Answer a chat", documented=False)
-async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def create_chat(gateway: JobsGateway, request: web.Request) -> web.StreamResponse:
     if is_ollama_client(request):
         raise OllamaMisdirected
     try:
@@ -117,7 +117,7 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
 
 
 async def _stream_answer(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     response: web.StreamResponse,
     caller: ApiCaller,

@@ -34,8 +34,9 @@ class Operation:
 
     Its ``handler`` gets what it names of ``GIVEN`` and of the path's parameters.  The
     caller has a key of the ``scope``; without a scope, there is no caller, and no key
-    is needed.  ``errors`` is the form of its errors.  ``answer``, ``body`` and
-    ``query`` are the types of the answer, the request's body and its query.
+    is needed.  ``errors`` is the form of its errors.  ``sees`` has the parts of the
+    gateway that the handler gets.  ``answer``, ``body`` and ``query`` are the types of
+    the answer, the request's body and its query.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Operation:
     summary: str
     handler: Callable[..., Awaitable[Answer]]
     takes: Sequence[str]
+    sees: type[Any] | None
     scope: Scope | None
     errors: ErrorForm
     lists: bool = False  # it reads a list, of which a key may read few at a time
@@ -72,28 +74,33 @@ class Operation:
         if path.endswith("}"):
             path = f"{path.removesuffix('}')}:{self.pattern}}}"
 
+        seen = None if self.sees is None else gateway.select(self.sees)
         respond = partial(
-            self._respond_to_list if self.lists else self._respond, gateway
+            self._respond_to_list if self.lists else self._respond, gateway, seen
         )
         if self.method == "GET":
             return web.get(path, respond, allow_head=self.allow_head)
         return web.route(self.method, path, respond)
 
     async def _respond_to_list(
-        self, gateway: Gateway, request: web.Request
+        self, gateway: Gateway, seen: object, request: web.Request
     ) -> web.StreamResponse:
         assert self.scope is not None, "lists are read with a key"
         caller = await self._authorize(gateway, request, self.scope)
         async with gateway.access.reading_list(caller):
-            return await self._respond(gateway, request, caller)
+            return await self._respond(gateway, seen, request, caller)
 
     async def _respond(
-        self, gateway: Gateway, request: web.Request, caller: ApiCaller | None = None
+        self,
+        gateway: Gateway,
+        seen: object,
+        request: web.Request,
+        caller: ApiCaller | None = None,
     ) -> web.StreamResponse:
         # Authorize first: reading the body of a request without a key costs memory.
         if caller is None and self.scope is not None:
             caller = await self._authorize(gateway, request, self.scope)
-        given = {"gateway": gateway, "request": request, "caller": caller}
+        given = {"gateway": seen, "request": request, "caller": caller}
         given |= request.match_info
         if "query" in self.takes and self.query is not None:
             given["query"] = read_query(request, self.query)
@@ -183,6 +190,7 @@ class Operations(list[Operation]):
             assert scope is not None or "caller" not in takes, (
                 "without a key, no caller"
             )
+            sees = has.parameters["gateway"].annotation if "gateway" in takes else None
             described: Details = {**details}
             if has.return_annotation not in (web.Response, web.StreamResponse):
                 described["answer"] = has.return_annotation
@@ -192,7 +200,7 @@ class Operations(list[Operation]):
                 described["body"] = has.parameters["body"].annotation
             self.append(
                 Operation(
-                    *(method, path, summary, handler, takes, scope, self.errors),
+                    *(method, path, summary, handler, takes, sees, scope, self.errors),
                     **described,
                 )
             )

@@ -12,7 +12,7 @@ from shoal.domain.facts import FACT_NAMES, JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId
 from shoal.domain.job import Gang
 from shoal.domain.outcome import Choice, Outcome, Usage
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.operation import Operations
@@ -134,7 +134,7 @@ class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @api.get("/admin/jobs", "List jobs, newest first", Scope.READ, lists=True)
 async def list_jobs(
-    gateway: Gateway, caller: ApiCaller, query: AdminJobQuery
+    gateway: OperatorsGateway, caller: ApiCaller, query: AdminJobQuery
 ) -> JobList:
     owner = query.owner or None
     if not caller.has_scope(Scope.MONITOR):
@@ -144,7 +144,7 @@ async def list_jobs(
             )
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
-    before = await find_cursor(gateway, query.before or None, caller)
+    before = await find_cursor(gateway.store, query.before or None, caller)
     wanted = port.JobFilter(owner, states, before=before, text=query.search.strip())
     page = await gateway.store.recent(wanted, query.limit)
     runs = await gateway.store.runs([each.id for each in page.jobs])
@@ -154,7 +154,7 @@ async def list_jobs(
 
 @api.get("/admin/jobs/{id}", "Show a job", Scope.READ)
 async def show_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> JobDetail:
     stored = await _visible_job(gateway, request, caller)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
@@ -168,11 +168,11 @@ async def show_job(
 
 @api.delete("/admin/jobs/{id}", "Cancel a job", Scope.USE)
 async def cancel_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> CancelledJob:
     run_id = request.match_info["id"]
-    if members := await find_members(gateway, request, run_id, caller):
-        if not cancel_run(gateway, members, CANCELLED):
+    if members := await find_members(gateway.store, request, run_id, caller):
+        if not cancel_run(gateway.hub, members, CANCELLED):
             raise InvalidRequest(f"run {run_id} has ended")
         return CancelledJob(JobId(run_id))
     stored = await _visible_job(gateway, request, caller)
@@ -184,11 +184,11 @@ async def cancel_job(
 
 @api.get("/admin/jobs/{id}/explain", "Explain a job's history", Scope.READ)
 async def explain_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> Explanation:
     run_id = request.match_info["id"]
-    if members := await find_members(gateway, request, run_id, caller):
-        course = await explain_run(gateway, request, run_id, members)
+    if members := await find_members(gateway.store, request, run_id, caller):
+        course = await explain_run(gateway.hub, gateway.store, request, run_id, members)
         if not caller.has_scope(Scope.MONITOR):
             course = [*map(without_keys, course)]
         return Explanation(JobId(run_id), course, [])
@@ -211,7 +211,7 @@ async def explain_job(
 
 
 async def _visible_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> port.StoredJob:
     """Return the requested job.
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from shoal.domain import errors
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import JobId
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.errors import PLAIN_ERRORS
@@ -33,7 +33,7 @@ from shoal.gateway.jobs.job_view import (
     list_entry,
 )
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
+from shoal.store.port import JobFilter, Store, StoredJob, StoredJobSummary
 
 api = Operations(PLAIN_ERRORS)
 
@@ -73,10 +73,10 @@ class JobShowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def owned_summary(
-    gateway: Gateway, job_id: JobId, caller: ApiCaller
+    store: Store, job_id: JobId, caller: ApiCaller
 ) -> StoredJobSummary:
     """Return the summary of a job that the caller may see.  Raises NotFound."""
-    found = await gateway.store.summary(job_id)
+    found = await store.summary(job_id)
     mine = found is not None and caller.owns(found.owner, job_id)
     if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise errors.NotFound(NOT_FOUND)
@@ -84,7 +84,7 @@ async def owned_summary(
 
 
 async def _owned_job(
-    gateway: Gateway, job_id: JobId, caller: ApiCaller, missing: str = NOT_FOUND
+    gateway: JobsGateway, job_id: JobId, caller: ApiCaller, missing: str = NOT_FOUND
 ) -> StoredJob:
     """Return a job that the caller may see.  Raises NotFound."""
     stored = await gateway.store.job(job_id)
@@ -96,9 +96,9 @@ async def _owned_job(
 
 @api.get("/v1/jobs", "List jobs, newest first", Scope.READ, lists=True)
 async def list_jobs(
-    gateway: Gateway, caller: ApiCaller, query: JobListQuery
+    gateway: JobsGateway, caller: ApiCaller, query: JobListQuery
 ) -> JobPage:
-    before = await find_cursor(gateway, query.before or None, caller)
+    before = await find_cursor(gateway.store, query.before or None, caller)
     wanted = JobFilter(
         caller.name,
         frozenset(state for state in JobState if STATUSES[state] == query.status),
@@ -116,7 +116,7 @@ async def list_jobs(
     "/v1/jobs", "Cancel the job with an Idempotency-Key", Scope.USE, answer=JobInfo
 )
 async def cancel_keyed_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     key = request.headers.get(IDEMPOTENCY_KEY)
     if not key:
@@ -135,14 +135,14 @@ async def cancel_keyed_job(
     answer=JobInfo,
 )
 async def show_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: JobShowQuery
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller, query: JobShowQuery
 ) -> web.Response:
     stored = await awaited_job(gateway, request, caller, query.wait)
     return await _job_response(gateway, stored)
 
 
 async def awaited_job(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     seconds: float,
@@ -168,11 +168,11 @@ async def awaited_job(
     return await _owned_job(gateway, job_id, caller, missing)
 
 
-async def _job_response(gateway: Gateway, stored: StoredJob) -> web.Response:
+async def _job_response(gateway: JobsGateway, stored: StoredJob) -> web.Response:
     return json_bytes_response(await encode_job(gateway, stored))
 
 
-async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
+async def encode_job(gateway: JobsGateway, stored: StoredJob) -> bytes:
     """Encode a job as its owner sees it.  Raises StoreError."""
     moderation = gateway.moderation_for(stored.job.owner)
     withheld = (
@@ -187,7 +187,7 @@ async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
 
 
 async def find_cursor(
-    gateway: Gateway, before: str | None, caller: ApiCaller
+    store: Store, before: str | None, caller: ApiCaller
 ) -> JobId | int | None:
     """Return the job, or the place, that the jobs of a page are older than, if given.
 
@@ -199,7 +199,7 @@ async def find_cursor(
         return int(place[1])
     job_id = JobId(before)
     try:
-        await owned_summary(gateway, job_id, caller)
+        await owned_summary(store, job_id, caller)
     except errors.NotFound:
         text = f"before: there is no job {before}: it never existed, or was pruned"
         raise errors.InvalidRequest(text, "before") from None
@@ -216,15 +216,15 @@ _PLACE = re.compile("@([0-9]{1,18})", re.ASCII)
 
 @api.delete("/v1/jobs/{id}", "Cancel a job", Scope.USE, by_calls=True, answer=JobInfo)
 async def cancel_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return await _cancel(gateway, request, caller, job_id_in(request))
 
 
 async def _cancel(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, job_id: JobId
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller, job_id: JobId
 ) -> web.Response:
-    state = (await owned_summary(gateway, job_id, caller)).state
+    state = (await owned_summary(gateway.store, job_id, caller)).state
     record_of(request).job_id = job_id
     if state not in ENDED:
         await gateway.jobs.cancel_now(job_id, CANCELLED_BY_OWNER)

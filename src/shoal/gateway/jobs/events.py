@@ -16,7 +16,7 @@ from shoal.domain import facts
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, QueueFull
 from shoal.domain.ids import JobId
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
@@ -92,10 +92,10 @@ SUBSCRIPTIONS = web.AppKey("subscriptions", EventSubscriptions)
     media=responses.SSE_TYPE,
 )
 async def stream_events(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     job_id = job_id_in(request)
-    await owned_summary(gateway, job_id, caller)
+    await owned_summary(gateway.store, job_id, caller)
     record_of(request).job_id = job_id
     seen = _last_seen(request)
     with request.app[SUBSCRIPTIONS].subscribe(job_id) as signal:
@@ -110,7 +110,7 @@ async def stream_events(
 
 
 async def _new_events(
-    gateway: Gateway,
+    gateway: JobsGateway,
     caller: ApiCaller,
     job_id: JobId,
     signal: asyncio.Event,

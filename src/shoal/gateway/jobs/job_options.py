@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
 from shoal.domain.work import Chat, Work, message_text
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.job_service import JobService
@@ -41,7 +41,7 @@ SERVICE_TIER_PRIORITIES: Mapping[str, Priority] = {
 
 
 def build_job(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     work: Work,
     caller: ApiCaller,

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound, RateLimited
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import PaidJobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.errors import PLAIN_ERRORS
@@ -107,7 +107,7 @@ _claims = msgspec.json.Decoder(ClaimCode)
     secret=True,
 )
 async def create_pairing_code(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: PaidJobsGateway, request: web.Request, caller: ApiCaller
 ) -> CodeCreated:
     body = decode(_creates, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not isinstance(body.user_id, Raw) or is_falsy(body.user_id, "user_id"):
@@ -132,7 +132,7 @@ async def create_pairing_code(
 
 
 async def _new_code(
-    gateway: Gateway, owner: str, user: str, expires_at: float
+    gateway: PaidJobsGateway, owner: str, user: str, expires_at: float
 ) -> PairingCode:
     for _ in range(DRAWS_MAX):
         drawn = gateway.new_secret()[:CODE_DIGITS].upper()
@@ -143,7 +143,9 @@ async def _new_code(
 
 
 @api.post("/v1/trust/claim", "Pair a worker by a code", body=ClaimCode)
-async def claim_pairing_code(gateway: Gateway, request: web.Request) -> CodeClaimed:
+async def claim_pairing_code(
+    gateway: PaidJobsGateway, request: web.Request
+) -> CodeClaimed:
     # The pairing code is the credential.
     body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not body.pairing_code or not body.provider_pubkey:
@@ -191,13 +193,15 @@ def _public_key(text: str) -> str:
     return key.hex()
 
 
-async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) -> None:
+async def _record_pairing(
+    gateway: PaidJobsGateway, code: PairingCode, public_key: str
+) -> None:
     await gateway.hub.process(WorkerPaired(code.owner, code.user, public_key))
 
 
 @api.get("/v1/trust/list", "List a user's workers", Scope.READ, query=ProviderQuery)
 async def list_providers(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: PaidJobsGateway, request: web.Request, caller: ApiCaller
 ) -> ProviderList:
     user = request.query.get("user_id", "")
     if not user:
@@ -219,7 +223,10 @@ async def list_providers(
     query=ProviderQuery,
 )
 async def revoke_pairing(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, provider_pubkey: str
+    gateway: PaidJobsGateway,
+    request: web.Request,
+    caller: ApiCaller,
+    provider_pubkey: str,
 ) -> PairingRevoked:
     user = read_query(request, ProviderQuery).user_id
     if not isinstance(user, str) or not user:

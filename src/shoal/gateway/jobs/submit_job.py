@@ -16,7 +16,7 @@ from shoal.domain.errors import InvalidRequest, PaymentDue, StillRunning
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Privacy, Webhook
 from shoal.domain.work import Task
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import PaidJobsGateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
@@ -41,7 +41,7 @@ log = logging.getLogger("shoal.gateway")
 
 
 async def pay(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
+    gateway: PaidJobsGateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> Job:
     """Collect the payment for ``job``, if one is due; return it with its reference.
 
@@ -74,7 +74,7 @@ async def pay(
 
 
 @contextmanager
-def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
+def exclusive_payment(gateway: PaidJobsGateway, job: Job) -> Iterator[None]:
     """Prevent a second payment for a job while one is in progress.
 
     A concurrent request with the same idempotency key gets StillRunning.
@@ -126,7 +126,7 @@ class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_json_body(
-    gateway: Gateway, request: web.Request, size_max: int = BODY_MAX
+    gateway: PaidJobsGateway, request: web.Request, size_max: int = BODY_MAX
 ) -> bytes:
     """Return the body of a JSON request; empty for other types, as in the original.
 
@@ -139,7 +139,7 @@ async def read_json_body(
 
 
 async def commit_job(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, *, policy: Policy
+    gateway: PaidJobsGateway, request: web.Request, caller: ApiCaller, *, policy: Policy
 ) -> web.Response:
     decode = partial(decode_commit, policy=policy, prices=gateway.prices)
     if request.content_type != BODY_TYPE:
@@ -185,7 +185,7 @@ for policy in Policy:
 
 
 async def _submit(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
+    gateway: PaidJobsGateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> JobId:
     """Submit a job; return its id, or that of the job with its idempotency key."""
     if gateway.payments is NO_PAYMENTS:
@@ -196,7 +196,7 @@ async def _submit(
 
 
 async def _accept(
-    gateway: Gateway,
+    gateway: PaidJobsGateway,
     request: web.Request,
     caller: ApiCaller,
     job: Job,
@@ -207,7 +207,9 @@ async def _accept(
     return reader.job_id
 
 
-def _check_webhook(gateway: Gateway, caller: ApiCaller, webhook: Webhook) -> None:
+def _check_webhook(
+    gateway: PaidJobsGateway, caller: ApiCaller, webhook: Webhook
+) -> None:
     if gateway.egress_policy is EgressPolicy.OFF:
         raise InvalidRequest(
             "webhook: the coordinator sends no webhooks (--webhooks off): poll the job "

@@ -13,7 +13,7 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotReady
 from shoal.domain.histogram import SECONDS_SHORT, Histogram, observe
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import Gateway, HealthGateway
 from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import TEXT_TYPE
@@ -57,7 +57,7 @@ UNNAMED = frozenset(each.value for each in ListenerTls)
 
 
 @api.get("/healthz", "Check that the coordinator is running")
-async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
+async def healthz(gateway: HealthGateway, request: web.Request) -> web.Response:
     # Workers recognise a Shoal coordinator by ``shoal``, and find in ``direct`` the
     # ports of wires that name them: only there do Shoal's workers join by a port.
     health = gateway.hub.store_health
@@ -83,7 +83,7 @@ def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
 
 
 @api.get("/health", "Check whether a model can answer")
-async def health(gateway: Gateway) -> web.Response:
+async def health(gateway: HealthGateway) -> web.Response:
     """Say whether a model can answer, in the form of llama-server.
 
     vLLM and SGLang have the same path, and clients ask for it before they begin.
@@ -99,7 +99,7 @@ async def health(gateway: Gateway) -> web.Response:
 
 
 @api.get("/readyz", "Check whether it accepts jobs")
-async def readyz(gateway: Gateway) -> web.Response:
+async def readyz(gateway: HealthGateway) -> web.Response:
     reason = gateway.hub.unavailable_reason
     if reason is None:
         degraded = gateway.hub.degraded_reason

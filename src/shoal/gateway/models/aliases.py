@@ -5,7 +5,7 @@ import msgspec
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.facts import AliasSet
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.models.listing import seen_by
@@ -44,7 +44,7 @@ class RemovedAlias(msgspec.Struct, frozen=True):
 
 
 @api.get("/admin/aliases", "List the aliases of models", Scope.READ, lists=True)
-async def list_aliases(gateway: Gateway, caller: ApiCaller) -> AliasList:
+async def list_aliases(gateway: ModelsGateway, caller: ApiCaller) -> AliasList:
     aliases = gateway.hub.pool.aliases
     listed = [_info(gateway, caller, aliases[name]) for name in sorted(aliases)]
     return AliasList(listed)
@@ -57,7 +57,7 @@ async def list_aliases(gateway: Gateway, caller: ApiCaller) -> AliasList:
     pattern=ANYTHING,
 )
 async def set_alias(
-    gateway: Gateway, caller: ApiCaller, name: str, body: SetAlias
+    gateway: ModelsGateway, caller: ApiCaller, name: str, body: SetAlias
 ) -> AliasInfo:
     if (reason := alias_rejection(gateway.hub.pool, name, body.models)) is not None:
         raise InvalidRequest(reason)
@@ -67,7 +67,9 @@ async def set_alias(
 
 
 @api.delete("/admin/aliases/{name}", "Remove an alias", Scope.ADMIN, pattern=ANYTHING)
-async def remove_alias(gateway: Gateway, caller: ApiCaller, name: str) -> RemovedAlias:
+async def remove_alias(
+    gateway: ModelsGateway, caller: ApiCaller, name: str
+) -> RemovedAlias:
     aliases = gateway.hub.pool.aliases
     if name not in aliases:
         suggestion = suggest_names(name, aliases, "`shoal models alias ls` lists all")
@@ -78,6 +80,6 @@ async def remove_alias(gateway: Gateway, caller: ApiCaller, name: str) -> Remove
     return RemovedAlias(name)
 
 
-def _info(gateway: Gateway, caller: ApiCaller, alias: AliasSet) -> AliasInfo:
+def _info(gateway: ModelsGateway, caller: ApiCaller, alias: AliasSet) -> AliasInfo:
     serves = served_model(gateway.hub.pool, alias, seen_by(caller))
     return AliasInfo(alias.name, alias.models, serves)

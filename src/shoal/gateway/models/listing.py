@@ -17,7 +17,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, UnknownModel
 from shoal.domain.job_kinds import INFERENCE_KINDS, TEXT_KINDS
 from shoal.domain.work import Feature, JobKind
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.pool.aliases import real_model, served_aliases, unknown_alias
@@ -160,7 +160,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 @api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
-async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
+async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> ModelList:
     listed = listed_models(gateway.hub.pool, seen_by(caller))
     models = [_model_object(gateway, each) for each in listed]
     first, last = (models[0].id, models[-1].id) if models else (None, None)
@@ -170,12 +170,14 @@ async def list_models(gateway: Gateway, caller: ApiCaller) -> ModelList:
 @api.get(
     "/v1/models/{model}", "Show a model", Scope.READ, by_calls=True, pattern=ANYTHING
 )
-async def show_model(gateway: Gateway, caller: ApiCaller, model: str) -> ModelObject:
+async def show_model(
+    gateway: ModelsGateway, caller: ApiCaller, model: str
+) -> ModelObject:
     shown = model_summary(gateway.hub.pool, model, seen_by(caller))
     return _model_object(gateway, shown)
 
 
-def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:
+def _model_object(gateway: ModelsGateway, model: ModelSummary) -> ModelObject:
     return ModelObject(
         model.name,
         int(gateway.created_at),

@@ -11,7 +11,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import Hardware
 from shoal.engines.gguf_files import MEMORY_FACTOR
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.http.responses import without_keys
@@ -77,7 +77,7 @@ class PlacedModelList(msgspec.Struct, frozen=True):
     Scope.READ,
     lists=True,
 )
-async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
+async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> PlacedModelList:
     pool, owner = gateway.hub.pool, listing.seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
     machines = _machines(gateway) if sees_machines else []
@@ -105,7 +105,7 @@ async def list_models(gateway: Gateway, caller: ApiCaller) -> PlacedModelList:
     return PlacedModelList(models)
 
 
-def _machines(gateway: Gateway) -> list[tuple[str, Hardware]]:
+def _machines(gateway: ModelsGateway) -> list[tuple[str, Hardware]]:
     """Return the hardware of the connected peers that report it, by their names."""
     directory = gateway.directory
     return [
@@ -146,7 +146,7 @@ def _memory_of(hardware: Hardware) -> tuple[float, str]:
     return hardware.memory_gb, "memory"
 
 
-def _place(gateway: Gateway, worker: Worker, *, named: bool) -> ModelPlace:
+def _place(gateway: ModelsGateway, worker: Worker, *, named: bool) -> ModelPlace:
     busy, slots = worker.used_slots, worker.offer.slots
     if not named:
         return ModelPlace(WorkerId(without_keys(worker.id)), "", busy, slots)
@@ -198,7 +198,7 @@ class ModelCopies(msgspec.Struct, frozen=True):
     Scope.MONITOR,
     pattern=ANYTHING,
 )
-async def find_model(gateway: Gateway, model: str) -> ModelCopies:
+async def find_model(gateway: ModelsGateway, model: str) -> ModelCopies:
     if not 0 < len(model) <= NAME_MAX or not model.isprintable():
         raise InvalidRequest(f"a model's name has at most {NAME_MAX} characters")
     sharing, directory = gateway.sharing, gateway.directory

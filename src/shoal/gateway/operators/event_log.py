@@ -22,7 +22,7 @@ from shoal.coordinator.fact_log import FrequentFacts
 from shoal.domain import facts
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.operation import Operations
 from shoal.pool.explanation import describe_submission, explain_fact
 from shoal.store.port import NumberedFact, RecordedFact, Store
@@ -331,7 +331,7 @@ class EventList(msgspec.Struct, frozen=True):
 
 @api.get("/admin/events", "List events, newest first", Scope.MONITOR, lists=True)
 async def list_events(
-    gateway: Gateway, request: web.Request, query: EventQuery
+    gateway: OperatorsGateway, request: web.Request, query: EventQuery
 ) -> EventList:
     log = request.app[EVENT_LOG]
     if query.job:

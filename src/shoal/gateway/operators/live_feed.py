@@ -18,7 +18,7 @@ from aiohttp import web
 from shoal.domain import errors
 from shoal.domain.credentials import Scope
 from shoal.domain.facts import Fact
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import write_events
 from shoal.gateway.http.operation import Operations
@@ -61,7 +61,7 @@ class LiveFeed:
     ``interval`` is in seconds.
     """
 
-    def __init__(self, gateway: Gateway, log: EventLog) -> None:
+    def __init__(self, gateway: OperatorsGateway, log: EventLog) -> None:
         self.interval = INTERVAL
         self.closed = False
         self._gateway = gateway

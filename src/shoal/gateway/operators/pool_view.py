@@ -23,7 +23,7 @@ from shoal.domain.facts import (
     WorkerSuspended,
 )
 from shoal.domain.ids import JobId, WorkerId, peer_of
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.operators.status import (
     CoordinatorStatus,
     PeerStatus,
@@ -105,7 +105,9 @@ class _SeenPeer:
 class PoolView:
     """The last snapshot.  ``orders`` are operators' orders in the store."""
 
-    def __init__(self, gateway: Gateway, orders: Sequence[StoredOrder]) -> None:
+    def __init__(
+        self, gateway: OperatorsGateway, orders: Sequence[StoredOrder]
+    ) -> None:
         self.orders = orders
         self.orders_changed = False  # whether they must be read again
         self._gateway = gateway

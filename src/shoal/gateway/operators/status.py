@@ -8,7 +8,7 @@ import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import MachineHealth
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
@@ -67,7 +67,7 @@ def clock_offset(clock: Clock) -> float:
     return clock.wall() - clock.now()
 
 
-def node_statuses(gateway: Gateway, offset: float) -> list[NodeStatus]:
+def node_statuses(gateway: OperatorsGateway, offset: float) -> list[NodeStatus]:
     """Return the nodes of each protocol that has others than this coordinator.
 
     ``offset`` is that of the clock: with the same one, the same state gives equal
@@ -220,7 +220,9 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
 
 
 @api.get("/admin/status", "Show workers and jobs", Scope.READ)
-async def show_status(gateway: Gateway, caller: ApiCaller) -> CoordinatorStatus:
+async def show_status(
+    gateway: OperatorsGateway, caller: ApiCaller
+) -> CoordinatorStatus:
     pool, why_not = gateway.hub.pool, gateway.hub.unavailable_reason
     failure = gateway.hub.store_health.failure
     if failure is not None and caller.has_scope(Scope.MONITOR):
@@ -251,7 +253,7 @@ async def show_status(gateway: Gateway, caller: ApiCaller) -> CoordinatorStatus:
 
 
 @api.get("/admin/nodes", "List the nodes of fleets", Scope.MONITOR)
-async def list_nodes(gateway: Gateway) -> NodeList:
+async def list_nodes(gateway: OperatorsGateway) -> NodeList:
     nodes = node_statuses(gateway, clock_offset(gateway.clock))
     return NodeList(nodes)
 
@@ -286,7 +288,7 @@ def job_counts(pool: PoolState) -> JobCounts:
     return JobCounts(pool.queued, len(pool.jobs) - pool.queued)
 
 
-def relay_statuses(gateway: Gateway) -> list[RelayStatus]:
+def relay_statuses(gateway: OperatorsGateway) -> list[RelayStatus]:
     """Return the status of the coordinator's relays."""
     return [_relay_status(wire, relay) for wire, relay in gateway.relays]
 
@@ -338,7 +340,9 @@ def _details(peer: str, directory: PeerDirectory) -> dict[str, Any]:
     }
 
 
-def worker_status(gateway: Gateway, worker: Worker, offset: float) -> WorkerStatus:
+def worker_status(
+    gateway: OperatorsGateway, worker: Worker, offset: float
+) -> WorkerStatus:
     """Return the status of a connected worker; ``offset`` is that of the clock."""
     hub, directory = gateway.hub, gateway.directory
     health = hub.health.get(worker.id, UNKNOWN_HEALTH)

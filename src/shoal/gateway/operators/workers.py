@@ -13,7 +13,7 @@ from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.facts import WorkerSuspended
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import Suspension
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
@@ -59,7 +59,7 @@ StoredOrder: TypeAlias = tuple[WorkerSuspended, float]
 """An order, and the Unix time since which it is in force."""
 
 
-async def stored_orders(gateway: Gateway) -> list[StoredOrder]:
+async def stored_orders(gateway: OperatorsGateway) -> list[StoredOrder]:
     """Return the orders in force, the oldest first.  Raises StoreError."""
     return await gateway.store.suspensions()
 
@@ -72,7 +72,7 @@ def suspension_state(pool: PoolState, worker: Worker) -> StateName | None:
 
 
 def order_infos(
-    gateway: Gateway, stored: Iterable[StoredOrder]
+    gateway: OperatorsGateway, stored: Iterable[StoredOrder]
 ) -> list[SuspensionInfo]:
     """Return orders with the workers that they are about now."""
     return [
@@ -81,7 +81,9 @@ def order_infos(
 
 
 @api.get("/admin/workers/{name}", "Show a worker's state", Scope.MONITOR)
-async def show_worker(gateway: Gateway, request: web.Request) -> SuspensionInfo:
+async def show_worker(
+    gateway: OperatorsGateway, request: web.Request
+) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     order = await _order_of(gateway, name)
     if order.state == "active" and not (order.workers or order.approved):
@@ -93,14 +95,14 @@ async def show_worker(gateway: Gateway, request: web.Request) -> SuspensionInfo:
     "/admin/workers/{name}/pause", "Pause a worker: it gets no new jobs", Scope.ADMIN
 )
 async def pause_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
     return await _suspend(gateway, request, caller, Suspension.PAUSED)
 
 
 @api.post("/admin/workers/{name}/approve", "Approve a new worker", Scope.ADMIN)
 async def approve_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     peer = gateway.directory.connected.get(name)
@@ -111,7 +113,7 @@ async def approve_worker(
 
 @api.post("/admin/workers/{name}/resume", "Resume a worker", Scope.ADMIN)
 async def resume_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
     name = _worker_name(gateway, request)
     suspensions = gateway.hub.pool.suspensions
@@ -135,7 +137,10 @@ async def resume_worker(
     Scope.ADMIN,
 )
 async def drain_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: DrainQuery
+    gateway: OperatorsGateway,
+    request: web.Request,
+    caller: ApiCaller,
+    query: DrainQuery,
 ) -> SuspensionInfo:
     within = None if isinstance(query.within, msgspec.UnsetType) else query.within
     return await _suspend(gateway, request, caller, Suspension.DRAINING, within)
@@ -147,13 +152,13 @@ async def drain_worker(
     Scope.ADMIN,
 )
 async def remove_worker(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: OperatorsGateway, request: web.Request, caller: ApiCaller
 ) -> SuspensionInfo:
     return await _suspend(gateway, request, caller, Suspension.REMOVED)
 
 
 async def _suspend(
-    gateway: Gateway,
+    gateway: OperatorsGateway,
     request: web.Request,
     caller: ApiCaller,
     how: Suspension,
@@ -164,7 +169,7 @@ async def _suspend(
     return await _order_of(gateway, name)
 
 
-def _worker_name(gateway: Gateway, request: web.Request) -> str:
+def _worker_name(gateway: OperatorsGateway, request: web.Request) -> str:
     # From the raw path: aiohttp would decode escapes that are part of the name.
     name = unquote(request.rel_url.raw_parts[3])
     if len(name) > NAME_MAX or not name.isprintable() or ":" not in name:
@@ -179,7 +184,7 @@ def _worker_name(gateway: Gateway, request: web.Request) -> str:
     return name
 
 
-async def _order_of(gateway: Gateway, name: str) -> SuspensionInfo:
+async def _order_of(gateway: OperatorsGateway, name: str) -> SuspensionInfo:
     for fact, since in await gateway.store.suspensions():
         if fact.name == name:
             return _order(gateway, name, fact.how, fact.by, since)
@@ -187,7 +192,7 @@ async def _order_of(gateway: Gateway, name: str) -> SuspensionInfo:
 
 
 def _order(
-    gateway: Gateway,
+    gateway: OperatorsGateway,
     name: str,
     how: Suspension | None = None,
     by: str = "",
@@ -209,7 +214,7 @@ def _order(
     return SuspensionInfo(name, state, by, since, workers, running, approved)
 
 
-def _is_pending(gateway: Gateway, name: str) -> bool:
+def _is_pending(gateway: OperatorsGateway, name: str) -> bool:
     """Return whether a worker of a name, or a peer without workers, is pending."""
     pool, peer = gateway.hub.pool, gateway.directory.connected.get(name)
     if not pool.approvals.required:

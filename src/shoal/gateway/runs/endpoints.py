@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound, PeerError, TooLarge
 from shoal.gateway.calls import digest_in, send_value
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import RunsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
@@ -45,7 +45,7 @@ INVALID_DATA = 1007  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
 @api.put(PIECE_PATH, "Store a part of a file of a run", media=BYTES_TYPE, status=204)
-async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
+async def store_piece(gateway: RunsGateway, request: web.Request) -> web.Response:
     """Store a part of a file that a member returns."""
     run = _admitted(request)
     data = await gateway.bodies.read(request, PIECE_MAX)
@@ -61,11 +61,13 @@ async def store_piece(gateway: Gateway, request: web.Request) -> web.Response:
     media=BYTES_TYPE,
 )
 async def fetch_result(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: RunsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     """Send what a machine of a run has returned, in MessagePack."""
     run_id, node = request.match_info["run"], request.match_info["id"]
-    members = dict(enumerate(await find_members(gateway, request, run_id, caller)))
+    members = dict(
+        enumerate(await find_members(gateway.store, request, run_id, caller))
+    )
     if (member := members.get(int(node) if node.isdecimal() else -1)) is None:
         raise NotFound(f"your key has no run {run_id[:64]} with a machine {node[:8]}")
     if member.outcome is None:
@@ -77,7 +79,7 @@ async def fetch_result(
 
 
 @api.get(RANKS_PATH, "Form the groups of a run, over a WebSocket", status=101)
-async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def join_ranks(gateway: RunsGateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     member = request.query.get("member", "")
     if not 0 < len(member) <= MEMBER_MAX:
@@ -96,7 +98,9 @@ async def join_ranks(gateway: Gateway, request: web.Request) -> web.StreamRespon
 
 
 @api.get(EVENTS_PATH, "Report and watch a run, over a WebSocket", status=101)
-async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def open_run_events(
+    gateway: RunsGateway, request: web.Request
+) -> web.StreamResponse:
     run = _admitted(request)
     connection = await _open_socket(gateway, request, run)
     name = run.open_events(connection)
@@ -108,7 +112,7 @@ async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamR
 
 
 @api.get(RELAY_PATH, "Connect ranks with each other, over WebSockets", status=101)
-async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def relay_ranks(gateway: RunsGateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
     wishes = [each for each in RELAY_WISHES if each in request.query]
     if len(wishes) != 1 or not 0 < len(request.query[wishes[0]]) <= MEMBER_MAX:
@@ -135,7 +139,7 @@ def _admitted(request: web.Request) -> hosted_runs.HostedRun:
 
 
 async def _open_socket(
-    gateway: Gateway, request: web.Request, run: hosted_runs.HostedRun
+    gateway: RunsGateway, request: web.Request, run: hosted_runs.HostedRun
 ) -> hosted_runs.RunConnection:
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,

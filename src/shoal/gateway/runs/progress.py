@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
+from shoal.coordinator.hub import Hub
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, NotFound
 from shoal.domain.job import GANG_MAX
-from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import without_keys
 from shoal.gateway.runs.hosted_runs import RUNNING, RUNS, HostedRun, history_lines
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gangs.rules import explain_gang
-from shoal.store.port import StoredJob
+from shoal.store.port import Store, StoredJob
 from shoal.training import run_events
 
 api = Operations()
@@ -155,7 +155,7 @@ LINES_MAX = 2000  # of a run's course: the newest
 
 
 async def find_members(
-    gateway: Gateway, request: web.Request, run_id: str, caller: ApiCaller
+    store: Store, request: web.Request, run_id: str, caller: ApiCaller
 ) -> Sequence[StoredJob]:
     """Return the jobs of a run's members; none: there is no such run of the caller.
 
@@ -173,7 +173,7 @@ async def find_members(
     found: list[StoredJob] = []
     for node in range(GANG_MAX):
         key = run_events.member_key(run_id, node)
-        member = await gateway.store.by_idempotency_key(owner, key)
+        member = await store.by_idempotency_key(owner, key)
         if member is None:
             break
         found.append(member)
@@ -181,7 +181,11 @@ async def find_members(
 
 
 async def explain_run(
-    gateway: Gateway, request: web.Request, run_id: str, members: Sequence[StoredJob]
+    hub: Hub,
+    store: Store,
+    request: web.Request,
+    run_id: str,
+    members: Sequence[StoredJob],
 ) -> list[str]:
     """Return the history of a run in plain lines, from its members' facts and reports.
 
@@ -189,20 +193,20 @@ async def explain_run(
     """
     lines: list[str] = []
     for node, member in enumerate(members):
-        for line in explain(await gateway.store.history(member.job.id)):
+        for line in explain(await store.history(member.job.id)):
             at, _, text = line.partition("  ")
             lines.append(f"{at}  machine {node}: {text}")
     if (hosted := request.app[RUNS].find(run_id)) is not None:
         history = history_lines(hosted.events.history)
         lines += [explain_remark(at, text) for at, text in history]
     lines.sort(key=lambda line: line.partition("  ")[0])  # stable
-    pool = gateway.hub.pool
+    pool = hub.pool
     if (gang := pool.gangs.get(run_id)) is not None:
         lines += explain_gang(pool, gang, noun="machine")
     return lines[-LINES_MAX:]
 
 
-def cancel_run(gateway: Gateway, members: Sequence[StoredJob], reason: str) -> bool:
+def cancel_run(hub: Hub, members: Sequence[StoredJob], reason: str) -> bool:
     """Cancel the members of a run; return whether any was open."""
-    cancelled = [gateway.hub.cancel(each.job.id, reason) for each in members]
+    cancelled = [hub.cancel(each.job.id, reason) for each in members]
     return any(cancelled)

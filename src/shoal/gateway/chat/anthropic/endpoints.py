@@ -20,7 +20,7 @@ from shoal.gateway.chat.anthropic.message_request import (
     decode_message_request,
 )
 from shoal.gateway.chat.job_answers import answer
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ChatGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
@@ -48,7 +48,7 @@ class MessageTokens(msgspec.Struct, frozen=True):
     streams=SSE_TYPE,
 )
 async def create_message(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     caller.headers[REQUEST_ID] = record_of(request).id
     decoded = await gateway.bodies.decode(request, caller.name, decode_message_request)
@@ -66,7 +66,7 @@ async def create_message(
     body=CountMessageTokens,
 )
 async def count_message_tokens(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> MessageTokens:
     caller.headers[REQUEST_ID] = record_of(request).id
     counted = await gateway.bodies.decode(request, caller.name, decode_count_request)

@@ -34,7 +34,7 @@ from shoal.gateway.chat.ollama.requests import (
     decode_ollama_chat,
     decode_ollama_prompt,
 )
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import ChatGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
@@ -75,7 +75,7 @@ async def show_version() -> OllamaVersion:
     streams=NDJSON_TYPE,
 )
 async def create_ollama_chat(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     decoded = await gateway.bodies.decode(request, caller.name, decode_ollama_chat)
     return await _answer(
@@ -91,7 +91,7 @@ async def create_ollama_chat(
     streams=NDJSON_TYPE,
 )
 async def create_ollama_completion(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     decoded = await gateway.bodies.decode(request, caller.name, decode_ollama_prompt)
     shape = AnswerShape.GENERATE
@@ -106,7 +106,7 @@ async def create_ollama_completion(
     body=bodies.OllamaEmbed,
 )
 async def embed_texts(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     watch = Stopwatch(gateway.clock.now)
     decoded = await gateway.bodies.decode(request, caller.name, embeddings.decode_embed)
@@ -129,7 +129,7 @@ async def embed_texts(
     body=bodies.OllamaEmbedOne,
 )
 async def embed_text(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     decoded = await gateway.bodies.decode(
         request, caller.name, embeddings.decode_embed_one
@@ -141,13 +141,15 @@ async def embed_text(
 
 
 @api.get("/api/tags", "List the models as Ollama does", Scope.READ)
-async def list_ollama_models(gateway: Gateway, caller: ApiCaller) -> OllamaModels:
+async def list_ollama_models(gateway: ChatGateway, caller: ApiCaller) -> OllamaModels:
     listed = listed_models(gateway.hub.pool, seen_by(caller))
     return OllamaModels([listed_model(each, gateway.created_at) for each in listed])
 
 
 @api.get("/api/ps", "List the models that workers have loaded", Scope.READ)
-async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoadedModels:
+async def list_loaded_models(
+    gateway: ChatGateway, caller: ApiCaller
+) -> OllamaLoadedModels:
     listed = model_summaries(gateway.hub.pool, seen_by(caller))
     return OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
 
@@ -159,7 +161,7 @@ async def list_loaded_models(gateway: Gateway, caller: ApiCaller) -> OllamaLoade
     body=bodies.OllamaModelName,
 )
 async def show_ollama_model(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> OllamaModelInfo:
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
     name = _resolved(gateway, decoded.model)
@@ -175,7 +177,7 @@ async def show_ollama_model(
     streams=NDJSON_TYPE,
 )
 async def pull_model(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     """Answer that a model of the pool is there; others are copied to workers."""
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
@@ -222,12 +224,12 @@ def decode_model_name(data: bytes) -> bodies.OllamaModelName:
     return replace(body, model=name)
 
 
-def _resolved(gateway: Gateway, name: str) -> str:
+def _resolved(gateway: ChatGateway, name: str) -> str:
     return resolve_model(name, gateway.jobs.models, gateway.jobs.aliases)
 
 
 async def _answer(
-    gateway: Gateway,
+    gateway: ChatGateway,
     request: web.Request,
     caller: ApiCaller,
     decoded: OllamaRequest,
@@ -248,7 +250,7 @@ async def _answer(
 
 
 def _loaded(
-    gateway: Gateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
+    gateway: ChatGateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
     name = _resolved(gateway, decoded.model)
@@ -265,7 +267,7 @@ def _loaded(
 
 
 async def _embed(
-    gateway: Gateway,
+    gateway: ChatGateway,
     request: web.Request,
     caller: ApiCaller,
     decoded: embeddings.OllamaTexts,

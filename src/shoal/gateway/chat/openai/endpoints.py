@@ -27,7 +27,7 @@ from shoal.gateway.chat.openai.completion_request import (
     CreateCompletion,
     decode_completion_request,
 )
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.responses import SSE_TYPE, json_bytes_response
@@ -46,7 +46,7 @@ api = Operations()
     streams=SSE_TYPE,
 )
 async def create_chat_completion(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     owner = caller.key.name
     decoded = await gateway.bodies.decode(request, owner, decode_chat_request)
@@ -62,7 +62,7 @@ async def create_chat_completion(
     answer=answers.ChatCompletion,
 )
 async def show_chat_completion(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return await _show_result(gateway, request, caller, Chat)
 
@@ -77,7 +77,7 @@ async def show_chat_completion(
     streams=SSE_TYPE,
 )
 async def create_completion(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     decoded = await gateway.bodies.decode(
         request, caller.name, decode_completion_request
@@ -94,7 +94,7 @@ async def create_completion(
     answer=answers.TextCompletion,
 )
 async def show_completion(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return await _show_result(gateway, request, caller, Completion)
 
@@ -108,7 +108,7 @@ async def show_completion(
     body=embeddings.CreateEmbedding,
 )
 async def create_embeddings(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     decoded = await gateway.bodies.decode(
         request, caller.name, embeddings.decode_embedding_request
@@ -139,7 +139,7 @@ async def create_embeddings(
     body=rerank.CreateRerank,
 )
 async def create_rerank(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     decoded = await gateway.bodies.decode(
         request, caller.name, rerank.decode_rerank_request
@@ -160,7 +160,7 @@ async def create_rerank(
     answer=transcription.TranscriptionAnswer,
 )
 async def create_transcription(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     form, audio = await gateway.bodies.receive_form(
         request, caller.name, transcription.AUDIO_MAX
@@ -179,7 +179,7 @@ RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of pro
 
 
 async def _show_result(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     type_: type[Chat | Completion],

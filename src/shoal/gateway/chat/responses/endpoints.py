@@ -35,7 +35,7 @@ from shoal.gateway.chat.responses.stored_responses import (
     starts_of,
     storable,
 )
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
@@ -93,7 +93,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     streams=responses.SSE_TYPE,
 )
 async def create_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
@@ -133,7 +133,7 @@ async def create_response(
     streams=responses.SSE_TYPE,
 )
 async def show_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: ResponseQuery
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller, query: ResponseQuery
 ) -> web.StreamResponse:
     found = await _requested_response(gateway, request, caller)
     if query.stream:
@@ -149,7 +149,7 @@ async def show_response(
     "/v1/responses/{id}", "Delete a response", Scope.USE, answer=DeletedResponse
 )
 async def delete_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     found = await _requested_response(gateway, request, caller)
     job_id = found.draft.job_id
@@ -172,7 +172,7 @@ async def delete_response(
     answer=ResponseObject,
 )
 async def cancel_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     found = await _requested_response(gateway, request, caller)
     if found.end is None:
@@ -189,7 +189,7 @@ async def cancel_response(
     answer=InputItemList,
 )
 async def list_input_items(
-    gateway: Gateway, request: web.Request, caller: ApiCaller, query: InputItemQuery
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller, query: InputItemQuery
 ) -> web.Response:
     found = await _requested_response(gateway, request, caller)
     items = found.draft.input_items()
@@ -211,7 +211,7 @@ async def list_input_items(
 
 
 async def _requested_response(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
+    gateway: JobsGateway, request: web.Request, caller: ApiCaller
 ) -> StoredResponse:
     """Return the response that the path names.  Raises NotFound."""
     found = await find_response(gateway, caller, request.match_info["id"])
@@ -220,7 +220,7 @@ async def _requested_response(
 
 
 async def _run_in_background(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     job: Job,
@@ -261,7 +261,7 @@ def _shown(found: StoredResponse) -> web.Response:
 
 
 async def stream_response(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     found: StoredResponse,
@@ -299,7 +299,7 @@ async def stream_response(
 
 
 async def _follow(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     response: web.StreamResponse,
     found: StoredResponse,
@@ -333,7 +333,7 @@ async def _keepalive(*, early: bool) -> bytes:
 
 
 async def _ended(
-    gateway: Gateway,
+    gateway: JobsGateway,
     request: web.Request,
     caller: ApiCaller,
     found: StoredResponse,

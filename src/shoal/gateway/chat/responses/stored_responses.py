@@ -23,7 +23,7 @@ from shoal.gateway.chat.responses.response_object import (
     ResponseObject,
     item_id,
 )
-from shoal.gateway.context import Gateway
+from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.ids import RESPONSE_ID_PREFIX, job_id_of
@@ -66,7 +66,7 @@ class StoredResponse:
 
 
 async def find_response(
-    gateway: Gateway, caller: ApiCaller, response_id: str, *, own: bool = False
+    gateway: JobsGateway, caller: ApiCaller, response_id: str, *, own: bool = False
 ) -> StoredResponse:
     """Return a response that the caller may see, or with ``own`` its own.
 
@@ -109,7 +109,7 @@ def storable(caller: ApiCaller, decoded: ResponseRequest) -> ResponseRequest:
 
 
 async def chat_of(
-    gateway: Gateway, caller: ApiCaller, decoded: ResponseRequest
+    gateway: JobsGateway, caller: ApiCaller, decoded: ResponseRequest
 ) -> Chat:
     """Return the chat of a request, including what it refers to in earlier responses.
 
@@ -125,7 +125,7 @@ async def chat_of(
     return decoded.chat(earlier, parts)
 
 
-async def starts_of(gateway: Gateway, job_id: JobId) -> int:
+async def starts_of(gateway: JobsGateway, job_id: JobId) -> int:
     """Return how often a job's answer has started over: at restarts of the coordinator.
 
     Within one run of the coordinator, another worker continues it where it was.
@@ -137,7 +137,7 @@ async def starts_of(gateway: Gateway, job_id: JobId) -> int:
 
 
 async def _previous_messages(
-    gateway: Gateway, caller: ApiCaller, response_id: str
+    gateway: JobsGateway, caller: ApiCaller, response_id: str
 ) -> Sequence[Message]:
     """Return the messages of an earlier response and its answer.
 
@@ -154,7 +154,10 @@ async def _previous_messages(
 
 
 async def _find_parts(
-    gateway: Gateway, caller: ApiCaller, references: Sequence[ItemReference], taken: int
+    gateway: JobsGateway,
+    caller: ApiCaller,
+    references: Sequence[ItemReference],
+    taken: int,
 ) -> Mapping[str, Part]:
     """Return the parts of earlier responses that the references name, by their ids.
 
@@ -198,7 +201,7 @@ def _check_taken(characters: int, field: str) -> None:
 
 
 async def _parts_beside(
-    gateway: Gateway, caller: ApiCaller, reference: ItemReference
+    gateway: JobsGateway, caller: ApiCaller, reference: ItemReference
 ) -> Mapping[str, Part]:
     """Return all parts of the response with the item, by their ids."""
     named, _, _ = reference.id.partition("_")[2].rpartition("_")
@@ -223,7 +226,7 @@ async def _parts_beside(
     return parts
 
 
-def _stored_response(gateway: Gateway, stored: StoredJob) -> StoredResponse | None:
+def _stored_response(gateway: JobsGateway, stored: StoredJob) -> StoredResponse | None:
     """Return the response of a job; None if it is not one."""
     job = stored.job
     fields = decode_fields(job.terms.api_fields)
@@ -237,7 +240,7 @@ def _stored_response(gateway: Gateway, stored: StoredJob) -> StoredResponse | No
     )
 
 
-def _end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError | None:
+def _end(gateway: JobsGateway, stored: StoredJob) -> Outcome | ShoalError | None:
     if stored.ended_at is None:
         return None
     if stored.outcome is None and stored.error == BLOCKED:
