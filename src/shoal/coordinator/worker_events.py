@@ -15,16 +15,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import Outcome
 from shoal.domain.worker import THROTTLE_MAX, MachineHealth, WorkerLoad
-from shoal.pool.inputs import (
-    AnswerRejected,
-    Cancellation,
-    DrainAnnounced,
-    FirstOutput,
-    LeaseResult,
-    LoadReported,
-    WorkerConnected,
-    WorkerDisconnected,
-)
+from shoal.pool import inputs
 from shoal.pool.open_job import NO_LEASE
 from shoal.pool.state import PoolState
 from shoal.protocols.seam.session import CloseCode
@@ -57,7 +48,9 @@ class LoadReports:
     last report still counts.
     """
 
-    def __init__(self, clock: Clock, post: Callable[[LoadReported], None]) -> None:
+    def __init__(
+        self, clock: Clock, post: Callable[[inputs.LoadReported], None]
+    ) -> None:
         self._clock = clock
         self._post = post
         self._reports: dict[WorkerId, _Report] = {}
@@ -87,7 +80,7 @@ class LoadReports:
             report.timer.cancel()
             report.timer = None
         report.pass_on_from = self._clock.now() + REPORT_INTERVAL
-        self._post(LoadReported(worker_id, report.load))
+        self._post(inputs.LoadReported(worker_id, report.load))
 
 
 def _bounded(load: WorkerLoad) -> WorkerLoad:
@@ -144,7 +137,7 @@ class WorkerEvents:
             worker_id = self._workers.register(connection, event.name)
             cancels = words.CancelJob in connection.connection.accepts
             shared = connection.via is not None
-            self._post(WorkerConnected(worker_id, event.offer, cancels, shared))
+            self._post(inputs.WorkerConnected(worker_id, event.offer, cancels, shared))
             return
         sender = self._workers.worker_of(connection)
         if sender is None:
@@ -160,9 +153,9 @@ class WorkerEvents:
                 self._on_completed(sender, event)
             case words.Rejected() | words.Failed():
                 self.tell_begun()
-                self._post(LeaseResult(sender, event))
+                self._post(inputs.LeaseResult(sender, event))
             case words.Draining():
-                self._post(DrainAnnounced(sender, event))
+                self._post(inputs.DrainAnnounced(sender, event))
             case words.HealthReported(health):
                 self.health[sender] = health
             case words.LoadChanged(load):
@@ -183,7 +176,7 @@ class WorkerEvents:
             self.health.pop(worker_id, None)
             self._load_reports.forget(worker_id)
             self.tell_begun()
-            self._post(WorkerDisconnected(worker_id, reason))
+            self._post(inputs.WorkerDisconnected(worker_id, reason))
 
     def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
         """Note a first output; notify the hub shortly."""
@@ -200,7 +193,7 @@ class WorkerEvents:
     def tell_begun(self) -> None:
         """Notify the hub of the first outputs that it does not know."""
         for job_id, (lease, _) in self._begun.items():
-            self._post(FirstOutput(job_id, lease))
+            self._post(inputs.FirstOutput(job_id, lease))
         self._begun.clear()
 
     def _on_chunk(self, event: words.AnswerChunk) -> None:
@@ -235,12 +228,12 @@ class WorkerEvents:
             or event.lease == NO_LEASE
             or not answer.accepts_lease(event.lease)
         ):
-            self._post(LeaseResult(worker_id, event))
+            self._post(inputs.LeaseResult(worker_id, event))
             return
         if event.value:
             value, blobs = event.value, event.blobs
             outcome = Outcome("", event.finish_reason, value=value, blobs=blobs)
-            self._post(LeaseResult(worker_id, event, outcome))
+            self._post(inputs.LeaseResult(worker_id, event, outcome))
             return
         try:
             if event.rest:
@@ -256,7 +249,9 @@ class WorkerEvents:
         first_output = 0.0
         if (begun := self._begun.pop(event.job_id, None)) is not None:
             first_output = self._clock.wall() - (self._clock.now() - begun[1])
-        self._post(LeaseResult(worker_id, event, outcome, first_output=first_output))
+        self._post(
+            inputs.LeaseResult(worker_id, event, outcome, first_output=first_output)
+        )
 
     def _stop_answer(
         self, job_id: JobId, problem: ReaderTooSlow | UnusableOutput
@@ -264,11 +259,11 @@ class WorkerEvents:
         """End a job whose answer cannot go on; a detached one needs no reader."""
         if isinstance(problem, UnusableOutput):
             self.tell_begun()
-            self._post(AnswerRejected(job_id, str(problem), problem.lost))
+            self._post(inputs.AnswerRejected(job_id, str(problem), problem.lost))
             return
         job = self._pool.jobs.get(job_id)
         if job is None or job.job.unattended <= 0:
-            self._post(Cancellation(job_id, "the client reads too slowly"))
+            self._post(inputs.Cancellation(job_id, "the client reads too slowly"))
 
 
 def _send_away(registration: WorkerRegistration) -> None:

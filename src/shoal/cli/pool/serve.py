@@ -15,23 +15,11 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from shoal.app import parts
 from shoal.app.fleet_files import with_fleet
 from shoal.app.front import run_front
 from shoal.app.network import PortsByWire
 from shoal.app.node import Node, check_node
-from shoal.app.parts import (
-    FRONT_NAME,
-    HUB_NAME,
-    STANDBY_NAME,
-    FrontPart,
-    HubPart,
-    check_fronts,
-    remove_sockets,
-    report_serving,
-    run_parts,
-    this_part,
-    wait_turn,
-)
 from shoal.app.server import RunningCoordinator, preload, run_coordinator
 from shoal.cli.command_loop import run_loop
 from shoal.cli.local.db import newest_backup
@@ -106,7 +94,7 @@ def command(
         )
         for name, protocol in discover().items()
     }
-    check_fronts(config.fronts)
+    parts.check_fronts(config.fronts)
     check_node(config)
     x402 = load(X402Config, "x402", given(values, X402Config, "x402"), config_file)
 
@@ -119,14 +107,14 @@ def command(
         if log_path is not None:
             log_to_file(log_path, log_level, log_format)
         allow_files()
-        if isinstance(part, FrontPart):
-            name_process(FRONT_NAME)
+        if isinstance(part, parts.FrontPart):
+            name_process(parts.FRONT_NAME)
             return await _serve_front(config, wires, part, stop)
         if part is None and config.fronts:
-            return await run_parts(config, stop)
+            return await parts.run_parts(config, stop)
         node = None
         if part is not None:
-            name_process(HUB_NAME)
+            name_process(parts.HUB_NAME)
             node = Node(config, part, LoopClock()) if config.node else None
         while not await _stood_by(node, stop, as_json=as_json):
             try:
@@ -137,7 +125,7 @@ def command(
         return 0
 
     async def serve_pool(
-        part: HubPart | None,
+        part: parts.HubPart | None,
         node: Node | None,
         log_path: Path | None,
         stop: asyncio.Event,
@@ -148,7 +136,7 @@ def command(
             handed_over = asyncio.Event()
             if part is not None:
                 _hand_over_at_sighup(running, handed_over, stop)
-                report_serving()
+                parts.report_serving()
             # No token where nobody would see it: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
             if part is None or part.announces:
@@ -163,14 +151,14 @@ def command(
         if node is not None and to_others and not handed_over.is_set():
             await node.hand_over()
         if part is not None:
-            remove_sockets(part)
+            parts.remove_sockets(part)
         return 0
 
-    part = this_part()
-    if isinstance(part, HubPart) and part.stands_by:
+    part = parts.this_part()
+    if isinstance(part, parts.HubPart) and part.stands_by:
         preload(config)
-        name_process(STANDBY_NAME)
-        if not wait_turn():
+        name_process(parts.STANDBY_NAME)
+        if not parts.wait_turn():
             return 0
     try:
         return run_loop(serve)
@@ -190,7 +178,7 @@ async def _stood_by(node: Node | None, stop: asyncio.Event, *, as_json: bool) ->
         return False
 
     def on_standby(other: str) -> None:
-        report_serving()
+        parts.report_serving()
         url = node.all_urls[0]
         if as_json:
             click.echo(json.dumps({"event": "standby", "url": url, "pool": other}))
@@ -216,7 +204,7 @@ def _hand_over_at_sighup(
 async def _serve_front(
     config: ServeConfig,
     wires: Mapping[str, object],
-    part: FrontPart,
+    part: parts.FrontPart,
     stop: asyncio.Event,
 ) -> int:
     """Be a front until the hub ends after ``stop``; return the exit status."""

@@ -32,15 +32,7 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Policy, Priority
 from shoal.domain.outcome import Outcome
-from shoal.gateway.batches.lines import (
-    DIALECTS,
-    DecodedLine,
-    decode_line,
-    encode_failure,
-    encode_left_out,
-    encode_response,
-    model_of,
-)
+from shoal.gateway.batches import lines
 from shoal.gateway.chat.job_answers import check_work, shown_outcome
 from shoal.gateway.context import Gateway, JobsGateway
 from shoal.gateway.http.access import ApiCaller
@@ -86,10 +78,10 @@ class PoolLineJobs:
         return self.gateway.select(JobsGateway)
 
     def check(self, endpoint: str, data: bytes) -> line_jobs.CheckedLine:
-        line = decode_line(data)
+        line = lines.decode_line(data)
         if line.url != endpoint:
             raise InvalidRequest(f"url: expected {endpoint}, as the batch", "url")
-        return line_jobs.CheckedLine(line.custom_id, model_of(line))
+        return line_jobs.CheckedLine(line.custom_id, lines.model_of(line))
 
     def rejection(self, batch: StoredBatch, model: str) -> str | None:
         pool, now = self.gateway.hub.pool, self.gateway.clock.now()
@@ -129,7 +121,7 @@ class PoolLineJobs:
     def left_out(
         self, batch: StoredBatch, line: int, data: bytes, status: BatchStatus
     ) -> LineResult:
-        return LineResult(line, encode_left_out(data, status), failed=True)
+        return LineResult(line, lines.encode_left_out(data, status), failed=True)
 
     async def _run(self, line: "_RunningLine") -> line_jobs.LineEnd:
         try:
@@ -150,22 +142,22 @@ class PoolLineJobs:
         except ShoalError as error:
             return self._end_by(error, line)
 
-    async def _read(self, line: "_RunningLine", caller: ApiCaller) -> DecodedLine:
+    async def _read(self, line: "_RunningLine", caller: ApiCaller) -> lines.DecodedLine:
         """Read the request of a line, and moderate it.
 
         Only what the job has of it stays in memory.  Raises InvalidRequest, StoreError.
         """
         async with self._reading:
             data = await line.request.read()
-            entry = await asyncio.to_thread(decode_line, data)
+            entry = await asyncio.to_thread(lines.decode_line, data)
             line.custom_id = entry.custom_id
-            decode = DIALECTS[entry.url]
+            decode = lines.DIALECTS[entry.url]
             decoded = await decode(self._jobs_gateway, caller, bytes(entry.body))
         check_work(self._jobs_gateway, caller.name, decoded.work, decoded.field)
         return decoded
 
     def _job(
-        self, line: "_RunningLine", decoded: DecodedLine, caller: ApiCaller
+        self, line: "_RunningLine", decoded: lines.DecodedLine, caller: ApiCaller
     ) -> Job:
         gateway = self.gateway
         work = gateway.jobs.with_real_model(decoded.work, caller.name)
@@ -220,7 +212,7 @@ class PoolLineJobs:
     async def _result(
         self,
         line: "_RunningLine",
-        decoded: DecodedLine,
+        decoded: lines.DecodedLine,
         job_id: JobId,
         outcome: Outcome,
     ) -> LineResult:
@@ -231,7 +223,7 @@ class PoolLineJobs:
 
         def encode() -> bytes:
             body = decoded.encode(job_id, shown, created)
-            return encode_response(line.custom_id, job_id, body)
+            return lines.encode_response(line.custom_id, job_id, body)
 
         return LineResult(line.request.line, await asyncio.to_thread(encode))
 
@@ -262,5 +254,5 @@ class _RunningLine:
 
     def failed(self, error: ShoalError) -> LineResult:
         """Return the result that an error is."""
-        body = encode_failure(self.custom_id, self.job_id, error)
+        body = lines.encode_failure(self.custom_id, self.job_id, error)
         return LineResult(self.request.line, body, failed=True)

@@ -27,20 +27,12 @@ from shoal.gateway.chat.ollama.endpoints import (
 )
 from shoal.gateway.context import JobsGateway
 from shoal.gateway.faces import javascript
+from shoal.gateway.http import responses
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS, error_status
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import (
-    NDJSON_TYPE,
-    ClientGone,
-    encode_lines,
-    encode_text,
-    forward_pieces,
-    well_formed,
-    write,
-)
 from shoal.gateway.jobs.job_options import build_job
 
 api = Operations(PLAIN_ERRORS)
@@ -55,7 +47,7 @@ BODY_MAX = 2 << 20  # bytes: coercing as JavaScript does is slow
 
 # The lines are not server-sent events, despite the type.
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-UNAUTHORIZED_HEADERS = {"Content-Type": NDJSON_TYPE}
+UNAUTHORIZED_HEADERS = {"Content-Type": responses.NDJSON_TYPE}
 
 DONE = b'{"done":true}\n'
 MODERATED = (
@@ -104,7 +96,7 @@ async def create_chat(gateway: JobsGateway, request: web.Request) -> web.StreamR
     record = record_of(request)
     try:
         last = await _stream_answer(gateway, request, response, caller)
-    except ClientGone:
+    except responses.ClientGone:
         record.error = "client_gone"
         return response
     except OllamaMisdirected:
@@ -136,7 +128,7 @@ async def _stream_answer(
         record.set_reader(reader)
         await response.prepare(request)
         moderator = answer_moderator(gateway, caller.name)
-        if not await forward_pieces(
+        if not await responses.forward_pieces(
             request, response, reader, _encode_pieces, watch=moderator
         ):
             gateway.jobs.cancel(reader.job_id, BLOCKED)
@@ -151,8 +143,8 @@ async def _finish(
     try:
         if not response.prepared:
             await response.prepare(request)
-        await write(request, response, last, last=True)
-    except ClientGone:
+        await responses.write(request, response, last, last=True)
+    except responses.ClientGone:
         pass
     return response
 
@@ -177,7 +169,7 @@ def decode_chat(data: bytes) -> Chat:
         raise errors.InvalidRequest("max_new_tokens: expected a positive number")
     return Chat(
         # A name that is not a text matches no model.
-        well_formed(model) if isinstance(model, str) else "",
+        responses.well_formed(model) if isinstance(model, str) else "",
         ({"role": "system", "content": system}, *_messages(body.get("messages"))),
         max_new_tokens or MAX_NEW_TOKENS,
         _temperature(body.get("temperature")),
@@ -248,7 +240,7 @@ def _message(given: Any) -> Mapping[str, JSON]:
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise errors.InvalidRequest(f"{field}: expected a text")
-    return well_formed(value)
+    return responses.well_formed(value)
 
 
 def _moderated_texts(chat: Chat) -> list[str]:
@@ -257,9 +249,11 @@ def _moderated_texts(chat: Chat) -> list[str]:
 
 
 def _encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
-    return encode_lines([{"o": piece} for piece in pieces if isinstance(piece, str)])
+    return responses.encode_lines(
+        [{"o": piece} for piece in pieces if isinstance(piece, str)]
+    )
 
 
 def _error_line(error: errors.ShoalError) -> bytes:
     line = next(ERRORS[each] for each in type(error).__mro__ if each in ERRORS)
-    return b'{"err":' + encode_text(line) + b"}\n"
+    return b'{"err":' + responses.encode_text(line) + b"}\n"

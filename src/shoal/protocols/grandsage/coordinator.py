@@ -9,13 +9,8 @@ from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
+from shoal.protocols.grandsage import codec
 from shoal.protocols.grandsage.admission import BYE, CLOSE_BYE, CLOSE_SILENT, Config
-from shoal.protocols.grandsage.codec import (
-    TASK_ID,
-    decode_frame,
-    encode_stop,
-    encode_task,
-)
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.session import (
     Batch,
@@ -143,7 +138,7 @@ class GrandSageNodeSession:
                     return ()
                 self._remove_task(task_id)
                 self._record_stop(task_id, now)
-                return (Send(encode_stop(task_id)),)
+                return (Send(codec.encode_stop(task_id)),)
             case words.Dismiss(reason, replaced):
                 self._closed = True
                 return (Close(reason, CLOSE_BYE, BYE if replaced else reason),)
@@ -197,7 +192,7 @@ class GrandSageNodeSession:
         if len(data) < 4:
             raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
         pieces = extendable.pop(data[:4], [])
-        (task_id,) = TASK_ID.unpack_from(data)
+        (task_id,) = codec.TASK_ID.unpack_from(data)
         task = self._tasks.get(task_id)
         if task is not None and self._silent:
             task.characters += _characters(pieces)
@@ -208,7 +203,7 @@ class GrandSageNodeSession:
             outputs += self._fail_dropped(task, now) if self._silent else ()
         else:
             if task.incomplete:
-                text, task.incomplete = decode_frame(task.incomplete + data[4:])
+                text, task.incomplete = codec.decode_frame(task.incomplete + data[4:])
             else:
                 text, task.incomplete = _begin_text(data[4:])
             if text:
@@ -222,7 +217,7 @@ class GrandSageNodeSession:
 
     def _start_task(self, job: words.RunJob, now: float) -> str:
         task_id = self._task_ids.next_id(self._tasks, now)
-        text = encode_task(
+        text = codec.encode_task(
             task_id,
             job,
             created_at=self._task_ids.created_at(now - job.waited),
@@ -241,7 +236,7 @@ class GrandSageNodeSession:
             return
         for encoded_id, pieces in pieces_by_id.items():
             assert isinstance(encoded_id, bytes)
-            (task_id,) = TASK_ID.unpack(encoded_id)
+            (task_id,) = codec.TASK_ID.unpack(encoded_id)
             self._tasks[task_id].characters += _characters(pieces)
 
     def _fail_dropped(
@@ -265,7 +260,7 @@ class GrandSageNodeSession:
             self._remove_task(task_id)
             self._record_stop(task_id, now)
             outputs += (
-                Send(encode_stop(task_id)),
+                Send(codec.encode_stop(task_id)),
                 words.Failed(task.job_id, task.lease, DROPPED, Fault.CONTEXT),
             )
         return outputs
@@ -281,7 +276,7 @@ class GrandSageNodeSession:
             return ()  # sent before the node received the stop
         self._record_stop(task_id, now)
         return (
-            Send(encode_stop(task_id)),
+            Send(codec.encode_stop(task_id)),
             Notice(f"text for task {task_id}, which is not running: stopped"),
         )
 
@@ -312,4 +307,4 @@ def _begin_text(data: bytes) -> tuple[str, bytes]:
     try:
         return data.decode(), b""
     except UnicodeDecodeError:
-        return decode_frame(data)
+        return codec.decode_frame(data)

@@ -10,13 +10,7 @@ from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault
-from shoal.protocols.grandsage import admission
-from shoal.protocols.grandsage.codec import (
-    decode_text,
-    decode_work,
-    encode_end,
-    encode_text,
-)
+from shoal.protocols.grandsage import admission, codec
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.json_text import well_formed
 from shoal.protocols.seam.peer_addresses import split_url
@@ -155,7 +149,7 @@ class GrandSageServerSession:
         outputs: list[words.Command | Output] = []
         for task_id in self._tasks.drain_recent_ends(now):
             outputs += self._text(task_id, BROKEN) if task_id in begun else ()
-            outputs.append(Send(encode_end(task_id)))
+            outputs.append(Send(codec.encode_end(task_id)))
         for job_id, task_id in list(self._running.items()):
             if task_id in begun:
                 del self._running[job_id]
@@ -176,7 +170,7 @@ class GrandSageServerSession:
         self, data: Data, now: float
     ) -> Sequence[words.Command | Output]:
         try:
-            head, text = decode_text(data)
+            head, text = codec.decode_text(data)
         except PeerError as error:
             # As the document says: "it will log a warning and not process the task".
             return (Notice(str(error)),)
@@ -195,7 +189,7 @@ class GrandSageServerSession:
             reason = f"{TASKS_MAX} tasks are running already"
             return self._refuse(head.id, reason, now)
         try:
-            work = decode_work(text, self._model)
+            work = codec.decode_work(text, self._model)
         except PeerError as error:
             return self._refuse(head.id, str(error), now)
         self._running[job_id] = head.id
@@ -264,11 +258,11 @@ class GrandSageServerSession:
     def _text(self, task_id: int, text: str) -> Sequence[Output]:
         if text:
             self._tasks.begun.add(task_id)
-        return [Send(frame) for frame in encode_text(task_id, text)]
+        return [Send(frame) for frame in codec.encode_text(task_id, text)]
 
     def _end(self, task_id: int, now: float) -> Send:
         self._tasks.record_end(task_id, now)
-        return Send(encode_end(task_id))
+        return Send(codec.encode_end(task_id))
 
 
 def _cancel(job_id: JobId, task_id: int) -> words.CancelJob:

@@ -16,18 +16,8 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat, Completion, Embedding
 from shoal.gateway.chat.inputs import LARGE_ANSWER, vectors_of
 from shoal.gateway.chat.job_answers import AnswerForm, answer, answer_inputs
-from shoal.gateway.chat.ollama import bodies, embeddings
+from shoal.gateway.chat.ollama import bodies, embeddings, models
 from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
-from shoal.gateway.chat.ollama.models import (
-    OllamaLoadedModels,
-    OllamaModelInfo,
-    OllamaModels,
-    OllamaVersion,
-    described_model,
-    listed_model,
-    loaded_model,
-    resolve_model,
-)
 from shoal.gateway.chat.ollama.requests import (
     ModelLoad,
     OllamaRequest,
@@ -40,12 +30,7 @@ from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operation, Operations
 from shoal.gateway.http.responses import NDJSON_TYPE, TEXT_TYPE, json_bytes_response
-from shoal.gateway.models.listing import (
-    listed_models,
-    model_summaries,
-    model_summary,
-    seen_by,
-)
+from shoal.gateway.models import listing
 from shoal.ledger.canonical import to_time
 
 api = Operations(PLAIN_ERRORS)
@@ -63,8 +48,8 @@ async def show_running() -> web.Response:
 
 
 @api.get("/api/version", "Show Ollama's version")
-async def show_version() -> OllamaVersion:
-    return OllamaVersion()
+async def show_version() -> models.OllamaVersion:
+    return models.OllamaVersion()
 
 
 @api.post(
@@ -141,17 +126,23 @@ async def embed_text(
 
 
 @api.get("/api/tags", "List the models as Ollama does", Scope.READ)
-async def list_ollama_models(gateway: ChatGateway, caller: ApiCaller) -> OllamaModels:
-    listed = listed_models(gateway.hub.pool, seen_by(caller))
-    return OllamaModels([listed_model(each, gateway.created_at) for each in listed])
+async def list_ollama_models(
+    gateway: ChatGateway, caller: ApiCaller
+) -> models.OllamaModels:
+    listed = listing.listed_models(gateway.hub.pool, listing.seen_by(caller))
+    return models.OllamaModels(
+        [models.listed_model(each, gateway.created_at) for each in listed]
+    )
 
 
 @api.get("/api/ps", "List the models that workers have loaded", Scope.READ)
 async def list_loaded_models(
     gateway: ChatGateway, caller: ApiCaller
-) -> OllamaLoadedModels:
-    listed = model_summaries(gateway.hub.pool, seen_by(caller))
-    return OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
+) -> models.OllamaLoadedModels:
+    listed = listing.model_summaries(gateway.hub.pool, listing.seen_by(caller))
+    return models.OllamaLoadedModels(
+        [models.loaded_model(each) for each in listed if each.workers]
+    )
 
 
 @api.post(
@@ -162,11 +153,11 @@ async def list_loaded_models(
 )
 async def show_ollama_model(
     gateway: ChatGateway, request: web.Request, caller: ApiCaller
-) -> OllamaModelInfo:
+) -> models.OllamaModelInfo:
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
     name = _resolved(gateway, decoded.model)
-    shown = model_summary(gateway.hub.pool, name, seen_by(caller))
-    return described_model(shown, gateway.created_at)
+    shown = listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
+    return models.described_model(shown, gateway.created_at)
 
 
 @api.post(
@@ -183,7 +174,7 @@ async def pull_model(
     decoded = await gateway.bodies.decode(request, caller.name, decode_model_name)
     name = _resolved(gateway, decoded.model)
     try:
-        model_summary(gateway.hub.pool, name, seen_by(caller))
+        listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
     except UnknownModel as error:
         raise UnknownModel(
             f"{error}. Models cannot be pulled through this API: on the machine that "
@@ -225,7 +216,7 @@ def decode_model_name(data: bytes) -> bodies.OllamaModelName:
 
 
 def _resolved(gateway: ChatGateway, name: str) -> str:
-    return resolve_model(name, gateway.jobs.models, gateway.jobs.aliases)
+    return models.resolve_model(name, gateway.jobs.models, gateway.jobs.aliases)
 
 
 async def _answer(
@@ -254,7 +245,7 @@ def _loaded(
 ) -> web.Response:
     """Answer that a model is loaded, if the caller may use it."""
     name = _resolved(gateway, decoded.model)
-    model_summary(gateway.hub.pool, name, seen_by(caller))
+    listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
     answer = {
         "model": decoded.model,
         "created_at": to_time(gateway.clock.wall()),
@@ -276,7 +267,7 @@ async def _embed(
     """Return the outcome, and the number of tokens that were read."""
     name = _resolved(gateway, decoded.model)
     if decoded.work is None:
-        model_summary(gateway.hub.pool, name, seen_by(caller))
+        listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
         return Outcome(""), 0
     work: Embedding = replace(decoded.work, model=name)
     answered = await answer_inputs(gateway, request, caller, work, field=field)
