@@ -348,7 +348,7 @@ def texts_read(work: Work) -> Sequence[str]:
             return inputs
         case Rerank(query=query, documents=documents):
             return [f"{query}\n{each}" for each in documents]
-        case _:
+        case Chat() | Transcription() | Task() | Call() | CallStream():
             return (work.text,)
 
 
