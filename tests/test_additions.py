@@ -10,7 +10,7 @@ import pytest
 from shoal.cli.main import shoal
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import JobKind
-from shoal.gateway.jobs.job_view import JobInfo
+from shoal.gateway.jobs.job_view import JobInfo, JobListEntry
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "src" / "shoal" / "dashboard_files"
@@ -60,17 +60,19 @@ def views() -> set[str]:
 
 def test_each_view_has_an_entry_an_icon_and_a_line() -> None:
     entries = re.findall(
-        r"{ id: \"(\w+)\", title: \"(\w+)\"", (DASHBOARD / "app.js").read_text()
+        r"{ id: \"(\w+)\", title: \"(\w+)\", group: \"\w+\", key: \"(\w)\"",
+        (DASHBOARD / "app.js").read_text(),
     )
     icons = re.findall(
         r"^  (\w+):", (DASHBOARD / "parts" / "icons.js").read_text(), re.M
     )
     page = PAGES[ROOT / "docs" / "dashboard.md"]
 
-    listed = {name for name, _ in entries}
+    listed = {name for name, _, _ in entries}
     assert listed == views(), "VIEWS in app.js and the modules of views/ differ"
     assert not views() - {*icons}, "views without a path in parts/icons.js"
-    undescribed = [title for _, title in entries if f"| {title} |" not in page]
+    assert len({key for *_, key in entries}) == len(entries), "two views have the same key"
+    undescribed = [title for _, title, _ in entries if f"| {title} |" not in page]
     assert not undescribed, "views without a line in the table of docs/dashboard.md"
 
 
@@ -80,4 +82,12 @@ def test_a_page_describes_each_field_of_a_job(field: str) -> None:
 
     assert described.search(PAGES[ROOT / "docs" / "jobs.md"]), (
         f"docs/jobs.md does not describe the field {field!r} of a job"
+    )
+
+
+def test_a_job_has_the_fields_of_its_entry_in_a_list() -> None:
+    missing = {*JobListEntry.__struct_fields__} - {*JobInfo.__struct_fields__}
+
+    assert not missing, (
+        f"add {missing} to JobInfo, which repeats JobListEntry in the original's order"
     )
