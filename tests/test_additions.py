@@ -71,7 +71,9 @@ def test_each_view_has_an_entry_an_icon_and_a_line() -> None:
     listed = {name for name, _, _ in entries}
     assert listed == views(), "VIEWS in app.js and the modules of views/ differ"
     assert not views() - {*icons}, "views without a path in parts/icons.js"
-    assert len({key for *_, key in entries}) == len(entries), "two views have the same key"
+    assert len({key for *_, key in entries}) == len(entries), (
+        "two views have the same key"
+    )
     undescribed = [title for _, title, _ in entries if f"| {title} |" not in page]
     assert not undescribed, "views without a line in the table of docs/dashboard.md"
 

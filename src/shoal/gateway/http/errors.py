@@ -11,7 +11,13 @@ from aiohttp import web
 from shoal.client.reconnection import STOPPING
 from shoal.domain import errors
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import ClientGone, stream_headers, well_formed, write
+from shoal.gateway.http.responses import (
+    ClientGone,
+    encode_event,
+    stream_headers,
+    well_formed,
+    write,
+)
 
 CLIENT = "invalid_request_error"
 SERVER = "server_error"
@@ -248,7 +254,7 @@ async def write_events(
         record.error = "client_gone"
     except errors.ShoalError as error:
         record.error = error_status(error).code
-        last = b"event: error\ndata: " + error_body(error, form) + b"\n\n"
+        last = encode_event("error", msgspec.Raw(error_body(error, form)))
         with suppress(ClientGone):
             await write(request, response, last, last=True)
     return response

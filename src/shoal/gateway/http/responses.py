@@ -77,6 +77,11 @@ def encode_json(value: object) -> bytes:
     return encoded if encoded.isascii() else _one_line(encoded)
 
 
+def encode_event(name: str, value: object) -> bytes:
+    """Encode a server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
+
+
 def _one_line(encoded: bytes) -> bytes:
     # Python clients that use str.splitlines split at these, too.
     for char, escape in _LINE_ENDS:

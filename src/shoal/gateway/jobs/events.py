@@ -211,8 +211,4 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | facts.AliasRemoved()
         ):
             return b""
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (
-        number,
-        name.encode(),
-        responses.encode_json(event),
-    )
+    return b"id: %d\n" % number + responses.encode_event(name, event)

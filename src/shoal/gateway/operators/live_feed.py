@@ -26,7 +26,7 @@ from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
     SSE_KEEPALIVE,
     SSE_TYPE,
-    encode_json,
+    encode_event,
 )
 from shoal.gateway.operators.event_log import EventLog
 from shoal.gateway.operators.pool_view import PoolView
@@ -114,7 +114,9 @@ class LiveFeed:
         client.needs_snapshot = False
         client.unread.clear()
         assert self._view is not None, "there is a client"
-        self._snapshot = self._snapshot or _encode("snapshot", self._view.snapshot())
+        self._snapshot = self._snapshot or encode_event(
+            "snapshot", self._view.snapshot()
+        )
         return self._snapshot
 
     def look(self) -> None:
@@ -124,9 +126,9 @@ class LiveFeed:
         self._snapshot = b""
         text = b""
         if (changes := self._view.look()) is not None:
-            text = _encode("changes", changes)
+            text = encode_event("changes", changes)
         if events := self._log.since(self._next_event, EVENTS_PER_LOOK):
-            text += _encode("facts", events)
+            text += encode_event("facts", events)
             self._next_event = self._log.next_number
         for client in self._clients:
             if text and not client.needs_snapshot:
@@ -181,10 +183,6 @@ class LiveFeed:
 
 
 LIVE_FEED = web.AppKey("live_feed", LiveFeed)
-
-
-def _encode(name: str, value: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
 
 
 RETRY = b"retry: 2000\n\n"  # milliseconds before a browser connects again

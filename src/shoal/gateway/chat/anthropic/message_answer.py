@@ -31,7 +31,7 @@ from shoal.gateway.chat.job_answers import AnswerForm
 from shoal.gateway.chat.options import matched_stop
 from shoal.gateway.http.errors import ErrorForm, ErrorReport, error_body
 from shoal.gateway.http.ids import MESSAGE_ID_PREFIX
-from shoal.gateway.http.responses import encode_event_text, encode_json
+from shoal.gateway.http.responses import encode_event, encode_event_text, encode_json
 
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -206,13 +206,13 @@ class MessageStreamEncoder:
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": _usage(self._chat, outcome),
         }
-        stop = _event("message_stop", {"type": "message_stop"})
-        return opening + blocks + _event("message_delta", end) + stop
+        stop = encode_event("message_stop", {"type": "message_stop"})
+        return opening + blocks + encode_event("message_delta", end) + stop
 
     def encode_error(self, error: ShoalError) -> bytes:
         """Encode an error: no other event follows it."""
         body = error_body(error, ANTHROPIC_ERRORS)
-        return self._opening() + b"event: error\ndata: " + body + b"\n\n"
+        return self._opening() + encode_event("error", msgspec.Raw(body))
 
     def _opening(self) -> bytes:
         if self._begun:
@@ -221,7 +221,7 @@ class MessageStreamEncoder:
         usage = MessageUsage(estimated_input_tokens(self._chat), 0)
         message = AnsweredMessage(self._id, self._chat.model, [], None, usage)
         start = {"type": "message_start", "message": message}
-        return _event("message_start", start) + PING
+        return encode_event("message_start", start) + PING
 
     def _events(self, events: Iterable[PartEvent]) -> bytes:
         return b"".join([self._encoded(event) for event in events])
@@ -269,7 +269,9 @@ class MessageStreamEncoder:
         if isinstance(block, ToolUseBlock):
             block = msgspec.structs.replace(block, input={})
         start = {"index": self._block, "content_block": block}
-        return _event("content_block_start", {"type": "content_block_start", **start})
+        return encode_event(
+            "content_block_start", {"type": "content_block_start", **start}
+        )
 
     def _stop(self, part: Part) -> bytes:
         if self._hidden:
@@ -280,12 +282,12 @@ class MessageStreamEncoder:
             rest = self._grown + encode_event_text(unparsed) + b"}}\n\n"
         if part.kind is PartKind.REASONING:
             delta = {"type": "signature_delta", "signature": ""}
-            rest = _event(
+            rest = encode_event(
                 "content_block_delta",
                 {"type": "content_block_delta", "index": self._block, "delta": delta},
             )
         stop = {"type": "content_block_stop", "index": self._block}
-        return rest + _event("content_block_stop", stop)
+        return rest + encode_event("content_block_stop", stop)
 
 
 _DELTAS: Mapping[PartKind, tuple[bytes, bytes]] = {
@@ -337,10 +339,6 @@ def _usage(chat: Chat, outcome: Outcome) -> MessageUsage:
         usage.cached_tokens,
         None if thinking is None else ThinkingTokens(thinking),
     )
-
-
-def _event(name: str, value: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
 
 
 def _call_prefix(job_id: JobId) -> str:

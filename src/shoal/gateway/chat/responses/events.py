@@ -29,7 +29,7 @@ from shoal.gateway.chat.answer_parts import (
 from shoal.gateway.chat.logprobs import LogprobQueue
 from shoal.gateway.chat.responses import response_object
 from shoal.gateway.http.errors import error_report
-from shoal.gateway.http.responses import encode_event_text, encode_json
+from shoal.gateway.http.responses import encode_event, encode_event_text, encode_json
 
 NUMBERS_PER_START = 1 << 26
 """Numbers of the events of one answer: far more than an answer may have characters.
@@ -261,7 +261,7 @@ class ResponseEventEncoder:
         if number <= self._after:
             return b""
         data = {"type": type_, **fields, "sequence_number": number}
-        return b"event: %b\ndata: %b\n\n" % (type_.encode(), encode_json(data))
+        return encode_event(type_, data)
 
 
 def _content(item: response_object.OutputItem) -> object:
