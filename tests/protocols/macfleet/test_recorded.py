@@ -9,8 +9,11 @@ from protocols.macfleet.recorded import CASES, VECTORS, case_of
 
 TESTS = Path(__file__).parents[2]
 
-NEVER_SENT = {"v1_tensor", "v1_compressed", "v1_compressed_decode"}
-"""Layouts of the first version, which no program sends or reads (decision 61)."""
+NEVER_SENT = {
+    *("v1_tensor", "v1_compressed", "v1_compressed_decode"),
+    *("topk", "fp16", "adaptive", "v1_quant"),
+}
+"""Layouts and compressions that no program sends or reads (decision 61)."""
 
 
 def called(name: str) -> Iterator[str]:
