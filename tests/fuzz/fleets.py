@@ -1,5 +1,6 @@
 """Every decoder of MacFleet's bytes, and valid input for each."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -34,9 +35,9 @@ from shoal.protocols.macfleet.codec.tasks import (
 from shoal.protocols.macfleet.discovery import decode_txt
 from shoal.protocols.macfleet.election import (
     ElectionCandidate,
-    batch_shares,
     elect_coordinator,
     rank_nodes,
+    work_weights,
 )
 from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_suffix
 from shoal.protocols.macfleet.ranks import decode_array, encode_array
@@ -95,7 +96,7 @@ def fleet_hardware(data: bytes) -> None:
     assert decode_profile(encode_profile(profile)) == profile
     nodes = [ElectionCandidate("a", profile), ElectionCandidate("b")]
     assert elect_coordinator(nodes) in ("a", "b")
-    assert sum(each.samples for each in batch_shares(rank_nodes(nodes), 100)) == 100
+    assert math.isclose(sum(work_weights(rank_nodes(nodes))), 1)
 
 
 def suffixes(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Coordinator, ranks, weights and batch shares of the nodes of a fleet.
+"""Coordinator, ranks and weights of the nodes of a fleet.
 
 Source: the MacFleet document, "Election".  Every node computes them from what it knows;
 the numbers in a profile are finite, so all nodes compute the same order.
@@ -6,48 +6,20 @@ the numbers in a profile are finite, so all nodes compute the same order.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from itertools import accumulate, pairwise
 
-from shoal.domain.errors import InvalidRequest
 from shoal.protocols.macfleet.codec import hardware
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
 from shoal.protocols.seam.endpoints import ListedNode
 
 NO_HARDWARE = "reported no hardware"
-VIABLE_MIN = 4  # samples: fewer are not worth sending to a node
-
-
-class ThermalState(Enum):
-    """The thermal state of a machine; the value is the remaining share of its speed."""
-
-    NOMINAL = 1.0
-    FAIR = 0.9
-    SERIOUS = 0.7
-    CRITICAL = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionCandidate:
-    """A node in an election; ``throughput`` in samples per second, 0: unknown."""
+    """A node in an election."""
 
     node_id: str
     profile: hardware.HardwareProfile = hardware.UNKNOWN_PROFILE
-    throughput: float = 0.0
-    thermal: ThermalState = ThermalState.NOMINAL
-
-
-@dataclass(frozen=True, slots=True)
-class BatchShare:
-    """A node's share of a batch; only ``viable`` shares are worth sending."""
-
-    node_id: str
-    rank: int
-    samples: int
-
-    @property
-    def viable(self) -> bool:
-        return self.samples >= VIABLE_MIN
 
 
 def compute_score(profile: hardware.HardwareProfile) -> float:
@@ -74,56 +46,16 @@ def rank_nodes(nodes: Iterable[ElectionCandidate]) -> list[ElectionCandidate]:
 
 
 def work_weights(nodes: Sequence[ElectionCandidate]) -> list[float]:
-    """Return the nodes' weights, in their order; the sum is 1."""
-    speeds = [_speed(node) for node in nodes]
-    total = sum(speeds)
+    """Return the nodes' weights, in their order; the sum is 1.
+
+    Nodes do not tell each other what else changes upstream's weights: how fast they
+    are, and how hot.
+    """
+    cores = [node.profile.gpu_cores for node in nodes]
+    total = sum(cores)
     if total <= 0:
         return [1 / len(nodes) for _ in nodes]
-    return [speed / total for speed in speeds]
-
-
-def batch_shares(nodes: Iterable[ElectionCandidate], batch: int) -> list[BatchShare]:
-    """Divide a batch among nodes, in order of rank; each gets at least one sample.
-
-    Raises InvalidRequest if there are fewer samples than nodes.
-    """
-    ranked = rank_nodes(nodes)
-    if batch < len(ranked):
-        raise InvalidRequest(
-            f"a batch of {batch} samples is too small for {len(ranked)} nodes: use "
-            "a larger batch, or fewer nodes"
-        )
-    shares: list[BatchShare] = []
-    remaining = batch
-    for rank, (node, weight) in enumerate(
-        zip(ranked, work_weights(ranked), strict=True)
-    ):
-        later_nodes = len(ranked) - rank - 1
-        # Upstream may compute a negative number for the last node.
-        samples = (
-            min(max(1, int(batch * weight)), remaining - later_nodes)
-            if later_nodes
-            else remaining
-        )
-        shares.append(BatchShare(node.node_id, rank, samples))
-        remaining -= samples
-    return shares
-
-
-def sample_ranges(shares: Sequence[float], total: int) -> list[range]:
-    """Divide samples 0 to ``total`` by weights whose sum is 1.
-
-    The last range has the remainder.  The weighted sampler of upstream gives each rank
-    these samples of an epoch.
-    """
-    counts = [int(total * share) for share in shares[:-1]]
-    bounds = [*accumulate(counts, initial=0), total]
-    return [range(start, end) for start, end in pairwise(bounds)]
-
-
-def _speed(node: ElectionCandidate) -> float:
-    throughput = node.throughput if node.throughput > 0 else node.profile.gpu_cores
-    return throughput * node.thermal.value
+    return [each / total for each in cores]
 
 
 def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
