@@ -24,13 +24,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.config.private_files import make_private_folder, replace_private
 from shoal.domain.errors import ConfigError
-from shoal.transports.tls import VALID_BEFORE
 
 AUTHORITY_FILE = "authority.pem"
 AUTHORITY_KEY_FILE = "authority-key.pem"
 SERVER_FILE = "server.pem"
 SERVER_KEY_FILE = "server-key.pem"
 
+VALID_BEFORE = datetime.timedelta(minutes=5)  # clocks that are late
 AUTHORITY_VALID = datetime.timedelta(days=3650)
 SERVER_VALID = datetime.timedelta(days=90)  # browsers accept up to 825
 RENEW_BEFORE = datetime.timedelta(days=30)  # of the server's certificate

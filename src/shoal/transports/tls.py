@@ -18,7 +18,6 @@ from pathlib import Path
 from shoal.config.secret_files import CERTIFICATE_FILE
 from shoal.domain.errors import ConfigError
 
-VALID_BEFORE = datetime.timedelta(minutes=5)  # clocks that are late
 VALID_FOR = datetime.timedelta(days=3650)  # longer than anything runs
 
 _CERTIFICATE = re.compile(
