@@ -5,13 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
-from shoal.domain.errors import (
-    CannotDo,
-    Forbidden,
-    InvalidRequest,
-    ShoalError,
-    UnknownTask,
-)
+from shoal.domain import errors
 from shoal.domain.ids import peer_of
 from shoal.domain.job import Job, TimeLimits
 from shoal.domain.work import JSON, Feature, describe_target, values_of
@@ -41,7 +35,7 @@ PLAIN_ONLY = (
 )
 
 
-def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+def call_rejection(pool: PoolState, job: Job, now: float) -> errors.ShoalError | None:
     """Return the error if no worker of the pool can ever run a call, or None.
 
     A call may wait while no worker calls functions, and for a function that a worker
@@ -56,27 +50,31 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     if Feature.CODE in needs:
         offers = [offer for offer in offers if Feature.CODE in offer.features]
         if not offers:
-            return CannotDo(NO_CODE, "code")
+            return errors.CannotDo(NO_CODE, "code")
         python = python_of(job.work)
         if not any(runs_python(offer, python) for offer in offers):
             others = frozenset[str]().union(*(offer.pythons for offer in offers))
-            return CannotDo(OTHER_PYTHON.format(python, join_versions(others)), "code")
+            return errors.CannotDo(
+                OTHER_PYTHON.format(python, join_versions(others)), "code"
+            )
     if name is not None:
         named = [offer for offer in offers if offers_task(offer, name)]
         if not named:
             waits = job.terms.waits or pool.roster.knows_function(name, now)
-            return None if waits else UnknownTask(_unknown_function(offers, job))
+            return None if waits else errors.UnknownTask(_unknown_function(offers, job))
         offers = named
     if all(offer.only_for and job.owner not in offer.only_for for offer in offers):
-        return Forbidden(
+        return errors.Forbidden(
             f"the workers with {describe_target(job.work)} work for other keys only"
         )
     if not any(needs <= offer.features for offer in offers):
-        return CannotDo(PLAIN_ONLY.format(sought=describe_target(job.work)), "values")
+        return errors.CannotDo(
+            PLAIN_ONLY.format(sought=describe_target(job.work)), "values"
+        )
     return None
 
 
-def task_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+def task_rejection(pool: PoolState, job: Job, now: float) -> errors.ShoalError | None:
     """Return the error if no worker of the pool can ever run a task, or None.
 
     A task may wait while no worker runs tasks, as a call may.
@@ -94,14 +92,14 @@ def task_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
         offers = _offers(pool, job)
         if not offers or pool.roster.knows_function(name, now):
             return None
-        return UnknownTask(_unknown_function(offers, job))
+        return errors.UnknownTask(_unknown_function(offers, job))
     if _LONG_NUMBER.search(job.terms.form) and all(
         Feature.VALUES in offer.features for offer in named
     ):
         found = [*islice(_long_integers(values_of(job.work)[0], "payload"), 1)]
         if found:
             text = "functions get integers of up to 64 bits from JSON"
-            return InvalidRequest(f"{found[0]}: {text}", found[0])
+            return errors.InvalidRequest(f"{found[0]}: {text}", found[0])
     return None
 
 

@@ -14,14 +14,7 @@ import msgspec
 
 import shoal
 from shoal.coordinator.answer import Answer
-from shoal.domain.facts import (
-    Fact,
-    JobCompleted,
-    WorkerApproved,
-    WorkerDisapproved,
-    WorkerResumed,
-    WorkerSuspended,
-)
+from shoal.domain import facts
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.operators.status import (
@@ -41,7 +34,12 @@ from shoal.pool.open_job import CHARACTERS_PER_TOKEN
 from shoal.pool.worker import Worker
 
 JOBS_SHOWN = 20  # of one worker
-ORDERS = (WorkerSuspended, WorkerResumed, WorkerApproved, WorkerDisapproved)
+ORDERS = (
+    facts.WorkerSuspended,
+    facts.WorkerResumed,
+    facts.WorkerApproved,
+    facts.WorkerDisapproved,
+)
 
 
 class WorkerActivity(msgspec.Struct, frozen=True):
@@ -121,7 +119,7 @@ class PoolView:
         self._rate = PoolRate(0.0, 0.0)
         self.look()
 
-    def on_facts(self, batch: Sequence[Fact]) -> None:
+    def on_facts(self, batch: Sequence[facts.Fact]) -> None:
         """Note facts."""
         for fact in batch:
             self._rates.on_fact(fact)
@@ -280,9 +278,9 @@ class TokenRates:
         self._tokens: dict[WorkerId, float] = defaultdict(float)  # since then
         self._completed = 0  # jobs since then
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: facts.Fact) -> None:
         """Count what a job wrote between the last sample and its end."""
-        if not isinstance(fact, JobCompleted):
+        if not isinstance(fact, facts.JobCompleted):
             return
         self._completed += 1
         answer = self._answers.get(fact.job_id)
