@@ -112,8 +112,7 @@ class Entrance:
     def _on_made(self, near: Spliced) -> None:
         self._work.add(near)
         if len(self._unknown) >= UNKNOWN_MAX:
-            near.abort()
-            return
+            next(iter(self._unknown)).abort()  # the oldest
         loop = asyncio.get_running_loop()
         self._unknown[near] = loop.call_later(FIRST_LINE_TIMEOUT, near.abort)
 
