@@ -62,6 +62,18 @@ def test_newest_release_in_the_changelog_is_this_version() -> None:
     assert all(date for _, date in sections[1:])
 
 
+def test_a_user_can_read_the_next_release_in_two_minutes() -> None:
+    """Details are on the pages, and what an upgrade changes on ``docs/upgrade.md``."""
+    page = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    unreleased = page.partition("\n## [Unreleased]\n")[2].partition("\n## [")[0]
+
+    assert len(unreleased.split()) <= 500
+
+
+def test_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
 def test_first_minutes_are_a_recording_of_this_version() -> None:
     """``make first-minutes`` records it; what it shows is never written by hand."""
     template = (ROOT / "scripts" / "first_minutes.md.in").read_text("utf-8")
