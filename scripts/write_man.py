@@ -30,7 +30,7 @@ def write_pages(folder: Path) -> None:
     command = _imported(shoal, click.Context(shoal, info_name="shoal"))
     write_man_pages("shoal", command, version=__version__, target_dir=str(folder))
     for page in folder.iterdir():
-        # Default folders are those of whoever reads it.
+        # Default folders are those of the reader.
         text = page.read_text().replace(str(Path.home()), "~")
         page.write_text(REFERENCE.sub(lambda found: found[0].replace(" ", "-"), text))
 

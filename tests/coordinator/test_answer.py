@@ -154,7 +154,7 @@ def test_different_text_after_a_takeover_fails_the_answer(at: int, size: int) ->
         for piece in cut(other, size):
             answer.append([piece], 1.0)
 
-    with pytest.raises(UnusableOutput, match="another answer") as caught:
+    with pytest.raises(UnusableOutput, match="took over differs") as caught:
         take_over()
 
     assert caught.value.lost
@@ -416,7 +416,7 @@ def test_delta_instead_of_repeated_text_is_a_different_answer() -> None:
     answer, _ = partial_answer("text")
     answer.grant(TWO, B, continues=False)
 
-    with pytest.raises(UnusableOutput, match="another answer"):
+    with pytest.raises(UnusableOutput, match="took over differs"):
         answer.append([CALL], 1.0)
 
 

@@ -113,7 +113,7 @@ async def test_value_with_a_wrong_digest_is_dropped(
         await blobs.read(DIGEST)
 
     assert blobs.missing([DIGEST]) == [DIGEST]
-    assert "cannot keep" in caplog.text
+    assert "cannot store a value" in caplog.text
     with pytest.raises(NotFound):
         await blobs.read(DIGEST)
 
@@ -128,4 +128,4 @@ async def test_concurrent_transfers_are_limited(
     blobs.receive(SendBlob(DIGEST, DATA))
 
     assert blobs.missing([DIGEST]) == [DIGEST]
-    assert "too many come at once" in caplog.text
+    assert "too many at once" in caplog.text

@@ -177,7 +177,7 @@ async def test_embedding_model_supports_only_embeddings(
 
         with pytest.raises(ContextExceeded, match="too large"):
             await pieces_of(engine.run(Embedding("vectors", ("long " * 3000,))))
-        with pytest.raises(InvalidRequest, match="does no chat jobs"):
+        with pytest.raises(InvalidRequest, match="does not run chat jobs"):
             await ask(engine, "ping")
     finally:
         await engine.close()
@@ -190,7 +190,7 @@ async def test_reranker_ranks_every_document(ranks: Path) -> None:
         (model,) = engine.models
         work = Rerank("ranks", "ping", ("pong", "Tell me a story.", "pong"))
         *pieces, last = await pieces_of(engine.run(work))
-        with pytest.raises(InvalidRequest, match="does no embedding jobs"):
+        with pytest.raises(InvalidRequest, match="does not run embedding jobs"):
             await pieces_of(engine.run(Embedding("ranks", ("ping",))))
     finally:
         await engine.close()
@@ -204,7 +204,7 @@ async def test_reranker_ranks_every_document(ranks: Path) -> None:
 
 
 async def test_text_model_supports_no_embeddings(llama: LlamaEngine) -> None:
-    with pytest.raises(InvalidRequest, match="does no embedding jobs"):
+    with pytest.raises(InvalidRequest, match="does not run embedding jobs"):
         await pieces_of(llama.run(Embedding("tiny", ("ping",))))
 
 

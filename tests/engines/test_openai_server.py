@@ -124,7 +124,7 @@ async def test_answers_of_any_type_are_decoded(
         (streams(b"data: {not json}\n\n"), JobError, "no chunk of an answer"),
         (streams(b"data: [1, 2]\n\n"), JobError, "no chunk of an answer"),
         (streams(b'data: {"choices": 4}\n\n'), Unavailable, "ended in the middle"),
-        (streams(DONE), JobError, "before it began"),
+        (streams(DONE), JobError, "an empty answer"),
         (streams(b"data: " + b"x" * 2**20), JobError, "exceeds the limit"),
         (
             streams(HELLO, b'data: {"error": {"message": "out of paper"}}\n\n'),
@@ -137,7 +137,7 @@ async def test_answers_of_any_type_are_decoded(
             "sent text/html, expected text/event-stream",
         ),
         (answers(200, "a", "image/png"), JobError, "sent image/png"),
-        (answers(200, '{"choices": []}'), JobError, "before it began"),
+        (answers(200, '{"choices": []}'), JobError, "an empty answer"),
         (answers(200, '{"error": "no"}'), JobError, "^no$"),
         (answers(302, "", Location="/elsewhere"), JobError, "status 302"),
         (answers(400, '{"error": {"message": "no"}}'), InvalidRequest, "^no$"),

@@ -381,7 +381,7 @@ async def test_usage_is_unknown_if_the_server_does_not_report_it(serve: Serve) -
         ("classify", {"input": "a", "labels": ["a"]}, "list of 2", "labels"),
         ("classify", {"input": "a", "labels": ["a", 4]}, "list of 2", "labels"),
         ("classify", {"input": "a", "labels": ["a", " "]}, "list of 2", "labels"),
-        ("classify", {"input": "a", "labels": ["a", "a"]}, "twice", "labels"),
+        ("classify", {"input": "a", "labels": ["a", "a"]}, "duplicate", "labels"),
         (
             "classify",
             {"input": "a", "categories": [str(n) for n in range(101)]},
@@ -411,7 +411,7 @@ async def test_invalid_field_is_rejected_by_name(
 async def test_model_without_chat_runs_no_tasks(serve: Serve) -> None:
     kinds = frozenset({JobKind.EMBEDDING})
 
-    with pytest.raises(InvalidRequest, match="tiny does no chats"):
+    with pytest.raises(InvalidRequest, match="tiny cannot chat"):
         await result(serve, server_with(""), "classify", {"input": "a"}, kinds=kinds)
 
 

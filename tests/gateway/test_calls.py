@@ -415,7 +415,7 @@ async def test_used_key_is_not_fresh(pool: Pool) -> None:
 
         assert (await client.end(2))[2:4] == [
             "invalid",
-            "the idempotency key was said to be fresh, and is in use",
+            "the idempotency key was marked as fresh, but is in use",
         ]
 
 

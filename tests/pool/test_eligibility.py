@@ -208,10 +208,13 @@ def test_empty_pool_lists_no_ineligible_workers() -> None:
         ),
         (
             Task("sum"),
-            "no worker for the task 'sum': does not do the task 'sum' (1 worker)",
+            "no worker for the task 'sum': does not have the task 'sum' (1 worker)",
         ),
-        (Task(""), "no worker for a task without a name: does not do a task witho"),
-        (Task("x" * 9999), f"no worker for the task '{'x' * 64}': does not do the ta"),
+        (Task(""), "no worker for a task without a name: does not have a task witho"),
+        (
+            Task("x" * 9999),
+            f"no worker for the task '{'x' * 64}': does not have the ta",
+        ),
     ],
 )
 def test_rejection_names_the_requested_model(work: Work, said: str) -> None:

@@ -268,7 +268,7 @@ def test_call_of_a_peer_does_not_go_back_to_it() -> None:
     ("worker", "work", "why"),
     [
         (calls("w", "g"), call(), "does not have the function 'f'"),
-        (calls("w", "g"), Task("f"), "does not do the task 'f'"),
+        (calls("w", "g"), Task("f"), "does not have the task 'f'"),
         (calls("w", "f", features=PLAIN), call("f", OURS), "accepts plain values only"),
         (
             calls("w", "f"),

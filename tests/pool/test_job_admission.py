@@ -131,20 +131,20 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
     ("workers", "work", "error", "field", "said"),
     [
         ([joined()], Embedding("m", ("a",)), CannotDo, "model",
-         "m does not do embedding jobs here, but chat; "
+         "m supports chat here, but not embedding; "
          "no worker has a model that does"),
         ([joined(), joined("e", "vectors", kinds=EMBEDS)],
          Embedding("m", ("a",)), CannotDo, "model",
-         "m does not do embedding jobs here, but chat; a model that does: vectors"),
+         "m supports chat here, but not embedding; a model that does: vectors"),
         ([joined(), joined("e", "vectors", kinds=EMBEDS,
                            only_for=frozenset({"bo"}))],
          Embedding("m", ("a",)), CannotDo, "model",
-         "m does not do embedding jobs here, but chat; "
+         "m supports chat here, but not embedding; "
          "no worker has a model that does"),
         ([joined(kinds=frozenset({JobKind.CHAT, JobKind.EMBEDDING}))],
          Completion("m", "a"),
          CannotDo, "model",
-         "m does not do completion jobs here, but chat and embedding; "
+         "m supports chat and embedding here, but not completion; "
          "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"tools": TOOL_LIST}), CannotDo, "tools",
          "tools: none of the workers with m can do this (tools); "

@@ -304,7 +304,7 @@ def test_of_two_new_processes_in_one_place_the_later_joins() -> None:
     admission = {**ended(1, 0, admits=True), "cause": "admission"}
     sent = sent_to(rendezvous.receive("m0", admission, 4.0))
 
-    assert told["old"] == [{"out": "a newer process has its place"}]
+    assert told["old"] == [{"out": "a newer process has replaced it"}]
     assert told["m0"] == [{"waiting": 1}]
     assert sorted(sent) == ["m0", "new"]
     assert [each["port_id"] for each in sent["new"][0]["ranks"]] == ["port-0", "new"]

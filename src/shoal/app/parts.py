@@ -145,7 +145,7 @@ def _report(sign: bytes) -> bool:
 
 
 def check_fronts(count: int) -> None:
-    """Raise ConfigError if there cannot be so many fronts."""
+    """Raise ConfigError if the number of fronts is out of range."""
     if not 0 <= count <= FRONTS_MAX:
         raise ConfigError(f"--fronts {count}: expected 0 to {FRONTS_MAX}")
     if count and sys.platform == "win32":
@@ -434,10 +434,10 @@ class _Supervisor:
 
 
 class _Pauses:
-    """Waits before a process is repeated that has ended soon, ever longer.
+    """Growing pauses before a process that ended soon is started again.
 
-    ``short``: so many seconds are a short life, and the longest pause.  ``first``: the
-    pause after a long life.
+    ``short``: seconds; a shorter life counts as short, and pauses are at most as long.
+    ``first``: the pause after a long life.
     """
 
     def __init__(self, short: float, first: float = 0.0) -> None:

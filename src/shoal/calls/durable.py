@@ -314,7 +314,7 @@ class DurableCalls:
         self._hub.check_unused(job)
         if (job.owner, job.idempotency_key) in self._keys:
             raise errors.KeyReused(
-                "the idempotency key was said to be fresh, and is in use"
+                "the idempotency key was marked as fresh, but is in use"
             )
 
     def _record(self, fact: facts.JobFact) -> None:

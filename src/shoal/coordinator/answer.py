@@ -16,12 +16,12 @@ ANSWER_MAX = 32 << 20  # characters of one answer
 NOT_CONTINUED = (
     "the worker was lost in the middle of the answer, and no other worker can continue "
     "it. Repeat the request. Answers survive on engines that continue them (`shoal "
-    "status` says which do), and with the temperature 0 or a seed, for then another "
-    "worker can repeat them"
+    "status` says which do); with temperature 0 or a seed, any worker with the model "
+    "can repeat them"
 )
 OTHER_ANSWER = (
-    "the coordinator was lost in the middle of the answer, and this one has another "
-    "beginning of it. Repeat the request"
+    "the coordinator was lost in the middle of the answer, and the next one has a "
+    "different beginning of it. Repeat the request"
 )
 TOKENS_MAX = 2**31 - 1  # the most that a worker may report for one answer
 
@@ -402,7 +402,7 @@ class Answer:
 
 def _different_answer() -> UnusableOutput:
     return UnusableOutput(
-        "the worker that took over gave another answer than the one that the lost "
+        "the answer of the worker that took over differs from the one that the lost "
         "worker began",
         lost=True,
     )

@@ -1,8 +1,8 @@
 """Limits guesses of secrets: by address, by pairing code, by kind, and in all.
 
 A generated secret needs no protection from guesses, and a limit that others can exhaust
-would lock its owner out.  So the limits that strangers share with the owner, which are
-those in all and that of a loopback address, hold for guessable secrets only.
+would lock its owner out.  So the limits that an attacker shares with the owner, in all
+and of a loopback address, hold for guessable secrets only.
 """
 
 import math

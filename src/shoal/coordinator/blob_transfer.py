@@ -91,7 +91,7 @@ class BlobTransfer:
             try:
                 data = self._store.read(digest)
             except NotFound as error:
-                log.warning("cannot give a value: %s", error)
+                log.warning("cannot send a value: %s", error)
                 continue
             given.add(digest)
             peer.send(SendBlob(digest, data))
@@ -108,7 +108,7 @@ class BlobTransfer:
         if digest in self._coming or self._store.has(digest):
             return
         if self._coming_size + size > COMING_MAX:
-            log.warning("dropped a value of %d bytes: too many come at once", size)
+            log.warning("dropped a value of %d bytes: too many at once", size)
             return
         loop = asyncio.get_running_loop()
         self._coming_size += size
@@ -122,6 +122,6 @@ class BlobTransfer:
         if not done.cancelled():
             error = done.exception()
             if isinstance(error, ClientError | StoreError):
-                log.warning("cannot keep what a peer gave: %s", error)
+                log.warning("cannot store a value from a peer: %s", error)
             elif error is not None:
                 raise error

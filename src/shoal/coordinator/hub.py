@@ -226,7 +226,7 @@ class Hub:
         return reader
 
     def detach(self, reader: AnswerCursor, job: Job) -> None:
-        """Read no more; a job that nobody waits for is cancelled."""
+        """Stop reading; a job without a reader is cancelled."""
         reader.answer.remove_reader(reader)
         self._end_unattended(reader.answer, job)
 

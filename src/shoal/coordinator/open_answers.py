@@ -111,7 +111,7 @@ class OpenAnswers(dict[JobId, Answer]):
     def check_unused(self, job: Job) -> None:
         """Raise KeyReused if an open job has the same idempotency key."""
         if (job.owner, job.idempotency_key) in self._jobs_by_key:
-            raise KeyReused("the idempotency key was said to be fresh, and is in use")
+            raise KeyReused("the idempotency key was marked as fresh, but is in use")
 
     # Acceptance.
 

@@ -187,7 +187,7 @@ class JobRequeued(msgspec.Struct, frozen=True):
     """The job waits again; ``refused_by`` is a worker not to ask again at once.
 
     ``handed_over``: an operator took it from a worker, which may still be running it,
-    or the worker gave it back for the sake of its owner.  ``too_long``: the worker
+    or the owner of the worker needs the machine.  ``too_long``: the worker
     refused it for its length.  ``failed``: its engine failed.
     """
 

@@ -99,7 +99,7 @@ SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
 THROTTLE_MAX = 100  # percent: full speed
 PAUSED = "paused by its owner"
 HANDED_OVER = "handed over: "
-"""Begins the reason of a worker that gives a job back for the sake of its owner.
+"""Begins the reason of a worker whose owner needs the machine back.
 
 It is no worker's fault.  No wire has a field for that.
 """

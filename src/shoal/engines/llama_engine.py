@@ -121,7 +121,7 @@ class LlamaEngine:
         except ConfigError as error:
             raise Unavailable(str(error)) from error
         if work.kind not in self._served.kinds:
-            raise InvalidRequest(f"{self.model} does no {work.kind.value} jobs")
+            raise InvalidRequest(f"{self.model} does not run {work.kind.value} jobs")
         if self._jobs >= JOBS_PER_SLOT * self.slots:
             raise Unavailable(f"{self._jobs} jobs for {self.slots} slots")
         work = replace(plain_work(work, self._served.features), model=MODEL)

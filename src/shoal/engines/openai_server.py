@@ -239,7 +239,7 @@ class OpenAIEngine:
                 await self.refresh()
         except TimeoutError as error:
             await self.close()
-            raise errors.ConfigError(f"{self.url}/models gives no answer") from error
+            raise errors.ConfigError(f"{self.url}/models does not answer") from error
         except errors.Unavailable as error:
             await self.close()
             loads = isinstance(error, NoModelList) and error.status == LOADING_STATUS

@@ -80,7 +80,7 @@ def parse_labels(labels: JSON, name: str) -> Sequence[str]:
     assert isinstance(labels, Sequence)
     texts = [str(each) for each in labels]
     if len(set(texts)) < len(texts):
-        raise InvalidRequest(f"{name}: one of them is there twice", name)
+        raise InvalidRequest(f"{name}: a label is a duplicate", name)
     if any(len(each) > LABEL_MAX for each in texts):
         raise InvalidRequest(f"{name}: longer than {LABEL_MAX} characters", name)
     return texts
@@ -281,7 +281,7 @@ async def _run(
     engine: Engine, model: ServedModel, task: Task
 ) -> AsyncGenerator[Item, None]:
     if JobKind.CHAT not in model.kinds:
-        raise InvalidRequest(f"{model.name} does no chats, and so no tasks")
+        raise InvalidRequest(f"{model.name} cannot chat, so it cannot do tasks")
     if (run_task := _TASKS.get(task.name)) is None:
         known = ", ".join(sorted(TASK_NAMES))
         raise InvalidRequest(f"there is no task {task.name!r:.100}; known: {known}")

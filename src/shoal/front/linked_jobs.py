@@ -36,7 +36,7 @@ SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
 STREAM_PATIENCE = 30.0  # seconds that open streams do
 KEYS_MAX = 10_000  # keys that are known, each from one address
 NO_HUB = (
-    "the coordinator restarts, and was not back in time: try again shortly. No work is "
+    "the coordinator is restarting, and takes too long: try again shortly. No work is "
     "accepted meanwhile, because none would be recorded"
 )
 

@@ -72,8 +72,7 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
     if job.model not in worker.queues:
         return _missing_queue(job)
     if job.task is not None and not offers_task(offer, job.task):
-        verb = "have" if job.kind in FUNCTION_KINDS else "do"
-        return f"does not {verb} {works.describe_target(job.job.work)}"
+        return f"does not have {works.describe_target(job.job.work)}"
     if job.trusted_keys is not None and offer.public_key not in job.trusted_keys:
         return "is not paired with the user, and the job is private"
     if job.trusted_keys is not None and not offer.proven:

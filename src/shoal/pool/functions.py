@@ -29,7 +29,7 @@ OTHER_PYTHON = (
     "the function a name with @shoal.task where a worker finds it"
 )
 PLAIN_ONLY = (
-    "{sought} is only at workers that accept plain values only, such as numbers, "
+    "{sought} is only on workers that accept plain values, such as numbers, "
     "texts, lists and dictionaries: convert the arguments, or start `shoal join` with "
     "the function"
 )

@@ -86,7 +86,7 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         offered &= INFERENCE_KINDS
         kinds = " and ".join(sorted(kind.value for kind in offered))
         return CannotDo(
-            f"{job.model} does not do {job.kind.value} jobs here, but {kinds}; "
+            f"{job.model} supports {kinds} here, but not {job.kind.value}; "
             + _models_that_do(pool, job, frozenset()),
             "model",
         )

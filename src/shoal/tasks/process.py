@@ -274,7 +274,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         hint = " (the machine may have run out of memory)" if code == -9 else ""
         lines = last_task_lines(self._log.decode(errors="replace"))
         output = "; its last output:\n" + "\n".join(lines) if lines else ""
-        return f"the process that made the call {describe_exit(code)}{hint}{output}"
+        return f"the process that ran the call {describe_exit(code)}{hint}{output}"
 
 
 async def _run_to_completion(work: Awaitable[object]) -> None:

@@ -157,7 +157,7 @@ def agree(
     Raises Disconnected, RankRefused, and NotAdmitted as ``add`` does, after closing the
     connection.
     """
-    # Each wait has a limit, and this is that of all: a stranger may send byte by byte.
+    # Each wait has a limit, and all together one: a client may send byte by byte.
     limit = threading.Timer(HANDSHAKE_TIMEOUT, connection.abort)
     limit.daemon = True
     limit.start()

@@ -207,7 +207,7 @@ class Rendezvous:
         for other, each in self._members.items():
             same_place = each.state.gang_rank == state.gang_rank
             if other != member and each.is_fresh and same_place:
-                sent += self._exclude(other, "a newer process has its place")
+                sent += self._exclude(other, "a newer process has replaced it")
         present = self._present()
         if not present and self._newest_left != NO_OPERATION:
             return [*sent, *self._exclude(member, RUN_ENDED)]
@@ -250,7 +250,7 @@ class Rendezvous:
         ]
 
     def _on_answer(self, member: str) -> None:
-        """Whatever a rank sends, it is there."""
+        """Any message of a rank shows that it is alive."""
         self._silent.discard(member)
         if not self._silent and not self._misses_ranks():
             self._answers_by = None

@@ -250,7 +250,7 @@ class RunLink:
         if socket.close_code == RUN_ENDED:
             self._end("the run has ended")
         elif socket.close_code == REPLACED:
-            self._end("another process has this member's place")
+            self._end("another process has replaced this member")
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         for message in self._greeting():
@@ -346,7 +346,7 @@ class RelayedSockets:
         try:
             self._loop.call_soon_threadsafe(start)
         except RuntimeError as error:
-            raise Disconnected("the way over the coordinator is closed") from error
+            raise Disconnected("the relay over the coordinator is closed") from error
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

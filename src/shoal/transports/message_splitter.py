@@ -20,7 +20,7 @@ LARGE_BODY = 64 << 10  # bytes of a body at which it has a buffer of its own
 LARGE_READ_SIZE = 256 << 10  # bytes of a large body read at a time: what a cache holds
 READ_AFTER_LARGE = 4 << 10  # bytes after a large body: of another, they are copied
 UNTAKEN_MAX = 4 << 20  # bytes of messages that wait to be taken; then the peer has to
-MAPPED_MIN = 2 << 20  # bytes from which on memory is had of the system
+MAPPED_MIN = 2 << 20  # bytes from which on memory is mapped by the system
 KEPT_MAX = 64 << 20  # bytes of unused buffers that are kept
 
 

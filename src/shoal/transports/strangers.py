@@ -248,9 +248,9 @@ class MeteredTls(ssl.SSLObject):
 
 
 def bounded_strangers(clock: Clock, processes: int = 1) -> "Strangers":
-    """Return the strangers of a program, who may cost 4.5 % of a core together.
+    """Return the budget of a program's unauthenticated clients, 4.5 % of a core.
 
-    It is one of so many processes, whose strangers have one budget of memory.
+    Its ``processes`` share one budget of memory.
     """
     cpu = time.thread_time
     return Strangers(

@@ -180,7 +180,7 @@ def test_answer_with_one_of_two_ends_is_incomplete() -> None:
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_aborted_answer_is_incomplete(reason: str) -> None:
-    with pytest.raises(Unavailable, match="gave the answer up"):
+    with pytest.raises(Unavailable, match="aborted the answer"):
         AnswerReader().feed(event(text("a", finish_reason=reason)))
 
 
@@ -434,7 +434,7 @@ def test_an_answer_without_a_choice_is_an_error(stream: bytes) -> None:
     reader = AnswerReader()
 
     assert read_all(stream, reader) == []
-    with pytest.raises(JobError, match="ended its answer before it began"):
+    with pytest.raises(JobError, match="sent an empty answer"):
         reader.finished()
 
 

@@ -166,7 +166,7 @@ CASES = {
         ],
     ),
     "nothing": Case(
-        "a proxy whose server is gone", [DONE], Read(error="before it began")
+        "a proxy whose server is gone", [DONE], Read(error="sent an empty answer")
     ),
 }
 

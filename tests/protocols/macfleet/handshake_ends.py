@@ -111,7 +111,7 @@ class HandshakeEnd:
     def hang_up(self) -> None:
         """Let the peer disconnect."""
         if not self.over:
-            self._refuse(self.handshake.disconnected("hung up"))
+            self._refuse(self.handshake.disconnected("disconnected"))
 
     def _take(self, frame: Frame, now: float) -> None:
         step = self.handshake.receive(frame, now)

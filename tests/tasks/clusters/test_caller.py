@@ -65,7 +65,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     address: str = request.getfixturevalue(f"{request.param}_cluster")
     if request.param == "ray":
         return Cluster(RayCaller, address, "--ray-address", "in the Ray cluster has", 1)
-    return Cluster(DaskCaller, address, "--dask-address", "made the call ended", 2)
+    return Cluster(DaskCaller, address, "--dask-address", "ran the call ended", 2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

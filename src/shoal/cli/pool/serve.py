@@ -137,7 +137,7 @@ def command(
             if part is not None:
                 _hand_over_at_sighup(running, handed_over, stop)
                 parts.report_serving()
-            # No token where nobody would see it: a service may restart all day.
+            # No token in a log: a service may restart all day.
             shown = as_json or sys.stdout.isatty()
             if part is None or part.announces:
                 join = await running.invite() if shown else ""

@@ -58,7 +58,7 @@ class WorkerContext:
     connection of each model; None: the wire has better ways for them, or there are
     none.  ``traces`` makes spans of traced jobs.  ``remember`` is called with the key
     of a coordinator that has admitted the worker by its token.  ``open_ports``: it
-    listens, and dials nobody.
+    listens, and does not dial.
     """
 
     name: str

@@ -1,4 +1,4 @@
-// The pool as a living picture: what needs a human, the machines, and what they do now.
+// The pool as a living picture: what needs attention, the machines, and what they do now.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { attention } from "../parts/attention.js";
@@ -32,9 +32,9 @@ function useDoings(machines, activity) {
         next.set(machine.key, old);
         continue;
       }
-      const told = parts.filter(Boolean);
-      const jobs = told.flatMap((each) => each.jobs);
-      const tokens = told.reduce((sum, each) => sum + each.tokens_per_second, 0);
+      const busy = parts.filter(Boolean);
+      const jobs = busy.flatMap((each) => each.jobs);
+      const tokens = busy.reduce((sum, each) => sum + each.tokens_per_second, 0);
       next.set(machine.key, { parts, jobs, tokens });
     }
     known.current = next;
@@ -73,7 +73,7 @@ function Attention({ status, machines, admin }) {
   const line = (each) => html`<${Icon} name=${each.tone === "info" ? "events" : "warn"} /><span>${each.text}</span>
     ${each.href && html`<a href=${each.href}>${each.action}<span class="unseen">: ${each.text}</span></a>`}`;
   const [first, ...others] = found;
-  return html`<div class=${`attention ${first.tone}`} role="group" aria-label="What needs a human">
+  return html`<div class=${`attention ${first.tone}`} role="group" aria-label="What needs your attention">
     <div class="attention-line">${line(first)}<span class="grow"></span>
       ${others.length > 0 && html`<button type="button" class="small" aria-expanded=${all} onClick=${() => setAll(!all)}>
         ${all ? "Less" : `${others.length} more`}</button>`}</div>

@@ -202,7 +202,7 @@ class AnswerReader:
         if not self.done and (missing or not begun or not begun <= ended):
             raise server_errors.ServerLost(TRUNCATED)
         if not begun:
-            raise JobError("the server ended its answer before it began")
+            raise JobError("the server sent an empty answer")
         if missing:
             of_all = f"{len(missing)} of {self._choices}"
             raise JobError(f"the server left out {of_all} choices")
@@ -364,7 +364,7 @@ class AnswerReader:
             self._blank.add(index)
             return None
         if reason.lower() in ABORTED:
-            raise Unavailable("the server gave the answer up")
+            raise Unavailable("the server aborted the answer")
         self._reasons[index] = reason
         return reason
 

@@ -47,7 +47,7 @@ LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
 ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0, priority_max=Priority.NORMAL)
 """The key of requests without one, where a protocol's API is open.
 
-Strangers do not overtake the jobs of keys.
+Clients without a key do not overtake those with one.
 """
 
 KEYLESS = {each.name: each for each in (LOOPBACK_KEY, ANONYMOUS_KEY)}

@@ -91,7 +91,7 @@ class ListLimits:
 def _check(lists: _KeyLists, now: float) -> None:
     if lists.requests > LISTS_WAITING_MAX:
         raise RateLimited(
-            f"this key reads {lists.requests} lists at once already: read one after "
+            f"this key already reads {lists.requests} lists at once: read one after "
             "the other",
             RETRY_AFTER,
         )

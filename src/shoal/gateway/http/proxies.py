@@ -25,7 +25,7 @@ CLIENT = "x-shoal-client"
 """The first header of a request from a front: its client's scheme and address."""
 
 ADMITTED = "x-shoal-admitted"
-"""The header of a response to a client that is no stranger; it stays here."""
+"""The header of a response to an authenticated client; it is not sent on."""
 
 
 @dataclass(frozen=True, slots=True)

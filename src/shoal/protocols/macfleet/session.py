@@ -141,7 +141,7 @@ class FleetSession:
         if self._closed:
             return ()
         if self._connection is None:
-            self._report_failure(self._handshake.disconnected("hung up"), now)
+            self._report_failure(self._handshake.disconnected("disconnected"), now)
         elif (
             self._nothing_received
             and self._info.dialled

@@ -153,7 +153,7 @@ class DaskCaller:
         # Dask gives the tasks of lost workers to others, but not without end.
         except (distributed.CancelledError, KilledWorker, *UNUSABLE) as error:
             raise Unavailable(
-                f"the Dask cluster did not make the call: {error}"
+                f"the Dask cluster did not run the call: {error}"
             ) from error
         except asyncio.CancelledError:
             self.spawn(self._stop(work, made))

@@ -88,8 +88,8 @@ def _unusable_message(address: str, error: Exception) -> str:
     if isinstance(error, ConnectionError) and address == "auto":
         return (
             "no Ray cluster runs on this machine: start one (`ray start --head`), name "
-            "another with --ray-address HOST:PORT, or have one that ends with this "
-            "worker, with --ray-address local"
+            "another with --ray-address HOST:PORT, or let this "
+            "worker start one, with --ray-address local"
         )
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"--ray-address {address}: the Ray cluster cannot be used: {lines[-1]}"

@@ -225,7 +225,7 @@ class RayExecutor:
         if isinstance(error, PROCESS_ERRORS):
             self._send(slot, process_messages.LOST, _loss_reason(error))
         else:
-            text = f"Ray did not make the call: {error}"
+            text = f"Ray did not run the call: {error}"
             failed = InvocationResult(b"", text, BLOB_MISSING)
             self._send_result(slot, number, failed)
 
@@ -327,4 +327,4 @@ def _loss_reason(error: BaseException) -> str:
     cause = "it crashed or was killed, or its node left; see Ray's logs"
     if isinstance(error, exceptions.OutOfMemoryError):
         cause = "Ray ended it because its node ran out of memory"
-    return f"the process that made the call in the Ray cluster has ended: {cause}"
+    return f"the process that ran the call in the Ray cluster has ended: {cause}"

@@ -360,7 +360,7 @@ def _read_piece(
             f"{path} has {len(data)} bytes, and {record['size']} were written"
         )
     if hashlib.sha256(data).hexdigest() != record["sha256"]:
-        raise DamagedCheckpoint(f"{path} is not what was written: its SHA-256 differs")
+        raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 differs")
     try:
         found = read_safetensors(data)
     except SafetensorError as error:
@@ -381,7 +381,7 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
     if found != digest:
-        raise DamagedCheckpoint(f"{path} is not what was written: its digest differs")
+        raise DamagedCheckpoint(f"{path} is damaged: its digest differs")
     if content["format"] != FORMAT:
         raise DamagedCheckpoint(
             f"{path} has format {content['format']}, and this Shoal reads {FORMAT}"

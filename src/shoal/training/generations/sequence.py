@@ -320,7 +320,7 @@ class OperationSequence:
             if member.formation is None or self._group is None:
                 raise rank_port.GroupEnded(
                     f"the ranks did not find each other within {limit:g} s: is the "
-                    "coordinator there?"
+                    "coordinator reachable?"
                 )
             return member.formation, self._group
 

@@ -189,7 +189,7 @@ ERRORS: tuple[tuple[str, Any, int, str], ...] = (
     ("chat", {"model": "m2", "messages": HI}, 404, "no worker has the model m2"),
     ("show", {"model": "m2"}, 404, "no worker has the model m2"),
     ("generate", {"model": "m2"}, 404, "no worker has the model m2"),
-    ("embed", {"model": "m1", "input": "a"}, 400, "does not do embedding"),
+    ("embed", {"model": "m1", "input": "a"}, 400, "but not embedding"),
     ("chat", {"messages": HI}, 400, "model: required, but missing"),
     ("show", {}, 400, "model: required, but missing"),
     ("nothing", {}, 404, "POST /ollama/api/nothing: not found"),

@@ -108,7 +108,7 @@ async def test_different_text_after_a_takeover_is_an_error(pool: Pool) -> None:
     *_, last = _events(asked.result())
     error = json.loads(last)["error"]
     assert error["code"] == "worker_lost"
-    assert "another answer" in error["message"]
+    assert "took over differs" in error["message"]
 
 
 async def _stream(pool: Pool) -> str:

@@ -173,13 +173,13 @@ def check_firewall(examined: Examined) -> Iterator[Finding]:
         yield warning(
             "network",
             "the firewall ufw is active",
-            f"let other machines in: sudo ufw allow {port}/tcp",
+            f"to allow other machines: sudo ufw allow {port}/tcp",
         )
     elif "firewalld" in active:
         yield warning(
             "network",
             "the firewall firewalld is active",
-            f"let other machines in: sudo firewall-cmd --permanent --add-port={port}/"
+            f"to allow other machines: sudo firewall-cmd --permanent --add-port={port}/"
             "tcp && sudo firewall-cmd --reload",
         )
     elif "enabled" in examined.run(

@@ -142,7 +142,9 @@ def run_command(line: str, conversation: Conversation, api: CoordinatorApi) -> R
 @click.argument("prompt", nargs=-1)
 @click.option("--model", help="Name of the model.  Default: the first that can chat.")
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
-@click.option("--max-tokens", type=int, metavar="N", help="Most tokens in an answer.")
+@click.option(
+    "--max-tokens", type=int, metavar="N", help="Limit of an answer, in tokens."
+)
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature.")
 @click.option(
     "--no-history", is_flag=True, help="Do not save the questions of a conversation."

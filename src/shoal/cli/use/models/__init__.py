@@ -89,7 +89,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     "where",
     required=True,
     metavar="WHERE",
-    help="URL of a coordinator, as `shoal join` takes it: http://HOST:PORT, or "
+    help="URL of a coordinator, as for `shoal join`: http://HOST:PORT, or "
     "https://.  With --plain, HOST:PORT of a peer of another program.",
 )
 @click.option(
@@ -106,7 +106,7 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
     envvar="SHOAL_TOKEN",
     show_envvar=True,
     metavar="TOKEN",
-    help="Join token of the coordinator, as `shoal join` takes it.",
+    help="Join token of the coordinator, as for `shoal join`.",
 )
 @click.option(
     "--plain",

@@ -196,7 +196,7 @@ class FrameReader:
         if (crc32(body) if computed is None else computed) != checksum:
             raise PeerError(
                 f"frame {sequence} on stream {stream} ({kind.name}, {size} bytes) "
-                "fails its CRC32: the data was corrupted on the way"
+                "fails its CRC32: the data was corrupted in transit"
             )
         return Frame(kind, stream, flags, sequence, body, size - len(body))
 
