@@ -14,11 +14,8 @@ PAGES = [
     ROOT / "README.md",
     DOCS / "quick-start.md",
     DOCS / "upgrade.md",
-    DOCS / "tasks.md",
     *sorted((DOCS / "guides").glob("*.md")),
 ]
-PART = {DOCS / "tasks.md": "## Functions"}
-"""Pages of which only the beginning is run, up to a heading."""
 BEFORE = {DOCS / "upgrade.md": "shoal serve"}
 """What runs already when a page begins."""
 RUN = ("sh", "python")
@@ -35,7 +32,7 @@ def runner(tmp_path: Path) -> Iterator[PageRunner]:
 def test_page_runs_as_it_stands(page: Path, runner: PageRunner) -> None:
     if page in BEFORE:
         runner.run(Block(page, 0, "sh", BEFORE[page], ""))
-    for block in _run_blocks(page):
+    for block in blocks_of(page):
         if block.language in RUN and not block.not_run:
             printed = runner.run(block)
             assert not _missing(block.code, printed), f"{block.place}:\n{printed}"
@@ -66,23 +63,15 @@ def test_jobs_are_submitted_as_the_page_shows(runner: PageRunner) -> None:
 
 
 def test_function_is_called_as_the_page_shows(runner: PageRunner) -> None:
-    blocks = _run_blocks(DOCS / "tasks.md")
-    while not runner.run(next(blocks)).endswith("3\n"):
+    blocks = iter(blocks_of(DOCS / "guides" / "python.md"))
+    while not runner.run(next(blocks)).startswith("9\n"):
         pass  # until the worker is there
-    (task,) = (each.code for each in blocks_of(JOBS) if '"sums.add"' in each.code)
+    (task,) = (each.code for each in blocks_of(JOBS) if '"mytasks.square"' in each.code)
 
     for line in (f"{CURL}commit/fast -d '{task}'", f"{CURL}JOB?wait=30"):
         printed = runner.run(Block(JOBS, 0, "sh", line, ""))
 
-    assert json.loads(printed)["result"] == 3, printed
-
-
-def _run_blocks(page: Path) -> Iterator[Block]:
-    """Return the blocks that are run, in order."""
-    text = page.read_text("utf-8")
-    end = PART.get(page, "")
-    lines = text.partition(f"\n{end}\n")[0].count("\n") if end else text.count("\n")
-    return (block for block in blocks_of(page) if block.line <= lines)
+    assert json.loads(printed)["result"] == 9, printed
 
 
 def _missing(code: str, printed: str) -> list[str]:
