@@ -55,6 +55,32 @@ def test_jobs_are_searched_and_say_where_and_how_many(admin: Visitor, job: str) 
     admin.save("jobs")
 
 
+TYPES_AT_ONCE = """view => {
+  new MutationObserver((_, observer) => {
+    const field = document.querySelector("input[data-search]");
+    if (!field) return;
+    observer.disconnect();
+    field.value = "t";
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  }).observe(document.body, { childList: true, subtree: true });
+  location.hash = view;
+}"""
+"""Opens a view, and types into its search as soon as the page has the field."""
+
+
+@pytest.mark.parametrize("view", ["jobs", "models"])
+def test_text_typed_while_a_view_opens_is_kept(
+    admin: Visitor, job: str, view: str
+) -> None:
+    admin.go("#/receipts")
+
+    admin.page.evaluate(TYPES_AT_ONCE, f"#/{view}")
+
+    shown = job if view == "jobs" else "tiny"  # loaded after the view has opened
+    expect(admin.page.get_by_role("main").get_by_text(shown).first).to_be_visible()
+    assert admin.page.get_by_role("searchbox").input_value() == "t"
+
+
 def test_new_job_appears_while_one_looks(admin: Visitor, pool: Pool) -> None:
     admin.go("#/jobs?state=done")
     rows = admin.page.locator("tbody tr:not(.spacer)")

@@ -1,6 +1,6 @@
 // The jobs, newest first, and one job with its timeline.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { coordinatorNow, useFacts } from "../parts/live.js";
 import { duration, integer, NONE } from "../parts/format.js";
 import { peerOf } from "../parts/machines.js";
@@ -85,7 +85,7 @@ function List({ api, live, session, route }) {
   const plays = submits(session);
   const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "", search: route.query.get("search") || "" };
   const [typed, setTyped] = useState(filter.search); // searched for when Enter is pressed
-  useEffect(() => setTyped(filter.search), [filter.search]);
+  useLayoutEffect(() => setTyped(filter.search), [filter.search]); // later, it would replace what is typed
   const filtered = Object.values(filter).some(Boolean);
   const { rows: jobs, next, error, loaded, first, more } = useJobs(api, filter);
   const latest = useRef(first); // of the filter that is chosen when the timer ends

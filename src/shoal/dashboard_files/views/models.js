@@ -1,6 +1,6 @@
 // The models of the pool: where each is, and where it would fit.
 
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useLayoutEffect, useMemo, useState } from "../vendor/preact.js";
 import { bytes, integer, NONE, plural } from "../parts/format.js";
 import { machinesOf, peerOf } from "../parts/machines.js";
 import { readsAll, submits } from "../parts/scopes.js";
@@ -66,7 +66,7 @@ function Details({ model, machines, onClose, reader, admin }) {
 export default function Models({ api, live, session, route }) {
   const [text, setText] = useState(route.query.get("q") || "");
   const [opened, setOpened] = useState(null);
-  useEffect(() => setText(route.query.get("q") || ""), [route]);
+  useLayoutEffect(() => setText(route.query.get("q") || ""), [route]); // later, it would replace what is typed
   // What runs where changes by the second: again only when models or machines did.
   const offered = live.status ? live.status.workers.map((each) => `${each.id} ${each.models}`).join() : "";
   const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), [offered]);
