@@ -82,6 +82,7 @@ def test_pool_at_work_is_shown(engine: Browser, working: Pool) -> None:
             tile = picture.locator("article", has_text=machine)
             expect(tile.locator(".tile-rate")).not_to_have_text("0 tok/s")
             expect(tile.get_by_text("runs")).to_be_visible()
+            expect(tile.get_by_text("encrypted")).to_be_visible()
         expect(picture.locator("[data-hub]")).to_contain_text("5 jobs running")
         rate = picture.locator("[data-hub] b")
         expect(rate).to_have_text(re.compile(r"^[1-9]"))

@@ -58,7 +58,7 @@ function TileView({ machine, activity, trail, open }) {
         const protection = protectionOf(machine, wire);
         const open_ = protection.includes("plaintext");
         return html`<span class=${`wire ${open_ ? "warm" : ""}`} title=${`connected by ${wire}${protection ? `, ${protection}` : ""}`}>
-          ${protection && html`<${Icon} name=${open_ ? "open" : "lock"} size=${12} />`}${wire}</span>`;
+          ${protection && html`<${Icon} name=${open_ ? "open" : "lock"} size=${12} />`}${protection || wire}</span>`;
       })}
     </footer>
   </article>`;
