@@ -265,7 +265,7 @@ def test_draining_worker_finishes_and_gets_no_new_jobs() -> None:
     [
         ([], "m", "no worker has the model m: the pool has no model yet"),
         (["llama-3"], "lama-3", "no worker has the model lama-3: did you mean llama-3"),
-        (["x"], "m", "no worker has the model m: there is x"),
+        (["x"], "m", "no worker has the model m: the pool has x"),
     ],
 )
 def test_unknown_model_is_rejected_with_a_hint(

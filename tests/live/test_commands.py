@@ -141,7 +141,7 @@ def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:
     ("flags", "said"),
     [
         (["--api-key", "sk-wrong"], "incorrect API key"),
-        (["--model", "huge"], "no worker has the model huge: there is tiny"),
+        (["--model", "huge"], "no worker has the model huge: the pool has tiny"),
         (["--url", "http://127.0.0.1:1"], "is `shoal serve` running there?"),
         (["--url", "ftp://x"], "--url ftp://x: expected http://HOST:PORT"),
     ],

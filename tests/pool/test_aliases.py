@@ -119,7 +119,7 @@ def test_alias_of_models_that_nobody_has_is_refused_with_their_names() -> None:
     assert isinstance(error, UnknownModel)
     assert "no worker has a model that gpt stands for (a, b)" in str(error)
     pool.apply(AliasRemoved("gpt", "al"), 0.0)
-    assert "model a: there is other" in str(permanent_rejection(pool, asked, 0.0))
+    assert "model a: the pool has other" in str(permanent_rejection(pool, asked, 0.0))
 
 
 LONG = "x" * NAME_MAX

@@ -90,11 +90,11 @@ def test_offered_function_can_be_called(work: NamedWork) -> None:
     ("tasks", "name", "words"),
     [
         (("resize", "train"), "resise", "did you mean resize?"),
-        (("a", "b"), "xyz", "there is a, b"),
+        (("a", "b"), "xyz", "the pool has a, b"),
         (
             tuple("abcdef"),
             "xyz",
-            f"there is a, b, c, d, e; {ALL}",
+            f"the pool has a, b, c, d, e; {ALL}",
         ),
         ((), "xyz", "no connected worker offers functions"),
     ],

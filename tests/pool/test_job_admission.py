@@ -73,7 +73,7 @@ def message_of(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
         ([], "m", "no worker has the model m: the pool has no model yet"),
         (["llama-3"], "lama-3", "did you mean llama-3?"),
         (["llama-3", "llama-4"], "llama-5", "did you mean llama-4 or llama-3?"),
-        (["x"], "m", "no worker has the model m: there is x"),
+        (["x"], "m", "no worker has the model m: the pool has x"),
     ],
 )
 def test_unknown_model_is_rejected_with_similar_names(

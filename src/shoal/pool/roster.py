@@ -318,7 +318,7 @@ def suggest_names(name: str, known: Iterable[str], listing: str) -> str | None:
     if similar := similar_names(name, names):
         return similar
     more = f"; {listing}" if len(names) > SUGGESTED_MAX else ""
-    return f"there is {', '.join(names[:SUGGESTED_MAX])}{more}"
+    return f"the pool has {', '.join(names[:SUGGESTED_MAX])}{more}"
 
 
 def similar_names(name: str, known: Iterable[str]) -> str | None:

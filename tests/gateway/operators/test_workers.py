@@ -182,7 +182,7 @@ async def test_name_without_its_wire_is_refused_with_the_complete_one(
         status, body = await request(pool, "POST", "/admin/workers/n1/pause")
 
     assert status == 400
-    assert "there is grandsage:n1, grandsage:n1/m1" in body["error"]["message"]
+    assert "the pool has grandsage:n1, grandsage:n1/m1" in body["error"]["message"]
 
 
 async def test_worker_of_a_paused_machine_is_resumed_with_it(pool: Pool) -> None:

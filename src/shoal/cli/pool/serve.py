@@ -397,10 +397,13 @@ def _announce(
 
 
 def _join_remark(config: ServeConfig) -> str:
-    """Return the line about where the join command works; empty if anywhere."""
+    """Return the lines about where the join command works; empty if anywhere."""
     if not is_own_host(config.host):
         return ""
-    return "  It works on this machine; for other machines: --host 0.0.0.0 --tls auto\n"
+    return (
+        "  On this machine, `shoal join` is enough.  To add others, start it with:\n"
+        "  shoal serve --host 0.0.0.0 --tls auto\n"
+    )
 
 
 def _token_remark(config: ServeConfig) -> str:
