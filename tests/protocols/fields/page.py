@@ -1,4 +1,4 @@
-"""The page of all fields of all documents: ``docs/protocols/fields.md``."""
+"""The page of fields that Shoal does not use: ``docs/protocols/fields.md``."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
 
 PAGE = DATA.with_suffix(".md")
 HEAD = """\
-# Every field of the four documents
+# Unused fields of the four documents
 
-Whether the receiver of a field reads it, whether its sender writes it, and why not.
-`make fields` makes this page from the notes at the codecs' fields and from
-[fields/](fields), which lists each document's fields.  A test fails for a field that no
-codec knows, for one that is decoded and then unused, and for an obsolete reason.
+The fields that Shoal does not read or does not write, and why, and those that the
+documents lack.  All other fields of the documents, which [fields/](fields) lists, are
+read and written.  `make fields` makes this page from the notes at the codecs' fields.
+A test fails for a field that no codec knows, for one that is decoded and then unused,
+and for an obsolete reason.
 """
 NEXT = "**Next:** [back to the protocols](README.md).\n"
 USED = "read and written"
@@ -33,26 +34,29 @@ def page() -> str:
 def _lines(made: Wire) -> Iterator[str]:
     yield f"## {made.title}\n\nDocument: {made.document}.\n"
     for section in made.sections:
+        fates = {name: _fate(made, section, name) for name in made.rows(section)}
+        unused = {name: fate for name, fate in fates.items() if fate != USED}
+        if not unused:
+            continue
         yield f"### `{section.name}`, {WAYS[section.by]}\n"
         yield f"{section.about and f'{section.about}. '}{_codecs(section)}\n"
-        fates = {name: _fate(made, section, name) for name in made.rows(section)}
-        if used := [f"`{name}`" for name, fate in fates.items() if fate == USED]:
-            yield f"{USED.capitalize()}: {', '.join(used)}.\n"
-        others = {name: fate for name, fate in fates.items() if fate != USED}
-        yield from (f"- {names}: {fate}" for fate, names in _grouped(others))
-        if others:
-            yield ""
-    if made.beside:
-        yield "### Beside the document\n\n| struct | what it is | fields |"
+        yield from (f"- {names}: {fate}" for fate, names in _grouped(unused))
+        yield ""
+    if rows := [*_beside(made)]:
+        yield "### Beside the document\n\n| struct | what it is | not read |"
         yield "| --- | --- | --- |"
+        yield from rows
+        yield ""
+
+
+def _beside(made: Wire) -> Iterator[str]:
     for title in made.beside:
         about = str(made.structs[title].__doc__).partition("\n")[0].replace("``", "`")
         fields = made.fields[title].items()
-        unread = {name: field.notes.get(Unread, "") for name, field in fields}
-        cells = [f"{n}{why and f' not read: {why}'}" for why, n in _grouped(unread)]
-        yield f"| `{title}` | {about} | {'; '.join(cells)} |"
-    if made.beside:
-        yield ""
+        unread = {n: f.notes[Unread] for n, f in fields if Unread in f.notes}
+        if unread:
+            cells = [f"{names}: {why}" for why, names in _grouped(unread)]
+            yield f"| `{title}` | {about} | {'; '.join(cells)} |"
 
 
 def _codecs(section: Section) -> str:
