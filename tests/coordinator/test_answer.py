@@ -489,7 +489,7 @@ def test_slow_reader_is_disconnected_and_the_others_continue() -> None:
 
 def test_slow_last_client_ends_the_answer_despite_onlookers() -> None:
     answer, _ = partial_answer("x" * UNREAD_CEILING, read=False)
-    onlooker = answer.open_reader(asked=False)
+    onlooker = answer.open_reader(counts=False)
     assert len(text_now(onlooker)) == UNREAD_CEILING
 
     with pytest.raises(ReaderTooSlow):
@@ -500,7 +500,7 @@ def test_slow_last_client_ends_the_answer_despite_onlookers() -> None:
 
 def test_slow_onlooker_ends_nothing() -> None:
     answer, reading = partial_answer(read=False)
-    answer.open_reader(asked=False)
+    answer.open_reader(counts=False)
     for _ in range(9):
         answer.append(["x" * (UNREAD_CEILING // 8)], 0.0)
         read_now(reading)

@@ -203,7 +203,7 @@ class DurableCalls:
             yield None
             return
         answer = call.answer = call.answer or Answer(job_id)
-        reader = answer.open_reader(asked=False)
+        reader = answer.open_reader(counts=False)
         try:
             yield reader
         finally:

@@ -40,7 +40,7 @@ class TaskTimeout(TaskError, TimeoutError):
 
 
 class CodeRefused(ClientError):
-    """No worker runs the code of a function that is sent.
+    """No worker can run a function that was sent.
 
     None was started with ``--trust-code``, or none has this version of Python.
     """
@@ -56,7 +56,7 @@ class ConnectionLost(Unavailable, ConnectionError):
     Attributes:
         sent: whether the request may have had an effect.
         is_stopping: whether the coordinator said that it is about to stop.
-        is_final: whether the same will fail again, unless it went well before: for the
+        is_final: whether repeating it is useless, unless it worked before: for the
             name of the host or its certificate.
     """
 

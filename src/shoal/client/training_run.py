@@ -203,7 +203,7 @@ class TrainingRun:
         self._members = members
         self._least = least
         self._last = 0  # the newest event that was seen
-        self._story: list[str] = []  # remarks of the coordinator that were seen
+        self._remarks: list[str] = []  # remarks of the coordinator that were seen
         self._ended: list[Future[Any]] = []  # members, in the order of their ends
         for each in members:
             each.add_done_callback(self._ended.append)
@@ -248,7 +248,7 @@ class TrainingRun:
                     assert isinstance(sequence, int), "the coordinator counts them"
                     self._last = sequence
                     if message["event"] == run_events.REMARK and "rank" not in message:
-                        self._story.append(str(message["text"]))
+                        self._remarks.append(str(message["text"]))
                     yield message
         except RunOver:
             while not self.done:  # their ends are on their way
@@ -278,8 +278,8 @@ class TrainingRun:
 
         Raises RunFailed, also if there are no files, InvalidRequest, OSError.
         """
-        story = "".join(f": {each}" for each in self._story[-1:])
-        return _write_files(self._carrier, self.result(), folder, story)
+        remark = "".join(f": {each}" for each in self._remarks[-1:])
+        return _write_files(self._carrier, self.result(), folder, remark)
 
     def cancel(self) -> None:
         """End the script on all machines; the coordinator has confirmed it then.
@@ -315,17 +315,17 @@ def _write_files(
     carrier: ThreadedCalls,
     results: Sequence[member.MemberResult | None],
     folder: PathLike,
-    story: str,
+    remark: str,
 ) -> Sequence[str]:
     """Write the files of the first that left some; raises RunFailed if there are none.
 
-    ``story``: how machines were lost.
+    ``remark``: how machines were lost.
     """
     files = next((each["files"] for each in results if each and each["files"]), {})
     if not files:
         lost = [f"machine {i}" for i, each in enumerate(results) if each is None]
         returned = f"; {' and '.join(lost)} returned nothing" if lost else ""
-        raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{story}")
+        raise RunFailed(f"no rank has left files in $SHOAL_OUTPUT{returned}{remark}")
 
     def fetch(digest: str) -> bytes:
         data = carrier.request(ResultRequest(f"/v1/blobs/{digest}", bytes))

@@ -156,12 +156,12 @@ class Answer:
     @property
     def has_readers(self) -> bool:
         """Whether a client that requested the job still reads."""
-        return any(reading.asked for reading in self._readings)
+        return any(reading.counts for reading in self._readings)
 
     def open_reader(
-        self, *, asked: bool = True, after: Sequence[AnswerPiece] = ()
+        self, *, counts: bool = True, after: Sequence[AnswerPiece] = ()
     ) -> AnswerCursor:
-        """Return a cursor at the beginning; without ``asked`` it only observes.
+        """Return a cursor at the beginning; without ``counts`` it only observes.
 
         ``after``: begin after these pieces, which the client has.  Raises WorkerLost if
         the answer does not begin so.
@@ -172,7 +172,7 @@ class Answer:
             if so_far is None:
                 raise WorkerLost(OTHER_ANSWER)
             self.was_read = True  # elsewhere
-        reading = AnswerCursor(self, so_far or [], asked=asked)
+        reading = AnswerCursor(self, so_far or [], counts=counts)
         self._readings.append(reading)
         return reading
 
@@ -396,7 +396,7 @@ class Answer:
         for reading in slow:
             self.remove_reader(reading)
             reading.abort(Cancelled("the client reads too slowly"))
-        if any(reading.asked for reading in slow) and not self.has_readers:
+        if any(reading.counts for reading in slow) and not self.has_readers:
             raise ReaderTooSlow
 
 

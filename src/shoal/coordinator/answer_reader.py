@@ -62,7 +62,7 @@ SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 
 
 class AnswerCursor:
-    """One reader's position in an answer; without ``asked`` it only observes.
+    """One reader's position in an answer; without ``counts`` it only observes.
 
     ``answer`` names the worker that answers, or answered last.  ``on_cancelled`` is
     called before Cancelled is raised, and may raise another error.  ``ended`` is the
@@ -70,9 +70,9 @@ class AnswerCursor:
     """
 
     def __init__(
-        self, answer: "Answer", so_far: list[AnswerPiece], *, asked: bool
+        self, answer: "Answer", so_far: list[AnswerPiece], *, counts: bool
     ) -> None:
-        self.asked = asked
+        self.counts = counts
         self.answer = answer
         self.job_id = answer.job_id
         self.ended: Outcome | None = None

@@ -322,7 +322,7 @@ class Hub:
             with self.carried.observe(job_id) as carried:
                 yield carried
             return
-        reading = answer.open_reader(asked=False)
+        reading = answer.open_reader(counts=False)
         try:
             yield reading
         finally:

@@ -218,14 +218,14 @@ async def _start_when_loaded(engine: OpenAIEngine) -> None:
 
     Machines and their programs start in any order.  Raises ConfigError.
     """
-    said = False
+    logged = False
     while True:
         try:
             await engine.start()
         except EngineLoading as error:
-            if not said:
+            if not logged:
                 log.warning("waiting until the engine is ready: %s", error)
-            said = True
+            logged = True
             await asyncio.sleep(LOADING_RETRY)
         else:
             return

@@ -165,15 +165,15 @@ class _Link:
             case AnsweredRequest():
                 self._links.on_answered(frame)
 
-    def _found(self, asked: frames.KeyQuery) -> frames.KeyFound:
+    def _found(self, query: frames.KeyQuery) -> frames.KeyFound:
         try:
             key = self._access.key_of(
-                asked.digest, asked.address, guessable=asked.guessable
+                query.digest, query.address, guessable=query.guessable
             )
         except ShoalError:  # the hub refuses it where it is presented
-            return frames.KeyFound(asked.number)
+            return frames.KeyFound(query.number)
         return frames.KeyFound(
-            *(asked.number, key.name, key.scope, key.priority_max, key.expires_at)
+            *(query.number, key.name, key.scope, key.priority_max, key.expires_at)
         )
 
     def _begin(self, submitted: frames.Submit) -> None:

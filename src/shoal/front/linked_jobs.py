@@ -132,7 +132,7 @@ class LinkedJobs:
         self._lost = asyncio.Event()
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
         self._keys: OrderedDict[tuple[bytes, str], Key] = OrderedDict()
         self._keys_version = 0
 
@@ -304,8 +304,8 @@ class LinkedJobs:
         self._channel = None
         self._up.clear()
         self._forget_keys()
-        asked, self._asked = self._asked, {}
-        for waiting in asked.values():
+        queries, self._queries = self._queries, {}
+        for waiting in queries.values():
             if not waiting.done():
                 waiting.set_result(None)
         self._await_hub()
@@ -343,12 +343,12 @@ class LinkedJobs:
             return None
         number = next(self._numbers)
         answered = asyncio.get_running_loop().create_future()
-        self._asked[number] = answered
+        self._queries[number] = answered
         try:
             self._channel.send(query(number))
             return await answered
         finally:
-            self._asked.pop(number, None)
+            self._queries.pop(number, None)
 
     def _on_frame(self, channel: Channel, frame: frames.HubFrame) -> None:
         match frame:
@@ -359,7 +359,7 @@ class LinkedJobs:
             case frames.KeysChanged():
                 self._forget_keys()
             case frames.KeyFound(number=number) | frames.Waits(number=number):
-                waiting = self._asked.get(number)
+                waiting = self._queries.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(frame)
             case (

@@ -165,8 +165,8 @@ def overcount(work: works.Work, outcome: Outcome) -> Overcount | None:
     if usage is None:
         return None
     if usage.prompt_tokens > PROMPT_MARGIN and usage.prompt_tokens > _most_read(work):
-        said = f"{usage.prompt_tokens} tokens read"
-        return Overcount(f"{said}, more than the request can hold", wrong=True)
+        counted = f"{usage.prompt_tokens} tokens read"
+        return Overcount(f"{counted}, more than the request can hold", wrong=True)
     return _written_overcount(work, outcome, usage)
 
 
@@ -191,13 +191,13 @@ def _written_overcount(
     if count <= min(allowed, ANSWER_MARGIN):
         return None
     shown = _written(work, outcome)
-    said = f"{count} tokens written"
+    counted = f"{count} tokens written"
     if count > shown + ANSWER_MARGIN * answers:
         hidden = count <= allowed if limit is not None else usage.reasoning_tokens
-        return Overcount(f"{said}, more than the answer can hold", wrong=not hidden)
+        return Overcount(f"{counted}, more than the answer can hold", wrong=not hidden)
     if count > allowed:
         wrong = count > shown + LIMIT_MARGIN
-        return Overcount(f"{said}, more than the {limit} of max_tokens", wrong=wrong)
+        return Overcount(f"{counted}, more than the {limit} of max_tokens", wrong=wrong)
     return None
 
 
@@ -214,8 +214,8 @@ def _answers(work: works.Work) -> int:
         return 1
     most = 1
     for name in ("n", "best_of"):
-        if isinstance(asked := work.options.get(name), int):
-            most = max(most, asked)
+        if isinstance(number := work.options.get(name), int):
+            most = max(most, number)
     if isinstance(work, works.Completion) and isinstance(work.prompt, list | tuple):
         most *= max(1, sum(not isinstance(each, int) for each in work.prompt))
     return most

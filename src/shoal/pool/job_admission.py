@@ -102,11 +102,11 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
                 field,
             )
     if not any(needs <= offer.features for offer in capable):
-        asked = sorted(_field_of(job, feature) for feature in needs)
+        fields = sorted(_field_of(job, feature) for feature in needs)
         return CannotDo(
-            f"no worker with {job.model} can do all of {', '.join(asked)} together; "
+            f"no worker with {job.model} can do all of {', '.join(fields)} together; "
             + _models_that_do(pool, job, needs),
-            asked[0],
+            fields[0],
         )
     if not asks and all(offer.needs_question for offer in capable):
         return CannotDo(

@@ -253,8 +253,8 @@ def _may_help_again(
     if not job.is_of_engine(event.fault):
         return False
     failures = max(job.lost, len(job.failures)) + 1
-    said = {_words(error) for _, error in job.failures}
-    if failures >= WORKERS_LOST_MAX or _words(event.error) in said:
+    earlier = {_words(error) for _, error in job.failures}
+    if failures >= WORKERS_LOST_MAX or _words(event.error) in earlier:
         return False
     if event.fault is Fault.ENGINE:
         return True

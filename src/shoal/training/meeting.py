@@ -92,7 +92,7 @@ def reachable_hosts(
 
 
 def is_writer() -> bool:
-    """Return whether this process saves what the run has made: the lowest rank left.
+    """Return whether this process is the run's writer, the lowest remaining rank.
 
     In a run of ``shoal train``, that is rank 0 until it is lost, and the next one then.
     A script that calls this before and after it trains continues without rank 0; others

@@ -42,8 +42,8 @@ Outgoing: TypeAlias = list[tuple[str, RunMessage]]
 """Messages, each with the member that gets it."""
 
 
-class _Said(NamedTuple):
-    """What a rank has said: its generation and state, in a message."""
+class _RankStatus(NamedTuple):
+    """A message of a rank, with its generation and state."""
 
     generation: int
     state: RankState
@@ -126,12 +126,12 @@ class Rendezvous:
             return [(member, {"out": self.over or (known.out if known else "")})]
         if "announce" in message:
             generation = number(message, "announce", NO_GENERATION)
-            said = _Said(generation, RankState.of(message), message)
-            return self._on_announce(member, said, now)
+            status = _RankStatus(generation, RankState.of(message), message)
+            return self._on_announce(member, status, now)
         if "ended" in message:
             generation = number(message, "ended", 0)
-            said = _Said(generation, RankState.of(message), message)
-            return self._on_ended(member, said, EndReport.of(message), now)
+            status = _RankStatus(generation, RankState.of(message), message)
+            return self._on_ended(member, status, EndReport.of(message), now)
         if "late" in message:
             return self._on_late(member, number(message, "late", 0), now)
         if "pong" in message:
@@ -185,13 +185,13 @@ class Rendezvous:
             if each.is_connected and not each.out
         ]
 
-    def _on_announce(self, member: str, said: _Said, now: float) -> Outgoing:
-        generation, state, _ = said
+    def _on_announce(self, member: str, status: _RankStatus, now: float) -> Outgoing:
+        generation, state, _ = status
         if state.gang_rank >= self._size:
             raise PeerError(f"rank {state.gang_rank} of a gang of {self._size}")
         if generation == NO_GENERATION:
             return self._on_fresh(member, state, now)
-        sent = self._learn(member, said, now)
+        sent = self._learn(member, status, now)
         if generation == self.generation and self._ends_by is not None:
             cause = self._end_cause.value
             reason = "the generation has ended"
@@ -220,13 +220,13 @@ class Rendezvous:
         return [*sent, *((other, {"waiting": count}) for other in present)]
 
     def _on_ended(
-        self, member: str, said: _Said, report: EndReport, now: float
+        self, member: str, status: _RankStatus, report: EndReport, now: float
     ) -> Outgoing:
-        sent = self._learn(member, said, now)
-        if said.generation != self.generation or self._members[member].out:
+        sent = self._learn(member, status, now)
+        if status.generation != self.generation or self._members[member].out:
             return sent
         if report.cause is EndCause.STOP:
-            return self.stop(f"rank {said.state.gang_rank}: {report.reason}")
+            return self.stop(f"rank {status.state.gang_rank}: {report.reason}")
         self._members[member].report = report
         sent += self._end(report.reason, now, report.cause)
         return [*sent, *self._form_if_complete(now)]
@@ -268,13 +268,13 @@ class Rendezvous:
                     sent += self._exclude(other, RUN_ENDED)
         return sent
 
-    def _learn(self, member: str, said: _Said, now: float) -> Outgoing:
+    def _learn(self, member: str, status: _RankStatus, now: float) -> Outgoing:
         """Remember a rank's state; after a restart, also its generation.
 
         Others may have missed its formation.
         """
         sent: Outgoing = []
-        generation, state, message = said
+        generation, state, message = status
         known = self._members.setdefault(member, RunMember(state, generation))
         known.state, known.generation = state, generation
         if generation > self.generation:

@@ -190,8 +190,8 @@ async def stream_answer(
                 encode = _naming_workers(reader, encode)
             await response.prepare(request)
             keepalive = partial(_keepalive, gateway, reader.job_id, form)
-            if first is None and (said := await keepalive(early=False)):
-                await responses.write(request, response, said)
+            if first is None and (comment := await keepalive(early=False)):
+                await responses.write(request, response, comment)
             whole = await responses.forward_pieces(
                 request,
                 response,

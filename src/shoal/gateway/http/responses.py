@@ -223,9 +223,9 @@ async def forward_pieces(
                 return watch is None or not watch.blocks_end()
             pieces = None
             if early or (due and loop.time() >= written_at + KEEPALIVE_EVERY):
-                said, early = await keepalive(early=early), False
-                if said:
-                    await write(request, response, said)
+                comment, early = await keepalive(early=early), False
+                if comment:
+                    await write(request, response, comment)
                 written_at = loop.time()
             if due:
                 due = False

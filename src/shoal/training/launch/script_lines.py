@@ -26,7 +26,7 @@ _PAIR = re.compile(
 
 
 def report(**values: float) -> None:
-    """Report numbers of this rank to those who watch its run.
+    """Report numbers of this rank, for those who watch the run.
 
     ``step``, ``loss``, ``samples_per_s``, ``sync`` (the share of time in which ranks
     wait for each other, from 0 to 1) and ``generation`` have columns of their own.
