@@ -161,6 +161,7 @@ def test_paused_events_stand_still_when_the_coordinator_comes_back(
 def test_models_say_where_they_are(admin: Visitor) -> None:
     admin.go("#/models")
     page = admin.page
+    expect(page.get_by_text("stop strings").first).to_be_visible()
     page.get_by_role("button", name="tiny", exact=True).click()
     details = page.get_by_role("dialog", name="tiny")
 

@@ -368,9 +368,9 @@ def _announce(
             f"Dashboard: {running.dashboard}\n"
             f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
             "another.\n\n"
-            f"Add a machine:\n  {join}\n{_join_remark(config)}"
-            f"  {_token_remark(config)}`shoal join-line{where}` prints a command again."
-        )
+            f"Add a machine:\n  {join}\n  {_token_remark(config)}"
+            f"`shoal join-line{where}` prints a command again.\n{_join_remark(config)}"
+        ).rstrip()
     else:  # a log, which others may read
         key = f"in {config.data_dir / KEY_FILE}"
         ways = (

@@ -100,3 +100,11 @@ export const shortId = (id, size = 12) => (id.length > size ? `${id.slice(0, siz
 
 /** A worker's name without its wire and its part. */
 export const plainName = (id) => id.slice(id.indexOf(":") + 1);
+
+const FEATURES = {
+  choices: "several choices", code: "sent functions", continue: "continues answers", fields: "other fields",
+  logprobs: "log probabilities", options: "logit bias", schema: "JSON schemas", stop: "stop strings", values: "arrays",
+};
+
+/** A feature of a model or a worker in words; the API has its name (docs/api.md#models). */
+export const featureName = (name) => FEATURES[name] || name;

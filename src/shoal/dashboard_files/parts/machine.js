@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
-import { celsius, integer, NONE, percent, plural, rate } from "./format.js";
+import { celsius, featureName, integer, NONE, percent, plural, rate } from "./format.js";
 import { activityOf, hardwareOf, NOT_ADMITTED, PENDING, protectionOf } from "./machines.js";
 import { Confirm, CopyField, Dialog, ErrorNote, Icon, State, Time, toast, useOrderError } from "./ui.js";
 
@@ -118,7 +118,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
         <td class="wrap">${worker.models.join(", ") || worker.tasks.join(", ") || "any function"}</td>
         <td class="end">${worker.busy}/${worker.slots}</td>
         <td class="end">${worker.context ? integer(worker.context) : NONE}</td>
-        <td class="wrap">${[...worker.kinds, ...worker.features].join(", ")}</td>
+        <td class="wrap">${[...worker.kinds, ...worker.features.map(featureName)].join(", ")}</td>
         <td>${worker.price || "the pool’s"}</td></tr>`)}</tbody></table></section>`}
     ${machine.states.includes(PENDING) && session.scope === "admin" && html`<section><h3>On the command line</h3>
       <${CopyField} text=${`shoal nodes approve ${machine.argument}`} /></section>`}

@@ -1,7 +1,7 @@
 // The models of the pool: where each is, and where it would fit.
 
 import { html, useLayoutEffect, useMemo, useState } from "../vendor/preact.js";
-import { bytes, integer, NONE, plural } from "../parts/format.js";
+import { bytes, featureName, integer, NONE, plural } from "../parts/format.js";
 import { machinesOf, peerOf } from "../parts/machines.js";
 import { readsAll, submits } from "../parts/scopes.js";
 import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, useLoaded } from "../parts/ui.js";
@@ -38,7 +38,7 @@ function Card({ model, machines, open, playable }) {
     <header><h2><button type="button" class="tile-open" onClick=${() => open(model)}>${model.id}</button></h2>
       ${playable && model.kinds.includes("chat") && html`<a class="button small" href=${`#/playground?model=${encodeURIComponent(model.id)}`} aria-label=${`Chat with ${model.id}`}>Chat</a>`}</header>
     <p class="dim">${traits(model)}</p>
-    ${model.features.length > 0 && html`<p class="chips">${model.features.map((each) => html`<span class="chip">${each}</span>`)}</p>`}
+    ${model.features.length > 0 && html`<p class="chips">${model.features.map((each) => html`<span class="chip" title=${each}>${featureName(each)}</span>`)}</p>`}
     <p class="model-slots"><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /> ${busy} of ${slots} slots busy on ${plural(at.length, "machine")}</p>
     <p class="chips">${at.slice(0, SHOWN_MAX).map((each) => html`<span class=${`chip ${each.busy ? "on" : ""}`}>${each.name}</span>`)}
       ${at.length > SHOWN_MAX && html`<span class="chip">+${at.length - SHOWN_MAX}</span>`}</p>
@@ -49,7 +49,7 @@ function Card({ model, machines, open, playable }) {
 function Details({ model, machines, onClose, reader, admin }) {
   const at = places(model, machines);
   return html`<${Dialog} title=${model.id} wide onClose=${onClose}>
-    <p class="dim">${traits(model)}${model.features.length ? ` · ${model.features.join(", ")}` : ""}</p>
+    <p class="dim">${traits(model)}${model.features.length ? ` · ${model.features.map(featureName).join(", ")}` : ""}</p>
     <section><h3>Where it is</h3>
       ${at.length ? html`<ul class="rows">${at.map((each) => html`<li>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(each.peer)}`}>${each.name}</a>` : each.name}
         <span><${Meter} value=${each.slots ? each.busy / each.slots : 0} tone="" label=${`${each.busy} of ${each.slots} slots busy`} /> ${each.busy}/${each.slots}</span></li>`)}</ul>`

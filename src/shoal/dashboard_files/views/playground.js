@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { api as pageApi } from "../parts/api.js";
-import { integer, plural } from "../parts/format.js";
+import { featureName, integer, plural } from "../parts/format.js";
 import { Empty, ErrorNote, Head, Icon, Loading, toast, useLoaded } from "../parts/ui.js";
 import { isOpen, openCalls, readTools, TOOLS_EXAMPLE } from "../playground/answers.js";
 import { Answer, ToolMessage, UserMessage } from "../playground/answer.js";
@@ -130,7 +130,7 @@ function Introduction({ model }) {
     <p class="empty-title">${id}</p>
     <p>${slots ? html`${plural(workers, "worker")}, ${plural(slots, "answer")} at a time` : "All its workers are paused or draining"}${context
       ? html` · ${integer(context)} tokens of context` : ""}</p>
-    ${features.length > 0 && html`<p class="chips">${features.map((each) => html`<span class="chip">${each}</span>`)}</p>`}
+    ${features.length > 0 && html`<p class="chips">${features.map((each) => html`<span class="chip" title=${each}>${featureName(each)}</span>`)}</p>`}
   </div>`;
 }
 
