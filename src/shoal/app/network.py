@@ -156,7 +156,7 @@ async def _announce(
 
 @dataclass(frozen=True, slots=True)
 class NetworkContext:
-    """What opening the ports and connections of a coordinator or a worker takes.
+    """The means to open the ports and connections of a coordinator or a worker.
 
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not

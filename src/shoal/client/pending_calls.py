@@ -43,7 +43,7 @@ class ClientCall:
     sends_code: bool = False  # whether the function is sent along
     trust: bool = False  # whether what its worker sends may be unpickled
     started: bool = False  # whether a worker has reported it
-    # What to send instead: if no worker has a function of the program itself, and if
+    # Alternatives to send: if no worker has a function of the program itself, and if
     # those that have it take plain values only.
     as_code: "Callable[[], ClientCall] | None" = None
     as_plain: "Callable[[], ClientCall] | None" = None

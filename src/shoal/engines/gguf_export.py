@@ -52,7 +52,7 @@ _LAYER_TENSORS: Mapping[str, str] = {
 }
 # Computed from the configuration, and stored by old versions only.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-# What DistributedDataParallel and torch.compile put before a name.
+# Prefixes that DistributedDataParallel and torch.compile add to a name.
 _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 

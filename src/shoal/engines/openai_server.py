@@ -322,7 +322,7 @@ class OpenAIEngine:
             takes_flags = way in (Way.FLAGS, Way.TOKENS)
             if way is None and server is not None:
                 takes_flags = server.continues
-            # Else it would begin a new answer.
+            # Without the flags, it would begin a new answer.
             flags = requests.CONTINUE_FLAGS if takes_flags else None
         name = listed.id if listed is not None else work.model
         answer = AnswerReader(

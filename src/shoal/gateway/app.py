@@ -40,7 +40,7 @@ FAILED = 500  # what aiohttp answers when a handler raises anything else
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
 OWN_HEADERS = {
-    # What clients have stored is not run in the dashboard's name.
+    # A browser must not run files of clients as pages of the dashboard.
     "X-Content-Type-Options": "nosniff",
     # A proxy's error pages lack it.
     COORDINATOR: "1",  # its version is for those with a key
@@ -288,7 +288,7 @@ async def _without_upgrade(
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
     # aiohttp would send it too, but without a timeout for clients that do not read.
-    # What the connection takes at once needs none.
+    # A body that fits into the buffer of the connection needs no timeout.
     body = response.body if isinstance(response, web.Response) else None
     transport = request.transport
     at_once = (

@@ -141,7 +141,7 @@ class FreeWorkers:
         self._unassignable: dict[tuple[str, Need], list[OpenJob]] = {}
         self._lengths_matter = bool(pool.roster.refused_lengths[model])
         self._promises = 0
-        # What ``owners_served`` returned, and the number of promises before it.
+        # Results of ``owners_served``, and the number of promises before each.
         self._owners: dict[Need, tuple[int, frozenset[str] | None]] = {}
         self._groups: dict[float, _CostGroup] = {}
         for level, workers in pool.roster.available.get(model, {}).items():

@@ -1,1 +1,1 @@
-"""What a child process shares with its parent: pipes, and what this machine is like."""
+"""Pipes between a child process and its parent, and readings of this machine."""

@@ -22,7 +22,7 @@ PACKED_MAX = 1 << 20  # bytes; of larger ones, the writer's thread would be held
 LEVEL = 1
 WINDOW = -15  # 32 KiB, and no header
 
-# What most texts have in common; what occurs most often is at the end.  The
+# Common substrings of the texts, the most frequent ones at the end.  The
 # dictionary is part of the format: another one needs another byte before the text.
 DICTIONARY = (
     b'"tools":[{"type":"function","function":{"name":"","description":"","parameters":'

@@ -64,7 +64,7 @@ def _content_of(code: int, data: memoryview) -> object:
             return parts
         if tag == INSTANCE:
             module, _, state = parts
-            # Those of Pydantic may be secrets, and have private fields.
+            # Pydantic's own classes may be secrets, and have private fields.
             own = not module.startswith("pydantic")
             if own and "__pydantic_private__" not in state:
                 return state

@@ -1,4 +1,4 @@
-"""What the running call of a task process can use: its coordinator, and its caller.
+"""The context of the running call of a task process: its coordinator and caller.
 
 It makes calls of its own at the coordinator, lends its slot while it waits for them, so
 that tasks do not wait for each other's slots for ever, and reports its progress.

@@ -396,7 +396,7 @@ def load_pickle(data: memoryview, buffers: Sequence[Any] = ()) -> object:
     import cloudpickle
 
     views = [memoryview(each) for each in buffers]
-    # Those of a process of its own are writable; others share a blob.
+    # Buffers of this process are writable; others share a blob.
     own = [bytearray(view) if view.readonly else view for view in views]
     return cloudpickle.loads(data, buffers=own)
 

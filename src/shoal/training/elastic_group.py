@@ -154,7 +154,7 @@ class ElasticGroup:
             present = self.sequence.rank_of(gang_root)
             if present is None and not replicated:
                 raise RankMissing(f"rank {gang_root}, the root of a broadcast, is lost")
-            # What the root left unfinished must not be what its successor sends.
+            # Its successor must not send the root's unfinished array.
             received = array.copy() if replicated else array
             group.broadcast(received, present or 0)
             if replicated:

@@ -361,7 +361,7 @@ def _ring(place: Place, array: Array, op: MixedOp) -> MixedOperation:
 
 def _checked(received: Array, due: Array, source: int) -> Array:
     """Return a received array.  Raises PeerError if it is not the one that is due."""
-    # What has been added has a machine's own order of bytes, as NumPy gives it.
+    # Sums have the machine's native byte order, as NumPy returns them.
     same = received.dtype.newbyteorder("=") == due.dtype.newbyteorder("=")
     if received.shape != due.shape or not same:
         raise PeerError(

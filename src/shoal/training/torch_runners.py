@@ -1,4 +1,4 @@
-"""What carries out the operations of PyTorch's process group, on a group of ranks.
+"""Runs the operations of PyTorch's process group on a group of ranks.
 
 PyTorch's scripts have one rank and one size for ever.  A group that stays as it is
 carries out their operations as they are; one that loses ranks does so where what a
@@ -98,7 +98,7 @@ class ElasticRunner:
                     f"rank {root}, the root of a broadcast, is lost: the others do not "
                     "have what it would have sent"
                 )
-            # What the root left unfinished must not be what its successor sends.
+            # Its successor must not send the root's unfinished array.
             received = memoryview(bytearray(memory)) if replicated else memory
             operation = collectives.broadcast(group.place, received, present or 0)
             group.run(Kind.BROADCAST, operation)

@@ -1,4 +1,4 @@
-"""What connections may cost before anyone has admitted the peer at their other end.
+"""Limits the cost of connections until their peer is admitted.
 
 Anyone who reaches a port can connect, and begin a message that never ends.  Until a
 credential was accepted, or the peer has joined where none is asked for, it is a

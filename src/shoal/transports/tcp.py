@@ -231,7 +231,7 @@ class TcpLink(asyncio.BufferedProtocol):
         if not self._closed.done():
             self._closed.set_result(None)
 
-    # For the protocol that reads in its place.
+    # For a protocol that replaces this one as the reader.
 
     def count_received(self, size: int) -> None:
         """Count bytes of a stranger.

@@ -274,7 +274,7 @@ class RunningCalls:
     def _on_task_done(self, running: "_RunningCall") -> None:
         job_id = running.command.job_id
         if self._calls.get(job_id) is running:
-            # Else it was cancelled, and started again since.
+            # Otherwise the call was cancelled, and started again since.
             del self._calls[job_id]
         if running in self._detached:
             self._detached.remove(running)
@@ -289,7 +289,7 @@ class RunningCalls:
         await running.attached.wait()
         command = running.command
         event = end(command.job_id, command.lease)
-        # What was rejected may be done when it comes again.
+        # A rejected call may run when it is sent again.
         if _is_member(command.work) and not isinstance(event, words.Rejected):
             kept = (command.work, end)
             self._kept.append(kept)

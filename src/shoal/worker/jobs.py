@@ -287,7 +287,7 @@ class RunningJobs:
         backend.jobs -= 1
         backend.slots.jobs -= 1
         if self._running.get(job_id) is task:
-            # Else it was cancelled, and started again since.
+            # Otherwise the job was cancelled, and started again since.
             del self._running[job_id]
             self._returnable.pop(job_id, None)
         self._on_ended()

@@ -1,1 +1,1 @@
-"""What `shoal join` consists of: the coordinator to join, and reports on it."""
+"""Parts of `shoal join`: the coordinator to join, and reports on it."""

@@ -204,7 +204,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if throttle.paused or throttle.percent < THROTTLE_MAX:
         _report_throttle(worker)
     watches = owner.watches(partial(_report_throttle, worker))
-    # At a terminal, somebody mistyped an address, and looks.
+    # At a terminal, a person may have mistyped the address, and is watching.
     looked_at = sys.stdin.isatty() and sys.stderr.isatty() and not arguments.as_json
     return RunningWorker(
         worker, offered, joined, (meter.watch, *watches), waits_forever=not looked_at

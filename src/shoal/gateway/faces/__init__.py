@@ -1,1 +1,1 @@
-"""What clients of foreign systems call."""
+"""The HTTP APIs of foreign systems."""

@@ -200,7 +200,7 @@ def _messages(given: Any) -> list[Mapping[str, JSON]]:
         raise missing("messages")
     messages = [_message(message) for message in _items(given)]
     if messages and all(each["role"] in INSTRUCTIONS for each in messages):
-        # For real nodes, all but the assistant's messages are questions.
+        # Real nodes treat every message as a question, except the assistant's.
         messages[-1] = {**messages[-1], "role": "user"}
     return messages
 

@@ -1,1 +1,1 @@
-"""What every endpoint needs: authorization, limits, bodies, responses and errors."""
+"""Shared parts of endpoints: authorization, limits, bodies, responses and errors."""

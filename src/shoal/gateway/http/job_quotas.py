@@ -103,7 +103,7 @@ class JobQuotas:
     ) -> AsyncIterator[AnswerCursor]:
         reservation, attaches = None, False
         if limiter is not None:
-            # What a request attaches to has reserved its tokens, or used them.
+            # A job to attach to has reserved its own tokens already.
             attaches = await self._hub.is_duplicate(job)
             tokens = 0 if attaches else _estimated_tokens(job.work)
             reservation = await self._reserve(limiter, tokens, key, headers)

@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows: requests, jobs, the pool and the process.
+"""The metrics of ``/metrics``: requests, jobs, the pool and the process.
 
 Metric names follow OpenTelemetry's conventions for generative AI and HTTP where these
 have one, in Prometheus' spelling.  All labels are bounded: text from a client or a

@@ -1,1 +1,1 @@
-"""What operators see and order: workers, the live state of the pool, events."""
+"""Views and orders of operators: workers, the live state of the pool, events."""

@@ -327,7 +327,7 @@ class HostedRuns:
         self._of_jobs: dict[JobId, str] = {}
         self._ended: OrderedDict[str, HostedRun] = OrderedDict()
         self._pace = BytePace()
-        # Those of before a restart wait for their workers, whose leases are facts.
+        # Runs from before a restart wait for their workers, whose leases are facts.
         for each in hub.pool.jobs.values():
             self._add(each.job, restarted_at=clock.now())
         for run_id, run in self._runs.items():

@@ -378,7 +378,7 @@ class ShoalSession:
 
     def _hello(self) -> codec.Opening:
         local, binding = self._local, self._binding
-        # Who accepts proves only what the other has proved, and sends no secret at all.
+        # The accepting end proves only the token that the other has proved.
         token = local.token if self._dialled else ""
         digest = digest_of(token) if token else b""
         if self._presented is not None:

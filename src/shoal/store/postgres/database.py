@@ -103,7 +103,7 @@ class PostgresDatabase(Database[Session]):
         ):
             temporary = state.startswith(TEMPORARY)
             return StoreError(reason, self.name, temporary=temporary)
-        # What the library says names the server, which is for operators only.
+        # The library's message names the server, which is for operators only.
         return StoreError(UNREACHABLE, f"{self.name} ({reason})", temporary=True)
 
     def _open(self, *, create: bool) -> None:

@@ -114,7 +114,7 @@ class UsageDays:
         for fields in range(ALL_BITS):
             query = "DELETE FROM usage_sums WHERE fields = ? AND day < ?"
             sql.execute(query, (fields, oldest))
-            # What is written to now is not over.
+            # The present day is not complete yet.
             query = "DELETE FROM usage_sums WHERE fields = ? AND day >= ?"
             sql.execute(query, (fields, day))
 

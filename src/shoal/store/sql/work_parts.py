@@ -33,7 +33,7 @@ class WorkParts:
         # One part is written at a time, of the jobs in turn.
         self._turn = asyncio.Lock()
         self._deletion = asyncio.Lock()  # who has it looks for unused parts
-        # What goes to the rows of jobs, from their preparation until they are stored;
+        # Data for the rows of jobs, from their preparation until they are stored;
         # None: nothing, or their parts are not written yet.
         self._rows: dict[JobId, bytes | None] = {}
 
@@ -75,7 +75,7 @@ class WorkParts:
     async def _delete_unused_of(self, jobs: int) -> int:
         """Delete the parts of at most ``jobs`` jobs; return the number of jobs."""
         async with self._deletion:
-            # Those that are being submitted are among them.
+            # Jobs that are being submitted are among the unclaimed ones.
             limit = jobs + len(self._rows)
             query = "SELECT job_id FROM unclaimed_works LIMIT ?"
             unclaimed = await self._database.read(

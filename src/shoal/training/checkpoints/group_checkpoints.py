@@ -37,7 +37,7 @@ log = logging.getLogger("shoal.training")
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """What became of a checkpoint; ``errors`` are by rank, and empty if all is well."""
+    """The outcome of a checkpoint; ``errors`` are by rank, and empty on success."""
 
     step: int
     folders: int  # in which it is whole

@@ -51,7 +51,7 @@ class Coding:
     encode: Callable[[memoryview, memoryview], None]
     decode: Callable[[memoryview, memoryview], None]
 
-    # What follows is that of an ``all_reduces.PartCoding``: a sum travels as a part.
+    # The rest implements ``all_reduces.PartCoding``: a sum is sent as a part.
 
     is_selective = False
     head_size = 0
@@ -246,7 +246,7 @@ CODINGS: Mapping[CodingName, Coding] = {
     "int8": _block_scaled(INT8_TOP, _to_int8, _from_int8),
 }
 
-# Those of equal size have kinds of their own: ranks with different ones then notice.
+# Codings of one size have different kinds, so that ranks notice a mismatch.
 KINDS: Mapping[CodingName, Kind] = {
     "fp16": Kind.HALF_FLOAT_ALL_REDUCE,
     "bf16": Kind.HALF_FLOAT_ALL_REDUCE,

@@ -1,4 +1,4 @@
-"""What compression leaves out of an array is added to the next one.
+"""Error feedback: adds what compression left out of an array to the next one.
 
 So nothing is lost in the long run, and training with few numbers converges.  (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.)  The owner of a chunk does

@@ -1,4 +1,4 @@
-"""What follows from the reports of ranks whose generation has ended.
+"""Decides what follows from the reports of ranks whose generation has ended.
 
 Ranks that miss another one end their connections, so that all of them fail, and each
 blames the one that it waited for.  Reports are compared here, so that the rank that

@@ -40,7 +40,7 @@ class Reaction(NamedTuple):
 
 
 class GenerationMember:
-    """What a rank knows of its run, and what it has said.
+    """The state of a rank: its view of the run, and its last messages.
 
     The methods return messages to the rendezvous.  Times are monotonic seconds.
     """

@@ -80,7 +80,7 @@ class FormedRank:
 
 @dataclass(frozen=True, slots=True)
 class RankState(FormedRank):
-    """What a rank says of itself."""
+    """A rank's statements about itself."""
 
     admits: bool = False
     saves: bool = True

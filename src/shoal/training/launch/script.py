@@ -1,4 +1,4 @@
-"""What a script begins with, its files and its environment, and the files it leaves.
+"""The input of a script, its files and its environment, and the files it leaves.
 
 The program that submits a run packs the files; its members unpack them.  The
 environment is what torchrun sets, and the run's own variables.  Source: "torchrun

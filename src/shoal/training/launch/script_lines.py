@@ -1,4 +1,4 @@
-"""What a script prints: lines for people, and the numbers in them."""
+"""The output of a script: lines for people, and the numbers in them."""
 
 import json
 import math

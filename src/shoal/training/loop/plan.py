@@ -1,4 +1,4 @@
-"""What a run trains, with what, and how; and what it says of itself after a step."""
+"""The plan of a run, its model, data and settings, and its reports after a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

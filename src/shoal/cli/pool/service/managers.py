@@ -177,7 +177,7 @@ class Systemd:
 
 def systemd_unit(service: ServiceDefinition, environment: Path | None) -> str:
     """Return the unit of a service; ``environment`` is the file of its variables."""
-    # What serve announces has keys, and journals are for others to read.
+    # The output of serve has keys, and others can read the journal.
     output = "StandardOutput=null\n" if service.command == "serve" else ""
     return UNIT.format(
         description=DESCRIPTIONS[service.command],
@@ -266,7 +266,7 @@ def launchd_agent(
     words, output = [*service.words], str(logs / f"{service.command}.log")
     errors = output
     if service.command == "serve":
-        # What serve announces has keys, and launchd's files grow without a limit.
+        # The output of serve has keys, and launchd's files grow without a limit.
         if not any(word.startswith("--log-file=") for word in words):
             words.append(f"--log-file={output}")
         output, errors = "/dev/null", str(logs / "serve-errors.log")

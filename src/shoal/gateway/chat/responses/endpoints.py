@@ -286,7 +286,7 @@ async def stream_response(
     try:
         with gateway.jobs.observe(job_id) as reader:
             await response.prepare(request)
-            # What has begun is shown at once: the client learns the response's id.
+            # The first events are sent at once: the client learns the response's id.
             await responses.write(request, response, encoder.encode(()))
             if reader is not None:
                 last = await _follow(gateway, request, response, found, reader, encoder)
