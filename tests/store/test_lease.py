@@ -10,8 +10,8 @@ from shoal.store.lease import (
     LOOK_MAX,
     SILENT_MAX,
     LeaseRow,
+    LeaseVerdict,
     LeaseWatch,
-    Verdict,
 )
 
 EVERY = 0.25  # seconds between looks
@@ -24,16 +24,16 @@ def watched(
     row: Callable[[float], LeaseRow | None],
     until: float,
     watch: LeaseWatch | None = None,
-) -> tuple[float, Verdict]:
+) -> tuple[float, LeaseVerdict]:
     """Return the first verdict but WAIT, and when; or WAIT at the end."""
     watch = watch or LeaseWatch()
     now = 0.0
     while now < until:
         verdict = watch.on_look(row(now), now)
-        if verdict is not Verdict.WAIT:
+        if verdict is not LeaseVerdict.WAIT:
             return now, verdict
         now += EVERY
-    return now, Verdict.WAIT
+    return now, LeaseVerdict.WAIT
 
 
 def beating(now: float) -> LeaseRow:
@@ -41,27 +41,27 @@ def beating(now: float) -> LeaseRow:
 
 
 def test_nobody_takes_over_from_a_holder_that_runs() -> None:
-    assert watched(beating, 1000.0)[1] is Verdict.WAIT
+    assert watched(beating, 1000.0)[1] is LeaseVerdict.WAIT
 
 
 def test_what_was_given_up_is_taken_at_once() -> None:
-    assert watched(lambda now: RELEASED, 1.0) == (0.0, Verdict.TAKE_OVER)
+    assert watched(lambda now: RELEASED, 1.0) == (0.0, LeaseVerdict.TAKE_OVER)
 
 
 def test_a_lost_session_is_waited_for() -> None:
     """It may be there again in a moment."""
     at, verdict = watched(lambda now: beating(now) if now < 5.0 else FREE, 20.0)
 
-    assert verdict is Verdict.TAKE_OVER
+    assert verdict is LeaseVerdict.TAKE_OVER
     assert at - 5.0 == FREE_FOR
     brief = watched(lambda now: beating(now) if now % 2 >= EVERY else FREE, 100.0)
-    assert brief[1] is Verdict.WAIT
+    assert brief[1] is LeaseVerdict.WAIT
 
 
 def test_a_holder_of_this_machine_that_has_ended_is_not_waited_for() -> None:
     at, verdict = watched(lambda now: FREE, 1.0, LeaseWatch(at_once=True))
 
-    assert (at, verdict) == (0.0, Verdict.TAKE_OVER)
+    assert (at, verdict) == (0.0, LeaseVerdict.TAKE_OVER)
     # But if another had it meanwhile, it is that one's.
     at, _ = watched(
         lambda now: beating(now) if now < 1.0 else FREE, 9.0, LeaseWatch(at_once=True)
@@ -72,11 +72,11 @@ def test_a_holder_of_this_machine_that_has_ended_is_not_waited_for() -> None:
 def test_the_session_of_a_silent_holder_is_ended() -> None:
     at, verdict = watched(lambda now: beating(min(now, 5.0)), 20.0)
 
-    assert verdict is Verdict.END_HOLDER
+    assert verdict is LeaseVerdict.END_HOLDER
     assert at == 5.0 + SILENT_MAX
     # A coordinator that is no node never shows that it runs.
     alone = HELD._replace(node="")
-    assert watched(lambda now: alone, 100.0)[1] is Verdict.WAIT
+    assert watched(lambda now: alone, 100.0)[1] is LeaseVerdict.WAIT
 
 
 def test_after_the_database_was_away_the_holder_gets_time_to_find_it() -> None:
@@ -85,7 +85,7 @@ def test_after_the_database_was_away_the_holder_gets_time_to_find_it() -> None:
 
     at, verdict = watched(row, 100.0)
 
-    assert verdict is Verdict.TAKE_OVER
+    assert verdict is LeaseVerdict.TAKE_OVER
     assert at - 65.0 >= SILENT_MAX - EVERY
 
 
@@ -93,9 +93,9 @@ def test_a_pause_of_its_own_gives_it_no_advantage() -> None:
     """Whoever was stopped for a while does not know what the others did."""
     watch = LeaseWatch()
     for now in (0.0, EVERY):
-        assert watch.on_look(HELD, now) is Verdict.WAIT
-    assert watch.on_look(HELD, EVERY + 60.0) is Verdict.WAIT
-    assert watch.on_look(FREE, 2 * EVERY + 60.0) is Verdict.WAIT
+        assert watch.on_look(HELD, now) is LeaseVerdict.WAIT
+    assert watch.on_look(HELD, EVERY + 60.0) is LeaseVerdict.WAIT
+    assert watch.on_look(FREE, 2 * EVERY + 60.0) is LeaseVerdict.WAIT
 
 
 @given(
@@ -131,12 +131,12 @@ def test_it_ends_no_holder_that_it_has_not_watched(
         else:
             free_since = None
         match verdict:
-            case Verdict.TAKE_OVER:
+            case LeaseVerdict.TAKE_OVER:
                 assert free_since is not None
                 assert now - free_since >= FREE_FOR
-            case Verdict.END_HOLDER:
+            case LeaseVerdict.END_HOLDER:
                 assert now - shown_since >= SILENT_MAX
                 assert good_since is not None
                 shown_since = now
-            case Verdict.WAIT:
+            case LeaseVerdict.WAIT:
                 pass

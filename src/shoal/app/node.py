@@ -24,7 +24,7 @@ from shoal.config.runtime_file import publish_url
 from shoal.domain.addresses import host_and_port
 from shoal.domain.errors import ConfigError, Fenced, StoreError
 from shoal.store.blobs import BlobStore
-from shoal.store.lease import LeaseRow, LeaseWatch, SharedStore, Verdict
+from shoal.store.lease import LeaseRow, LeaseVerdict, LeaseWatch, SharedStore
 from shoal.transports.clock import Clock
 from shoal.transports.http_server import public_urls
 from shoal.transports.strangers import Strangers
@@ -97,11 +97,11 @@ class Node:
             while not stop.is_set():
                 row = await self._look(may_fail=stands_by or not self._part.announces)
                 verdict = watch.on_look(row, self._clock.now())
-                if verdict is Verdict.TAKE_OVER:
+                if verdict is LeaseVerdict.TAKE_OVER:
                     report_taking_over()
                     return True
                 if row is not None:
-                    if verdict is Verdict.END_HOLDER:
+                    if verdict is LeaseVerdict.END_HOLDER:
                         log.warning("the node %s is silent: taking over", row.node)
                         await self._end_holder()
                     await bridge.follow(row)

@@ -72,7 +72,7 @@ class SharedStore(Store, Protocol):
         """
 
 
-class Verdict(Enum):
+class LeaseVerdict(Enum):
     """What follows from a look at the lease."""
 
     WAIT = auto()
@@ -98,7 +98,7 @@ class LeaseWatch:
         self._shown: tuple[str, int] | None = None
         self._shown_since = 0.0
 
-    def on_look(self, row: LeaseRow | None, now: float) -> Verdict:
+    def on_look(self, row: LeaseRow | None, now: float) -> LeaseVerdict:
         """Take what a look has found at ``now``, in seconds; None: it has failed."""
         before, self._looked_at = self._looked_at, now
         if row is None or (before is not None and now - before > LOOK_MAX):
@@ -106,7 +106,7 @@ class LeaseWatch:
             self._good_since = now
             self._free_since = self._shown = None
         if row is None:
-            return Verdict.WAIT
+            return LeaseVerdict.WAIT
         if not self._steady and now - self._good_since >= SILENT_MAX:
             self._steady = True
         if not row.held:
@@ -117,15 +117,15 @@ class LeaseWatch:
             self._shown, self._shown_since = (row.holder, row.beat), now
         elif row.node and now - self._shown_since >= SILENT_MAX:
             self._shown_since = now
-            return Verdict.END_HOLDER
-        return Verdict.WAIT
+            return LeaseVerdict.END_HOLDER
+        return LeaseVerdict.WAIT
 
-    def _on_free(self, row: LeaseRow, now: float) -> Verdict:
+    def _on_free(self, row: LeaseRow, now: float) -> LeaseVerdict:
         if self._free_since is None:
             self._free_since = now
         patience = FREE_FOR if self._steady else SILENT_MAX
         if not row.holder or self._at_once:
             patience = 0.0
         if now - self._free_since >= patience:
-            return Verdict.TAKE_OVER
-        return Verdict.WAIT
+            return LeaseVerdict.TAKE_OVER
+        return LeaseVerdict.WAIT
