@@ -25,7 +25,6 @@ from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.config.secret_files import new_secret
-from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
@@ -254,7 +253,7 @@ async def serving(
     )
     await uploads.open()
     bodies = BodyReader()
-    sessions = BrowserSessions(pages or PagePolicy(), SessionFile(folder))
+    sessions = BrowserSessions(store.sign_ins, pages or PagePolicy())
     await sessions.open()
     gateway = Gateway(
         hub,
@@ -266,8 +265,8 @@ async def serving(
             clock,
             keyring,
             store.keys,
+            sessions,
             open_loopback=open_loopback,
-            sessions=sessions,
         ),
         admission,
         limits or TimeLimits(),

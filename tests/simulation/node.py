@@ -16,6 +16,7 @@ from shoal.front.channel import Channel
 from shoal.front.hub_links import FrontLinks
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
@@ -86,7 +87,8 @@ class Node:
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self._clock)
         keyring = Keyring(await key_cache(keys), {FIRST_KEY: KEY_OF_FRONTS})
-        access = Access(self.hub, self._clock, keyring, keys)
+        sessions = BrowserSessions(self.store.sign_ins)
+        access = Access(self.hub, self._clock, keyring, keys, sessions)
         self.links = FrontLinks(self.hub, access, self._clock, lambda answered: None)
         self.peers = PeerConnections(self.hub, self._clock, admission)
 

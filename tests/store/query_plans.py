@@ -14,9 +14,11 @@ SMALL = {
     "accounts",
     "aliases",
     "approvals",
+    "browser_sessions",
     "join_token_workers",
     "join_tokens",
     "keys",
+    "sign_in_codes",
     "lanes",  # a row for each receiver, whatever number of deliveries waits for it
     "suspensions",
     "trusted",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
+from shoal.domain.credentials import BrowserSession, Key, KeyUsage, Scope, digest_of
 from shoal.domain.facts import (
     AliasSet,
     JobCancelled,
@@ -40,6 +40,7 @@ WITH_PARTS = 12  # and one with a large work, in parts
 WITH_APPROVALS = 13  # and approvals of workers
 WITH_OPEN_JOBS = 17  # and the open jobs of a minute
 WITH_ALIASES = 19  # and an alias
+WITH_SIGN_INS = 20  # and a browser that is signed in, and a code
 
 W = WorkerId("w")
 STATES = {
@@ -311,6 +312,18 @@ async def test_migration_keeps_aliases(version: int, tmp_path: Path) -> None:
 
     kept = [AliasSet("gpt-*", ("m", "n"), "admin")]
     assert await store.aliases() == (kept if version >= WITH_ALIASES else [])
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_migration_keeps_sign_ins(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+    key = b"\xaa" * 32
+
+    kept = [BrowserSession(b"\x01" * 32, key, 1e9)]
+    assert await store.sign_ins.sessions() == (kept if version >= WITH_SIGN_INS else [])
+    code = await store.sign_ins.redeem(b"\x02" * 32)
+    assert (code is not None) == (version >= WITH_SIGN_INS)
     await store.close()
 
 

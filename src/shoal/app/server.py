@@ -43,7 +43,6 @@ from shoal.config import ServeConfig, X402Config, check_x402, secret_files
 from shoal.config.loader import check_secret, check_secrets
 from shoal.config.private_files import make_private_folder
 from shoal.config.runtime_file import publish_url
-from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import AuthThrottle
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -332,6 +331,9 @@ async def run_coordinator(
                         config.data_dir, config.host, port, secure=https is not None
                     )
                 )
+                first = next(iter(gateway.access.keyring.first))
+                accounts = gateway.select(AccountsGateway)
+                dashboard = (await new_link(accounts, first)).url
                 yield RunningCoordinator(
                     hub,
                     urls()[0],
@@ -342,10 +344,7 @@ async def run_coordinator(
                     partial(_invite, gateway),
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
-                    new_link(
-                        gateway.select(AccountsGateway),
-                        next(iter(gateway.access.keyring.first)),
-                    ).url,
+                    dashboard,
                     hand_over,
                 )
                 peers.drain(STOPPING)
@@ -476,7 +475,7 @@ async def _gateway(
     tokens = await load_join_tokens(store.keys)
     admission = WorkerAdmission(tokens, store.keys, clock, failures)
     bodies = BodyReader()
-    sessions = BrowserSessions(settings.pages, SessionFile(config.data_dir))
+    sessions = BrowserSessions(store.sign_ins, settings.pages)
     await sessions.open()
     return Gateway(
         hub,
@@ -488,9 +487,9 @@ async def _gateway(
             clock,
             keyring,
             store.keys,
+            sessions,
             open_loopback=config.open_loopback,
             failures=failures,
-            sessions=sessions,
         ),
         admission,
         settings.limits,

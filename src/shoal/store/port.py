@@ -1,9 +1,9 @@
-"""The port of the store: jobs, facts, keys, and pairing codes.
+"""The port of the store: jobs, facts, keys, pairing codes, and sign-ins.
 
 The ports of its further parts are in ``batches``, ``ledger`` and ``webhooks``.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Literal, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from shoal.domain.credentials import JoinToken, Key, KeyUsage
+from shoal.domain.credentials import BrowserSession, JoinToken, Key, KeyUsage
 from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import (
     AliasSet,
@@ -261,6 +261,39 @@ class KeyStore(Protocol):
         """Return the usage of the keys of each of these names that has any."""
 
 
+@dataclass(frozen=True, slots=True)
+class SignInCode:
+    """The code of a link that signs a browser in once, until a Unix time.
+
+    It is known by its digest, and stands for the key with ``key_digest``.
+    """
+
+    digest: bytes
+    key_digest: bytes
+    expires_at: float
+
+
+class SignInStore(Protocol):
+    """The sessions of browsers, and the codes that begin one.
+
+    All methods raise StoreError.
+    """
+
+    async def sessions(self) -> list[BrowserSession]:
+        """Return the sessions in the order in which they began."""
+
+    async def write_sessions(
+        self, changes: Mapping[bytes, BrowserSession | None]
+    ) -> None:
+        """Add sessions by their digests; None: delete it.  Idempotent."""
+
+    async def add_code(self, new: SignInCode, count_max: int) -> None:
+        """Add a code; only the newest ``count_max`` stay."""
+
+    async def redeem(self, digest: bytes) -> SignInCode | None:
+        """Delete a code and return it; None: there is none, or no more."""
+
+
 class Store(Protocol):
     """All that a database provides: jobs, the facts about them, and further parts.
 
@@ -282,6 +315,9 @@ class Store(Protocol):
 
     @property
     def pairing(self) -> PairingStore: ...
+
+    @property
+    def sign_ins(self) -> SignInStore: ...
 
     @property
     def files(self) -> FileStore: ...

@@ -1,16 +1,15 @@
-"""Sessions of browsers: how many there are, when they end, and what is on the disk."""
+"""Sessions of browsers: how many there are, when they end, and what is stored."""
 
 import asyncio
 import ssl
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from gateway.serving import Pool
-from shoal.config.session_file import SessionFile
 from shoal.domain.credentials import BrowserSession, Key, Scope, digest_of
 from shoal.domain.errors import SessionEnded
 from shoal.gateway.http.access import ApiCaller
@@ -21,10 +20,10 @@ from shoal.gateway.http.browser_sessions import (
     SESSION_LIFETIME,
     SESSIONS_MAX,
     BrowserSessions,
-    SignInCodes,
     is_encrypted,
 )
-from shoal.gateway.http.web_origins import PagePolicy
+from shoal.store.sqlite.store import SqliteStore
+from store.in_memory import memory_store
 
 NOW = 1_700_000_000.0  # Unix time
 HOST = "127.0.0.1:4010"
@@ -38,6 +37,17 @@ ADA = key_of("ada")
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
 
+@pytest.fixture
+async def store() -> AsyncIterator[SqliteStore]:
+    async with memory_store() as store:
+        yield store
+
+
+@pytest.fixture
+def sessions(store: SqliteStore) -> BrowserSessions:
+    return BrowserSessions(store.sign_ins)
+
+
 def found(
     sessions: BrowserSessions, cookie: str, host: str = HOST, at: float = NOW
 ) -> BrowserSession | None:
@@ -46,9 +56,7 @@ def found(
     return sessions.find(request.headers, at, secure=request.secure)
 
 
-async def test_a_session_is_found_by_its_cookie() -> None:
-    sessions = BrowserSessions()
-    await sessions.open()  # there is no file
+async def test_a_session_is_found_by_its_cookie(sessions: BrowserSessions) -> None:
     session = await sessions.begin("value", ADA, NOW)
 
     assert found(sessions, "shoal-session-4010=value") == session
@@ -65,8 +73,7 @@ async def test_a_session_is_found_by_its_cookie() -> None:
         assert found(sessions, cookie) is None
 
 
-async def test_under_tls_only_a_cookie_of_tls_counts() -> None:
-    sessions = BrowserSessions()
+async def test_under_tls_only_a_cookie_of_tls_counts(sessions: BrowserSessions) -> None:
     session = await sessions.begin("value", ADA, NOW)
     found_in = {}
     for name in ("shoal-session-4010", "__Host-shoal-session-4010"):
@@ -78,9 +85,9 @@ async def test_under_tls_only_a_cookie_of_tls_counts() -> None:
     assert [*found_in.values()] == [None, session]
 
 
-async def test_a_session_ends_with_its_time_or_its_key() -> None:
-    sessions = BrowserSessions()
-
+async def test_a_session_ends_with_its_time_or_its_key(
+    sessions: BrowserSessions,
+) -> None:
     alone = await sessions.begin("1", ADA, NOW)
     short = await sessions.begin("2", key_of("bob", NOW + 60), NOW)
 
@@ -95,8 +102,7 @@ async def test_a_session_ends_with_its_time_or_its_key() -> None:
     assert sessions.is_open(alone, NOW)
 
 
-async def test_sessions_are_bounded() -> None:
-    sessions = BrowserSessions()
+async def test_sessions_are_bounded(sessions: BrowserSessions) -> None:
     keys = [key_of(f"k{number}") for number in range(SESSIONS_MAX // OF_KEY_MAX + 1)]
 
     opened = [
@@ -124,44 +130,46 @@ async def test_an_ended_session_is_ended_for_those_who_still_use_it(pool: Pool) 
         access.ensure_active(caller)
 
 
-def test_a_code_is_redeemed_once_and_in_time() -> None:
-    codes = SignInCodes()
-    expires_at = codes.add("first", ADA, NOW)
-    codes.add("second", ADA, NOW)
+async def test_a_code_is_redeemed_once_and_in_time(
+    sessions: BrowserSessions,
+) -> None:
+    expires_at = await sessions.add_code("first", ADA, NOW)
+    await sessions.add_code("second", ADA, NOW)
 
     assert expires_at == NOW + CODE_LIFETIME
-    assert codes.redeem("none", NOW) is None
-    assert codes.redeem("first", expires_at - 1) == ADA.digest
-    assert codes.redeem("first", NOW) is None
-    assert codes.redeem("second", expires_at) is None
+    assert await sessions.redeem("none", NOW) is None
+    assert await sessions.redeem("first", expires_at - 1) == ADA.digest
+    assert await sessions.redeem("first", NOW) is None
+    assert await sessions.redeem("second", expires_at) is None
 
 
-def test_codes_are_bounded() -> None:
-    codes = SignInCodes()
+async def test_codes_are_bounded(sessions: BrowserSessions) -> None:
     for number in range(CODES_MAX + 1):
-        codes.add(str(number), ADA, NOW)
+        await sessions.add_code(str(number), ADA, NOW)
 
-    assert codes.redeem("0", NOW) is None
-    assert codes.redeem("1", NOW) == ADA.digest
-    assert codes.redeem(str(CODES_MAX), NOW) == ADA.digest
+    assert await sessions.redeem("0", NOW) is None
+    assert await sessions.redeem("1", NOW) == ADA.digest
+    assert await sessions.redeem(str(CODES_MAX), NOW) == ADA.digest
 
 
-async def test_sessions_outlive_the_process(tmp_path: Path) -> None:
-    before = BrowserSessions(PagePolicy(), SessionFile(tmp_path))
+async def test_sessions_and_codes_outlive_the_process(store: SqliteStore) -> None:
+    before = BrowserSessions(store.sign_ins)
     kept = await before.begin("kept", ADA, NOW)
     ended = await before.begin("ended", ADA, NOW)
     await before.end(ended)
+    await before.add_code("code", ADA, NOW)
 
-    after = BrowserSessions(PagePolicy(), SessionFile(tmp_path))
+    after = BrowserSessions(store.sign_ins)
     await after.open()
 
     assert after.is_open(kept, NOW)
     assert not after.is_open(ended, NOW)
+    assert await after.redeem("code", NOW) == ADA.digest
+    assert await before.redeem("code", NOW) is None
 
 
-async def test_what_changes_at_a_time_is_all_in_the_file(tmp_path: Path) -> None:
-    file = SessionFile(tmp_path)
-    sessions = BrowserSessions(PagePolicy(), file)
+async def test_what_changes_at_a_time_is_all_stored(store: SqliteStore) -> None:
+    sessions = BrowserSessions(store.sign_ins)
     keys = [key_of(str(number)) for number in range(30)]
     before = [await sessions.begin(f"before {each.name}", each, NOW) for each in keys]
 
@@ -171,61 +179,53 @@ async def test_what_changes_at_a_time_is_all_in_the_file(tmp_path: Path) -> None
         for ended in before:
             tasks.create_task(sessions.end(ended))
 
-    stored = file.read()
+    stored = await store.sign_ins.sessions()
     assert len(stored) == 30
     assert all(sessions.is_open(each, NOW) for each in stored)
 
 
 async def test_who_leaves_while_signing_out_is_signed_out(tmp_path: Path) -> None:
-    file = SessionFile(tmp_path)
-    sessions = BrowserSessions(PagePolicy(), file)
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    sessions = BrowserSessions(store.sign_ins)
     leaving = await sessions.begin("leaving", ADA, NOW)
     waiting = await sessions.begin("waiting", ADA, NOW)
-    loop, free = asyncio.get_running_loop(), threading.Event()
-    with ThreadPoolExecutor(max_workers=1) as threads:
-        threads.submit(free.wait)  # the disk is slow
-        loop.set_default_executor(threads)
-        first = asyncio.create_task(sessions.end(leaving))
-        second = asyncio.create_task(sessions.end(waiting))
-        await asyncio.sleep(0)
-        first.cancel()
-        second.cancel()
-        await asyncio.wait([first, second])
-        free.set()
+    free = threading.Event()
+    busy = asyncio.create_task(store.database.run(free.wait))  # the disk is slow
+    first = asyncio.create_task(sessions.end(leaving))
+    second = asyncio.create_task(sessions.end(waiting))
+    await asyncio.sleep(0)
+    first.cancel()
+    second.cancel()
+    await asyncio.wait([first, second])
+    free.set()
+    await busy
 
     assert first.cancelled()
     assert second.cancelled()
-    assert file.read() == []
+    assert await store.sign_ins.sessions() == []
+    await store.close()
 
 
-async def test_a_damaged_file_signs_everybody_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_what_could_not_be_stored_is_stored_with_the_next_change(
+    store: SqliteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = SessionFile(tmp_path)
-    file.path.write_text('[{"session": ')
-
-    sessions = BrowserSessions(PagePolicy(), file)
-    await sessions.open()
-
-    assert "browsers sign in again" in caplog.text
-    session = await sessions.begin("new", ADA, NOW)
-    assert file.read() == [session]
-
-
-async def test_a_file_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = SessionFile(tmp_path / "folder")
-    file.path.parent.mkdir()
-    sessions = BrowserSessions(PagePolicy(), file)
-    kept = await sessions.begin("kept", ADA, NOW)
-    file.path.with_name(f"{file.path.name}.part").mkdir()  # in the way
-
+    sessions = BrowserSessions(store.sign_ins)
     ended = await sessions.begin("ended", ADA, NOW)
+    await rename(store, "browser_sessions", "moved")
+
+    kept = await sessions.begin("kept", ADA, NOW)
     await sessions.end(ended)
 
+    assert "a restart signs some browsers out, or in again" in caplog.text
     assert sessions.is_open(kept, NOW)
     assert not sessions.is_open(ended, NOW)
-    assert "sign in again after a restart" in caplog.text
-    # Else the ended one would begin again.
-    assert file.read() == []
+    await rename(store, "moved", "browser_sessions")
+    assert await store.sign_ins.sessions() == [ended]
+    last = await sessions.begin("last", ADA, NOW)
+    assert await store.sign_ins.sessions() == [kept, last]
+
+
+async def rename(store: SqliteStore, table: str, to: str) -> None:
+    query = f"ALTER TABLE {table} RENAME TO {to}"
+    await store.database.transact(lambda sql: sql.execute(query))

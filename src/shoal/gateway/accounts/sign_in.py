@@ -89,13 +89,14 @@ async def end_session(gateway: AccountsGateway, request: web.Request) -> web.Res
     "/dashboard/links", "Create a link that signs in once", Scope.ADMIN, secret=True
 )
 async def create_link(gateway: AccountsGateway, caller: ApiCaller) -> DashboardLink:
-    return new_link(gateway, caller.key)
+    return await new_link(gateway, caller.key)
 
 
-def new_link(gateway: AccountsGateway, key: Key) -> DashboardLink:
-    """Return a new link that signs in as a key."""
+async def new_link(gateway: AccountsGateway, key: Key) -> DashboardLink:
+    """Return a new link that signs in as a key.  Raises StoreError."""
     code = gateway.new_secret()
-    expires_at = gateway.access.sessions.codes.add(code, key, gateway.clock.wall())
+    at = gateway.clock.wall()
+    expires_at = await gateway.access.sessions.add_code(code, key, at)
     # Browsers send no fragment: no log on the way has the code.
     url = f"{gateway.admission.urls()[0]}/#signin={code}"
     return DashboardLink(url, expires_at)

@@ -125,14 +125,14 @@ class Access:
         clock: Clock,
         keyring: authentication.Keyring,
         store: KeyStore,
+        sessions: BrowserSessions,
         *,
         open_loopback: bool = False,
         failures: AuthThrottle | None = None,
-        sessions: BrowserSessions | None = None,
     ) -> None:
         """``failures`` is shared with those who check other kinds of secrets."""
         self.keyring = keyring
-        self.sessions = sessions or BrowserSessions()
+        self.sessions = sessions
         self._hub = hub
         self._clock = clock
         self._open_loopback = open_loopback
@@ -185,7 +185,7 @@ class Access:
 
         ``value`` is the new random value of its cookie.
 
-        Raises Unauthorized, TooManyFailures.
+        Raises Unauthorized, TooManyFailures; StoreError for a code.
         """
         if code:
             key = await self._redeem(request, code)
@@ -433,11 +433,11 @@ class Access:
     async def _redeem(self, request: web.Request, code: str) -> Key:
         """Return the key of a one-time link's code; count a wrong one as a guess.
 
-        Raises Unauthorized, TooManyFailures.
+        Raises Unauthorized, TooManyFailures, StoreError.
         """
         kind, at = CredentialKind.SIGN_IN_CODE, self._clock.wall()
         self._failures.check(kind, request.remote or "", self._clock.now(), code)
-        digest = self.sessions.codes.redeem(code, at)
+        digest = await self.sessions.redeem(code, at)
         if digest is None:
             await self._record_failure(kind, request)
             raise errors.Unauthorized(

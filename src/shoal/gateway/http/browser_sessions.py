@@ -7,16 +7,15 @@ coordinator's own pages alone.
 
 import asyncio
 import logging
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from shoal.config.session_file import SessionFile
 from shoal.domain.credentials import DAY, BrowserSession, Key, digest_of
-from shoal.domain.errors import Forbidden
+from shoal.domain.errors import Forbidden, StoreError
 from shoal.gateway.http.web_origins import PagePolicy, host_port
+from shoal.store.port import SignInCode, SignInStore
 
 SESSION_LIFETIME = 7 * DAY  # seconds
 SESSIONS_MAX = 1000  # the oldest one ends
@@ -35,51 +34,41 @@ SECURE_PREFIX = "__Host-"  # browsers accept it over HTTPS alone, and of one hos
 log = logging.getLogger("shoal.gateway")
 
 
-@dataclass(slots=True)
-class SignInCodes:
-    """The codes of one-time links, by their digests."""
-
-    _codes: dict[bytes, tuple[bytes, float]] = field(default_factory=dict)
-
-    def add(self, code: str, key: Key, at: float) -> float:
-        """Let a new code sign in as a key, once; return when it expires."""
-        expires_at = at + CODE_LIFETIME
-        self._codes[digest_of(code)] = (key.digest, expires_at)
-        if len(self._codes) > CODES_MAX:
-            del self._codes[next(iter(self._codes))]
-        return expires_at
-
-    def redeem(self, code: str, at: float) -> bytes | None:
-        """Return the digest of the key of a code, which ends by that; None: no code."""
-        found = self._codes.pop(digest_of(code), None)
-        return found[0] if found is not None and at < found[1] else None
-
-
 @dataclass(slots=True, eq=False)
 class BrowserSessions:
     """The sessions of browsers, and the codes that begin one.
 
-    They end with the process, unless there is a ``file``.  Times are Unix seconds.
+    Sessions are in memory, and changes of them in the store, too, from which the next
+    process reads them.  Times are Unix seconds.
     """
 
+    _store: SignInStore
     _pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
-    _file: SessionFile | None = None
-    codes: SignInCodes = field(default_factory=SignInCodes)
-    _writing: threading.Lock = field(default_factory=threading.Lock)
     _sessions: dict[bytes, BrowserSession] = field(default_factory=dict)  # oldest first
-    _changes: int = 0
-    _written: int = 0  # the changes that are in the file
+    # Changes by digest; None: it has ended.  Each write has all that failed before.
+    _unstored: dict[bytes, BrowserSession | None] = field(default_factory=dict)
 
     async def open(self) -> None:
-        """Read the sessions of before the start."""
-        if self._file is None:
-            return
-        try:
-            kept = await asyncio.to_thread(self._file.read)
-        except (OSError, ValueError) as error:
-            log.warning("browsers sign in again: %s: %s", self._file.path, error)
-            return
-        self._sessions = {each.digest: each for each in kept[-SESSIONS_MAX:]}
+        """Read the sessions of before the start.  Raises StoreError."""
+        self._sessions = {each.digest: each for each in await self._store.sessions()}
+
+    async def add_code(self, code: str, key: Key, at: float) -> float:
+        """Let a new code sign in as a key, once; return when it expires.
+
+        Raises StoreError.
+        """
+        expires_at = at + CODE_LIFETIME
+        new = SignInCode(digest_of(code), key.digest, expires_at)
+        await self._store.add_code(new, CODES_MAX)
+        return expires_at
+
+    async def redeem(self, code: str, at: float) -> bytes | None:
+        """Return the digest of the key of a code, which ends by that; None: no code.
+
+        Raises StoreError.
+        """
+        found = await self._store.redeem(digest_of(code))
+        return found.key_digest if found is not None and at < found.expires_at else None
 
     def find(
         self, headers: Mapping[str, str], at: float, *, secure: bool
@@ -119,65 +108,55 @@ class BrowserSessions:
         ends = [at + SESSION_LIFETIME, key.expires_at or float("inf")]
         session = BrowserSession(digest_of(value), key.digest, min(ends))
         self.drop_ended(at)
-        self._sessions[session.digest] = session
+        self._sessions[session.digest] = self._unstored[session.digest] = session
         everyone = list(self._sessions.values())
         # No secret: the digest of a key that is known by now.
         of_key = [each for each in everyone if each.key_digest == key.digest]
-        for each in (*of_key[:-OF_KEY_MAX], *everyone[:-SESSIONS_MAX]):
-            self._sessions.pop(each.digest, None)
+        self._drop([*of_key[:-OF_KEY_MAX], *everyone[:-SESSIONS_MAX]])
         await self._write()
         return session
 
     async def end(self, session: BrowserSession) -> None:
         """End a session.  Ending it again changes nothing."""
-        if self._sessions.pop(session.digest, None) is not None:
-            await self._write()
+        self._drop([session])
+        await self._write()
 
     async def end_all_of(self, key: Key) -> None:
         """End all sessions of a key."""
-        ended = [
-            digest
-            for digest, each in self._sessions.items()
-            if each.key_digest == key.digest  # No secret: an operator ends them.
-        ]
-        for digest in ended:
-            del self._sessions[digest]
-        if ended:
-            await self._write()
+        # No secret: an operator ends them.
+        self._drop([x for x in self._sessions.values() if x.key_digest == key.digest])
+        await self._write()
 
     def drop_ended(self, at: float) -> None:
         """Forget the sessions that have expired."""
-        for each in [*self._sessions.values()]:
-            if at >= each.expires_at:
-                del self._sessions[each.digest]
+        self._drop([each for each in self._sessions.values() if at >= each.expires_at])
+
+    def _drop(self, ended: Iterable[BrowserSession]) -> None:
+        for each in ended:
+            if self._sessions.pop(each.digest, None) is not None:
+                self._unstored[each.digest] = None
 
     async def _write(self) -> None:
-        """Return when the file has all changes until now; log why it has not."""
-        if self._file is None:
-            return
-        self._changes += 1
-        # Not cancelled with the request: a session that ended would begin again at the
-        # next start.
-        await asyncio.shield(
-            asyncio.get_running_loop().run_in_executor(
-                None, self._write_now, self._file, self._changes
-            )
-        )
+        """Return when the store has all changes until now; log why it has not."""
+        if self._unstored:
+            # Not cancelled with the request: a session that ended would begin again at
+            # the next start.
+            await asyncio.shield(self._write_all())
 
-    def _write_now(self, file: SessionFile, mine: int) -> None:
-        with self._writing:
-            if self._written >= mine:
-                return  # many sign in at a time, and one thread writes for them
-            changes = self._changes  # before the sessions, which may change meanwhile
-            try:
-                file.write([*self._sessions.values()])
-            except OSError as error:
-                log.warning(
-                    "browsers sign in again after a restart: %s: %s",
-                    file.path,
-                    error.strerror,
-                )
-            self._written = changes
+    async def _write_all(self) -> None:
+        changes = self._unstored.copy()
+        try:
+            await self._store.write_sessions(changes)
+        except StoreError as error:
+            log.warning(
+                "a restart signs some browsers out, or in again, unless others sign in "
+                "or out before: %s",
+                error.located,
+            )
+            return
+        for digest, change in changes.items():
+            if self._unstored.get(digest) is change:
+                self._unstored.pop(digest, None)
 
 
 def set_cookie(

@@ -345,6 +345,22 @@ MIGRATIONS = (
         at timestamptz NOT NULL
     );
     """,
+    # A few hundred rows at most.  They are in the order of ``number``, and known by the
+    # SHA-256 of a cookie's value or of a code, and of the key that each stands for.
+    f"""
+    CREATE TABLE browser_sessions (
+        number {NUMBERED} PRIMARY KEY,
+        digest bytea NOT NULL UNIQUE,
+        key_digest bytea NOT NULL,
+        expires_at double precision NOT NULL
+    );
+    CREATE TABLE sign_in_codes (
+        number {NUMBERED} PRIMARY KEY,
+        digest bytea NOT NULL UNIQUE,
+        key_digest bytea NOT NULL,
+        expires_at double precision NOT NULL
+    );
+    """,
 )
 
 

@@ -12,6 +12,7 @@ from shoal.domain.ids import JobId
 from shoal.store.batches import BATCH_ID_LENGTH
 from shoal.store.sql.database import Database, Sql
 from shoal.store.sql.keys import add_up_usage, forget_ended, forget_expired
+from shoal.store.sql.sign_ins import forget_sign_ins
 from shoal.store.sql.work_parts import WorkParts, disown_parts
 
 # Of one transaction, which takes a few milliseconds.
@@ -61,6 +62,7 @@ async def prune(database: Database[Any], works: WorkParts, before: float) -> int
 def _forget(sql: Sql, before: float) -> None:
     forget_ended(sql, before)
     forget_expired(sql, before)
+    forget_sign_ins(sql, before)
     sql.execute("DELETE FROM batches WHERE ended_at < ? AND NOT has_results", (before,))
 
 

@@ -376,6 +376,22 @@ MIGRATIONS = (
         at REAL NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    # A few hundred rows at most.  They are in the order of ``number``, and known by the
+    # SHA-256 of a cookie's value or of a code, and of the key that each stands for.
+    """
+    CREATE TABLE browser_sessions (
+        number INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
+        key_digest BLOB NOT NULL,
+        expires_at REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE sign_in_codes (
+        number INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
+        key_digest BLOB NOT NULL,
+        expires_at REAL NOT NULL
+    ) STRICT;
+    """,
 )
 
 
