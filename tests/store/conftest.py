@@ -1,13 +1,12 @@
 """The stores with which the tests of the port run."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from harness.databases import put_new_database
-from harness.postgres import PostgresServer, postgres_server
 from shoal.store.port import Store
 from shoal.store.postgres.store import PostgresStore
 from shoal.store.sqlite.store import SqliteStore
@@ -27,13 +26,6 @@ EMPTY = """
         PERFORM setval(oid, 1, false) FROM pg_class WHERE relkind = 'S';
     END $$"""
 """Leaves a new database: making one takes ten times as long."""
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """Run a server for the tests of a process, which loses data in a crash."""
-    with postgres_server("fsync=off", "full_page_writes=off") as server:
-        yield server
 
 
 @pytest.fixture(params=STORES)

@@ -2,9 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,17 +44,11 @@ TEXTS = [
     "é\0\U0010ffff",
 ]
 CREDIT = LedgerEntries(accounts.credit("user:al", 7))
-_numbers = count(1)
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> Iterator[str]:
-    """Create an empty database for a test."""
-    name = f"own_{next(_numbers)}"
-    with psycopg.connect(postgres.url("template1"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-        yield postgres.url(name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def url(database_url: str) -> str:
+    return database_url
 
 
 def submitted(number: int) -> JobSubmitted:

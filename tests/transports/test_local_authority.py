@@ -19,6 +19,7 @@ from shoal.domain.errors import ConfigError
 from shoal.transports.local_authority import (
     AUTHORITY_FILE,
     AUTHORITY_KEY_FILE,
+    NAMES_MAX,
     RENEW_BEFORE,
     REPLACE_BEFORE,
     SERVER_FILE,
@@ -162,6 +163,23 @@ def test_another_public_name_needs_another_authority(tmp_path: Path, name: str) 
     assert made.replaced
     assert refused(made, name, made.authority) is None
     assert fingerprint(made) == first
+
+
+def test_another_authority_signs_for_the_names_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    issued(tmp_path)
+    first, second = server_names(["one", "203.0.113.7"]), server_names(["two"])
+    issued(tmp_path, first)
+
+    assert issued(tmp_path, second).replaced
+
+    # Two machines that have one authority do not replace it in turn.
+    for names in (first, second, NAMES):
+        assert not issued(tmp_path, names).replaced
+    many = [f"host{number}" for number in range(NAMES_MAX)]
+    assert issued(tmp_path, server_names(many)).replaced
+    assert issued(tmp_path, first).replaced
 
 
 def sign(folder: Path, name: str) -> LocalCertificate:

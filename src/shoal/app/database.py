@@ -1,7 +1,9 @@
 """Which database a coordinator uses: a file of its own, or one on a server."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.store.blobs import BlobStore
@@ -9,6 +11,9 @@ from shoal.store.lease import Lease, SharedStore
 from shoal.store.port import Store
 from shoal.store.sqlite.database import DATABASE
 from shoal.store.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from shoal.app.node_secrets import NodeSecrets
 
 SCHEMES = ("postgresql://", "postgres://")
 EXAMPLE = "postgresql://USER@HOST/DATABASE"
@@ -50,3 +55,15 @@ def lease_at(url: str) -> Lease:
     from shoal.store.postgres.lease import PostgresLease
 
     return PostgresLease(url)
+
+
+def shared_secrets(config: ServeConfig) -> "NodeSecrets | None":
+    """Return the secrets that a database on a server has, too; None: there is none.
+
+    The store must have been opened or named by ``store_at`` before.
+    """
+    if not config.store:
+        return None
+    from shoal.app.node_secrets import NodeSecrets  # late: with psycopg and x509
+
+    return NodeSecrets(config)

@@ -5,11 +5,13 @@ holds the token alone.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config import private_files
 from shoal.domain.errors import ConfigError
+from shoal.protocols import discover
 from shoal.protocols.seam.protocol import FleetAccess
 
 C = TypeVar("C")
@@ -62,6 +64,15 @@ def with_fleet(config: C, fleets: FleetAccess[C] | None, folder: Path) -> C:
     if (kept := load_fleet(folder, fleets)) is None:
         return config
     return fleets.with_credentials(config, *kept)
+
+
+def with_fleets(wires: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Return the wires' configurations by name, each as ``with_fleet`` returns it."""
+    protocols = discover()
+    return {
+        wire: with_fleet(config, protocols[wire].fleets, folder)
+        for wire, config in wires.items()
+    }
 
 
 def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from aiohttp import web
 
 from shoal.app.endpoints import anonymous_http
+from shoal.app.fleet_files import with_fleets
 from shoal.app.https import open_https
 from shoal.app.parts import HTTP_SOCKET, LINK_SOCKET, OLLAMA_SOCKET, FrontPart
 from shoal.app.settings import read_settings
@@ -77,6 +78,7 @@ async def run_front(
     hub's release does not fit.
     """
     settings = read_settings(config)
+    wires = with_fleets(wires, config.data_dir)
     clock = LoopClock()
     https = open_https(config, settings.pages.hosts, clock.wall())
     tls = None if https is None else https.context

@@ -14,7 +14,7 @@ from shoal.config import ServeConfig
 from shoal.config.private_files import make_private_folder
 from shoal.config.secret_files import store_certificate
 from shoal.domain.addresses import LOOPBACK_NAME, is_own_host
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, StoreError
 from shoal.transports import tls
 from shoal.transports.clock import Clock
 from shoal.transports.http_server import public_url
@@ -88,11 +88,16 @@ def open_https(config: ServeConfig, names: frozenset[str], at: float) -> Https |
     )
 
 
-async def keep_valid(https: Https | None, folder: Path, clock: Clock) -> None:
+async def keep_valid(
+    https: Https | None,
+    folder: Path,
+    clock: Clock,
+    publish: Callable[[], None] | None = None,
+) -> None:
     """Renew the certificate of the local authority as long as the coordinator runs.
 
     Open connections keep the old one.  Commands on this machine find the new one in the
-    data folder.
+    data folder; ``publish`` stores the authority, which may be another one, elsewhere.
     """
     if https is None or https.renew is None:
         return
@@ -103,7 +108,9 @@ async def keep_valid(https: Https | None, folder: Path, clock: Clock) -> None:
             if renewed is not None:
                 log.info("renewed the certificate of HTTPS")
                 await asyncio.to_thread(store_certificate, folder, renewed)
-        except (ConfigError, OSError) as error:
+                if publish is not None:
+                    await asyncio.to_thread(publish)
+        except (ConfigError, StoreError, OSError) as error:
             log.error("cannot renew the certificate of HTTPS: %s", error)
 
 

@@ -16,8 +16,9 @@ from random import Random
 
 from aiohttp import web
 
-from shoal.app.database import store_at
+from shoal.app.database import shared_secrets, store_at
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
+from shoal.app.fleet_files import with_fleets
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.network import NetworkContext, PortsByWire, open_network
@@ -161,24 +162,30 @@ async def run_coordinator(
     """
     settings = read_settings(config)
     check_x402(x402)
-    if not is_own_host(config.host):
-        check_secrets("serve", config)
-        for wire, wire_config in wires.items():
-            check_secrets(wire, wire_config)
     clock = LoopClock()
-    https = open_https(config, settings.pages.hosts, clock.wall())
-    stored = _secrets(config, https)
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
     store = (
         store_at(config.store, config.data_dir, files)
         if node is None
         else node.make_store(files)
     )
+    shared = shared_secrets(config)
+    if shared is not None:
+        await asyncio.to_thread(shared.fetch)
+    wires = with_fleets(wires, config.data_dir)
+    if not is_own_host(config.host):
+        check_secrets("serve", config)
+        for wire, wire_config in wires.items():
+            check_secrets(wire, wire_config)
+    https = open_https(config, settings.pages.hosts, clock.wall())
+    stored = _secrets(config, https)
     async with AsyncExitStack() as finally_:
         await asyncio.to_thread(files.open)
         signing = await finally_.enter_async_context(
             _opened(store, config, clock.wall())
         )
+        if shared is not None:
+            await asyncio.to_thread(shared.publish)
         if node is not None:
             await finally_.enter_async_context(node.holding())
         spans = await finally_.enter_async_context(
@@ -304,7 +311,12 @@ async def run_coordinator(
                 tasks.create_task(_prune(gateway, settings.kept)),
                 tasks.create_task(_record_open_jobs(gateway)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
-                tasks.create_task(keep_valid(https, config.data_dir, clock)),
+                tasks.create_task(
+                    keep_valid(
+                        *(https, config.data_dir, clock),
+                        None if shared is None else shared.publish,
+                    )
+                ),
                 tasks.create_task(_end_if_broken(hub.store_health, node)),
                 tasks.create_task(_check_regularly(store, signing)),
                 tasks.create_task(_report_damage(store, hub.store_health)),

@@ -145,6 +145,17 @@ def shown_checkpoint(folder: Path) -> checkpoint.Checkpoint | None:
     return None if note is None else checkpoint.read(note)
 
 
+def retired_seeds(record: str) -> list[str]:
+    """Return the seeds of earlier keys in the contents of a record, in hexadecimal.
+
+    Raises StoreBroken if it is damaged.
+    """
+    try:
+        return msgspec.json.decode(record, type=_Record).retired
+    except msgspec.DecodeError as error:
+        raise StoreBroken(f"is damaged: {error}", SIGNING_LOG_FILE) from error
+
+
 def history_problem(
     shown: checkpoint.Checkpoint, size: int, root: bytes | None
 ) -> str | None:

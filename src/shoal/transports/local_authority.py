@@ -2,7 +2,8 @@
 
 The authority may sign only for this machine's names, its public addresses and private
 ones (name constraints: RFC 5280, section 4.2.1.10), so that trusting it trusts nothing
-else.  The server's key never changes, and neither does its fingerprint.
+else; one that replaces another also for the names of that one.  The server's key never
+changes, and neither does its fingerprint.
 """
 
 import datetime
@@ -46,6 +47,9 @@ PRIVATE_NETWORKS = tuple(
 )
 """Networks whose addresses machines get and lose; the authority may sign for all."""
 
+NAMES_MAX = 100  # of an authority that takes over those of the one before
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -103,7 +107,8 @@ def local_certificate(
         kept = _load_authority(folder)
         authority = kept
         if authority is None or not _may_sign(authority.certificate, names, now):
-            authority = _new_authority(names, machine, now)
+            # Other machines of the pool need the earlier names.
+            authority = _new_authority(_with_permitted(names, kept), machine, now)
             replace_private(folder / AUTHORITY_KEY_FILE, pem_of(authority.key))
             public = authority.certificate.public_bytes(Encoding.PEM)
             replace_private(folder / AUTHORITY_FILE, public.decode())
@@ -185,6 +190,13 @@ def _may_sign(
 ) -> bool:
     if now > authority.not_valid_after_utc - REPLACE_BEFORE:
         return False
+    hosts, networks = _permitted(authority)
+    return names.hosts <= hosts and all(
+        any(address in network for network in networks) for address in names.addresses
+    )
+
+
+def _permitted(authority: x509.Certificate) -> tuple[set[str], list[Network]]:
     found = authority.extensions.get_extension_for_class(x509.NameConstraints)
     permitted = found.value.permitted_subtrees or ()
     hosts = {each.value for each in permitted if isinstance(each, x509.DNSName)}
@@ -194,9 +206,17 @@ def _may_sign(
         if isinstance(each, x509.IPAddress)
         and isinstance(each.value, ipaddress.IPv4Network | ipaddress.IPv6Network)
     ]
-    return names.hosts <= hosts and all(
-        any(address in network for network in networks) for address in names.addresses
-    )
+    return hosts, networks
+
+
+def _with_permitted(names: ServerNames, kept: _Authority | None) -> ServerNames:
+    """Return names, and those for which an authority may sign; not if they are many."""
+    if kept is None:
+        return names
+    hosts, networks = _permitted(kept.certificate)
+    public = {each[0] for each in networks if each not in PRIVATE_NETWORKS}
+    both = ServerNames(names.hosts | hosts, names.addresses | public)
+    return both if len(both.hosts) + len(both.addresses) <= NAMES_MAX else names
 
 
 def _new_authority(

@@ -16,7 +16,6 @@ import click
 from click.core import ParameterSource
 
 from shoal.app import parts
-from shoal.app.fleet_files import with_fleet
 from shoal.app.front import run_front
 from shoal.app.network import PortsByWire
 from shoal.app.node import Node, check_node
@@ -85,12 +84,8 @@ def command(
     flags = given(values, ServeConfig, "serve")
     config = load(ServeConfig, "serve", flags, config_file)
     wires = {
-        name: with_fleet(
-            load(
-                protocol.config, name, given(values, protocol.config, name), config_file
-            ),
-            protocol.fleets,
-            config.data_dir,
+        name: load(
+            protocol.config, name, given(values, protocol.config, name), config_file
         )
         for name, protocol in discover().items()
     }

@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 64  # each may have a megabyte
 COLUMNS = """SELECT table_name, column_name, data_type, is_identity = 'YES'
              FROM information_schema.columns
              WHERE table_schema = current_schema()
-             AND table_name NOT IN ('schema_version', 'lease', 'nodes')
+             AND table_name NOT IN ('schema_version', 'lease', 'nodes', 'secrets')
              ORDER BY table_name, ordinal_position"""
 FILLED = """SELECT EXISTS (SELECT 1 FROM jobs) OR EXISTS (SELECT 1 FROM keys)
             OR EXISTS (SELECT 1 FROM checkpoints) OR EXISTS (SELECT 1 FROM facts)"""

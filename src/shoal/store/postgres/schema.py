@@ -361,6 +361,14 @@ MIGRATIONS = (
         expires_at double precision NOT NULL
     );
     """,
+    # As ``app/node_secrets`` names them: what makes a coordinator the one of its pool.
+    f"""
+    CREATE TABLE secrets (
+        name {TEXT} PRIMARY KEY,
+        value {TEXT} NOT NULL,
+        made_at double precision NOT NULL
+    );
+    """,
 )
 
 

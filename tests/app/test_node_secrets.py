@@ -1,0 +1,213 @@
+"""The secrets of a pool: a node without its files has those of the database."""
+
+import asyncio
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from shoal.app.fleet_files import FILE as FLEET_FILE
+from shoal.app.node_secrets import AUTHORITY, NAMES, SERVER_KEY, NodeSecrets
+from shoal.app.server import run_coordinator
+from shoal.config import ServeConfig
+from shoal.config.secret_files import KEY_FILE, SEED_FILE, SIGNING_LOG_FILE, TOKEN_FILE
+from shoal.domain.errors import ConfigError
+from shoal.store.postgres.secrets import SecretsChanged
+from shoal.store.postgres.store import PostgresStore
+from shoal.store.signing_keys import begin_new_log, open_keys
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+async def url(database_url: str) -> str:
+    """Return a database with tables."""
+    store = PostgresStore(database_url)
+    await store.open()
+    await store.close()
+    return database_url
+
+
+def node(folder: Path, url: str, **settings: Any) -> NodeSecrets:
+    return NodeSecrets(ServeConfig(data_dir=folder, store=url, **settings))
+
+
+def with_files(folder: Path, **values: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, value in values.items():
+        (folder / name.replace("_", "-")).write_text(value)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        name: (folder / name).read_text().strip()
+        for name in NAMES
+        if (folder / name).exists()
+    }
+
+
+async def test_node_without_its_folder_starts_as_the_same_pool(
+    tmp_path: Path, database_url: str
+) -> None:
+    def settings(folder: Path) -> ServeConfig:
+        return ServeConfig(
+            *("127.0.0.1", 0),
+            data_dir=folder,
+            store=database_url,
+            tls="auto",
+            no_discovery=True,
+            drain=0.0,
+        )
+
+    folder = tmp_path / "first"
+    async with run_coordinator(settings(folder)) as running:
+        key, created = running.pinned_key, (folder / SEED_FILE).stat().st_mtime
+        link = running.dashboard
+    kept = contents(folder)
+    await asyncio.to_thread(shutil.rmtree, folder)
+
+    async with run_coordinator(settings(tmp_path / "second")) as running:
+        assert running.pinned_key == key
+        code = link.partition("#signin=")[2]
+        async with (
+            ClientSession(running.url) as session,
+            session.post(
+                "/dashboard/session",
+                json={"code": code},
+                headers={"x-shoal-page": "1"},
+                ssl=False,
+            ) as response,
+        ):
+            assert response.status == 200
+
+    assert {*kept} == {*NAMES} - {FLEET_FILE}
+    assert contents(tmp_path / "second") == kept
+    assert (tmp_path / "second" / SEED_FILE).stat().st_mtime == created
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_fetched_files_are_private(tmp_path: Path, url: str) -> None:
+    node(with_files(tmp_path / "a", api_key="k", fleet="f"), url).publish()
+
+    node(tmp_path / "b", url).fetch()
+
+    files = [tmp_path / "b" / name for name in contents(tmp_path / "b")]
+    assert [each.name for each in files] == [KEY_FILE, FLEET_FILE]
+    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+
+
+@pytest.mark.parametrize("name", [KEY_FILE, TOKEN_FILE, FLEET_FILE, SERVER_KEY])
+def test_other_pool_is_refused(tmp_path: Path, url: str, name: str) -> None:
+    for folder, value in (("a", "one"), ("b", "another")):
+        (tmp_path / folder / "tls").mkdir(parents=True)
+        (tmp_path / folder / name).write_text(value)
+    first, second = node(tmp_path / "a", url), node(tmp_path / "b", url)
+    first.publish()
+
+    with pytest.raises(ConfigError, match=f"b/{name} is not the one") as caught:
+        second.fetch()
+
+    assert f"DELETE FROM secrets WHERE name = '{name}'" in str(caught.value)
+    assert (tmp_path / "b" / name).read_text() == "another"
+    (tmp_path / "b" / name).unlink()
+    second.fetch()
+    second.publish()
+    first.fetch()
+    assert contents(tmp_path / "b") == {name: "one"}
+
+
+def test_signing_key_of_another_pool_is_refused(tmp_path: Path, url: str) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        open_keys(tmp_path / folder, NOW)
+    node(tmp_path / "a", url).publish()
+
+    with pytest.raises(ConfigError, match="b/signing-key is not the one"):
+        node(tmp_path / "b", url).fetch()
+
+
+def test_given_key_replaces_that_of_the_pool(tmp_path: Path, url: str) -> None:
+    folder = with_files(tmp_path / "a", api_key="old")
+    node(folder, url).publish()
+    again = node(with_files(folder, api_key="older"), url, api_key="new")
+    again.fetch()
+    with_files(folder, api_key="new")
+
+    again.publish()
+
+    node(tmp_path / "b", url).fetch()
+    assert contents(tmp_path / "b") == {KEY_FILE: "new"}
+
+
+def test_replaced_signing_key_reaches_other_nodes(tmp_path: Path, url: str) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    open_keys(first, NOW)
+    node(first, url).publish()
+    node(second, url).fetch()
+    old = contents(second)
+    secrets = node(first, url)
+    secrets.fetch()
+
+    new = begin_new_log(first, None, NOW)  # and the process is killed here, or not
+    node(first, url).fetch()
+    secrets.publish()
+    node(second, url).fetch()
+
+    assert contents(second)[SEED_FILE] != old[SEED_FILE]
+    assert contents(second) == contents(first)
+    assert open_keys(second, NOW).signer.public_key == new.signer.public_key
+    # A checkpoint that was shown since is no change.
+    (first / SIGNING_LOG_FILE).write_text((first / SIGNING_LOG_FILE).read_text() + " ")
+    node(first, url).fetch()
+
+
+def test_new_authority_reaches_other_nodes(tmp_path: Path, url: str) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        (folder / "tls").mkdir(parents=True)
+        for name in (SERVER_KEY, *AUTHORITY, "tls/server.pem"):
+            (folder / name).write_text("old")
+    secrets = node(first, url)
+    secrets.fetch()
+    secrets.publish()
+    for name in AUTHORITY:
+        (first / name).write_text("new")
+    secrets.publish()
+
+    node(second, url).fetch()
+
+    assert contents(second) == contents(first)
+    assert not (second / "tls/server.pem").exists()  # the old authority signed it
+    assert (first / "tls/server.pem").exists()
+
+
+def test_one_of_two_that_begin_a_pool_at_once_starts_again(
+    tmp_path: Path, url: str
+) -> None:
+    nodes = [node(tmp_path / name, url) for name in ("a", "b")]
+    for each in nodes:
+        each.fetch()
+    for name in ("a", "b"):
+        with_files(tmp_path / name, api_key=name, join_token=name)
+    nodes[0].publish()
+
+    with pytest.raises(SecretsChanged, match="start this one again"):
+        nodes[1].publish()
+
+    assert contents(tmp_path / "b") == {}
+    node(tmp_path / "b", url).fetch()
+    assert contents(tmp_path / "b") == {KEY_FILE: "a", TOKEN_FILE: "a"}
+
+
+def test_database_without_tables_has_no_secrets(
+    tmp_path: Path, database_url: str
+) -> None:
+    node(tmp_path / "a", database_url).fetch()
+
+    assert contents(tmp_path / "a") == {}
