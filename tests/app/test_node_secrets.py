@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, FormData
 
 from shoal.app.fleet_files import FILE as FLEET_FILE
 from shoal.app.node_secrets import AUTHORITY, NAMES, SERVER_KEY, NodeSecrets
@@ -67,7 +67,15 @@ async def test_node_without_its_folder_starts_as_the_same_pool(
     folder = tmp_path / "first"
     async with run_coordinator(settings(folder)) as running:
         key, created = running.pinned_key, (folder / SEED_FILE).stat().st_mtime
-        link = running.dashboard
+        link, api_key = running.dashboard, running.api_key
+        headers = {"Authorization": f"Bearer {api_key}"}
+        form = FormData({"purpose": "batch"})
+        form.add_field("file", b"{}\n", filename="in.jsonl")
+        async with (
+            ClientSession(running.url, headers=headers) as session,
+            session.post("/v1/files", data=form, ssl=False) as response,
+        ):
+            uploaded = (await response.json())["id"]
     kept = contents(folder)
     await asyncio.to_thread(shutil.rmtree, folder)
 
@@ -84,6 +92,12 @@ async def test_node_without_its_folder_starts_as_the_same_pool(
             ) as response,
         ):
             assert response.status == 200
+        path = f"/v1/files/{uploaded}/content"
+        async with (
+            ClientSession(running.url, headers=headers) as session,
+            session.get(path, ssl=False) as response,
+        ):
+            assert await response.read() == b"{}\n"
 
     assert {*kept} == {*NAMES} - {FLEET_FILE}
     assert contents(tmp_path / "second") == kept

@@ -14,7 +14,7 @@ from shoal.store.batches import (
     StoredBatch,
     StoredFile,
 )
-from shoal.store.file_folder import FileFolder
+from shoal.store.contents import ContentStore
 from shoal.store.sqlite.store import SqliteStore
 
 BATCH = StoredBatch(
@@ -23,15 +23,14 @@ BATCH = StoredBatch(
 
 
 async def test_results_beyond_the_first_page_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, contents: ContentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "RESULTS_AT_ONCE", 1)  # one line in a page
     put_new_database(tmp_path / "shoal.db")
-    store, folder = SqliteStore(tmp_path / "shoal.db"), FileFolder(tmp_path / "files")
-    folder.open()
+    store = SqliteStore(tmp_path / "shoal.db")
     results = [LineResult(line, b"%d" % line, failed=line == 3) for line in range(1, 6)]
     names = iter(("output", "error"))
-    files = ResultFiles(folder, BATCH, lambda: next(names), 2.0)
+    files = ResultFiles(contents, BATCH, lambda: next(names), 2.0)
     await store.open()
     try:
         sent = StoredFile("in", "al", "in.jsonl", FilePurpose.BATCH, 9, 1.0, None)
@@ -44,6 +43,6 @@ async def test_results_beyond_the_first_page_are_written(
         await store.close()
 
     files.finish()
-    with folder.read("output") as output, folder.read("error") as error:
+    with contents.read("output") as output, contents.read("error") as error:
         assert output.read() == b"1\n2\n4\n5\n"
         assert error.read() == b"3\n"

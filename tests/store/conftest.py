@@ -6,11 +6,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from harness.contents import contents
 from harness.databases import put_new_database
 from shoal.store.port import Store
 from shoal.store.postgres.store import PostgresStore
 from shoal.store.sqlite.store import SqliteStore
 from store.query_plans import check_plans, recorded_statements
+
+__all__ = ["contents"]
 
 STORES = ("sqlite", "postgres")
 

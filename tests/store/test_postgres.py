@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +17,14 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.work import Task
 from shoal.ledger import accounts
+from shoal.store.file_folder import FileFolder
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId, JobFilter
 from shoal.store.postgres import database as module
 from shoal.store.postgres import maintenance
+from shoal.store.postgres.contents import FILES, PART_SIZE, ContentRows
 from shoal.store.postgres.maintenance import copy
-from shoal.store.postgres.schema import MIGRATIONS
+from shoal.store.postgres.schema import MIGRATIONS, migrate
 from shoal.store.postgres.session import Session, connect, translated
 from shoal.store.postgres.store import PostgresStore
 from shoal.store.sql.store import SqlStore
@@ -43,6 +46,8 @@ TEXTS = [
     "\0\1\2",
     "é\0\U0010ffff",
 ]
+END_OTHERS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 CREDIT = LedgerEntries(accounts.credit("user:al", 7))
 
 
@@ -103,7 +108,7 @@ async def test_every_text_column_has_any_text(url: str) -> None:
             row[wanted.name] = text
             names = ", ".join(f'"{name}"' for name in row)
             marks = ", ".join("?" * len(row))
-            for table in (wanted.table, "deleted_places"):
+            for table in ("deleted_places", wanted.table, "deleted_places"):
                 sql.execute(f"DELETE FROM {table}")
             query = f"INSERT INTO {wanted.table} ({names}) VALUES ({marks})"
             sql.execute(query, (*row.values(),))
@@ -392,6 +397,12 @@ async def test_a_file_of_any_version_can_be_copied(
 ) -> None:
     source = await opened(version, tmp_path)
     await source.close()
+    files = FileFolder(tmp_path / "files")
+    files.open()
+    for name in ("file-a", "file-b"):
+        writer = files.begin(name)
+        writer.write(name.encode())
+        writer.finish()
 
     rows = await copy(tmp_path / "shoal.db", url)
 
@@ -399,6 +410,10 @@ async def test_a_file_of_any_version_can_be_copied(
     store = PostgresStore(url)
     await store.open()
     assert rows["jobs"] > 0
+    assert rows["contents"] == 2
+    with closing(ContentRows(url, FILES)) as copied:
+        assert copied.open() == ["file-a", "file-b"]
+        assert copied.read("file-b").read() == b"file-b"
     assert await contents(store) == await contents(source)
     await store.append([submitted(1)], 1.0)  # numbers go on
     assert (await store.recent(JobFilter(), 1)).jobs[0].id == "j1"
@@ -439,3 +454,56 @@ async def test_a_damaged_row_is_damage(url: str) -> None:
 
     assert "damaged" in str(await store.wait_damaged())
     await store.close()
+
+
+def test_contents_outlive_lost_sessions(url: str) -> None:
+    migrated(url)
+    rows = ContentRows(url, FILES)
+    writer = rows.begin("file-a")
+    run_apart(url, END_OTHERS)
+
+    writer.write(b"x" * PART_SIZE)
+    run_apart(url, END_OTHERS)
+    writer.write(b"y")
+    writer.finish()
+
+    with rows.read("file-a") as file:
+        file.seek(PART_SIZE - 1)
+        assert file.read() == b"xy"
+    rows.close()
+
+
+def test_contents_of_a_lost_database_are_unavailable_for_now(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = ContentRows("postgresql://127.0.0.1:1/lost", FILES)
+
+    with pytest.raises(StoreError, match="the database cannot be reached") as lost:
+        rows.begin("file-a")
+    rows.remove("file-a")
+
+    assert lost.value.temporary
+    assert "file-a could not be deleted" in caplog.text
+    rows.close()
+
+
+def test_contents_that_are_deleted_meanwhile_are_an_error(url: str) -> None:
+    migrated(url)
+    with closing(ContentRows(url, FILES)) as rows:
+        writer = rows.begin("file-a")
+        writer.write(b"x" * 2 * PART_SIZE)
+        writer.finish()
+        file = rows.read("file-a")
+        file.read(PART_SIZE)
+
+        rows.remove("file-a")
+
+        with pytest.raises(StoreError, match="deleted while they were read"):
+            file.read()
+
+
+def migrated(url: str) -> None:
+    session = Session(connect(url))
+    with session.connection.transaction():
+        migrate(session, create=True)
+    session.close()

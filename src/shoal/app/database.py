@@ -7,6 +7,8 @@ from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.store.blobs import BlobStore
+from shoal.store.contents import ContentStore
+from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.lease import Lease, SharedStore
 from shoal.store.port import Store
 from shoal.store.sqlite.database import DATABASE
@@ -55,6 +57,15 @@ def lease_at(url: str) -> Lease:
     from shoal.store.postgres.lease import PostgresLease
 
     return PostgresLease(url)
+
+
+def contents_at(url: str, data_dir: Path) -> ContentStore:
+    """Return where the contents of files are: beside the database, in either case."""
+    if not url:
+        return FileFolder(data_dir / FILES_FOLDER)
+    from shoal.store.postgres.contents import FILES, ContentRows  # late: with psycopg
+
+    return ContentRows(url, FILES)
 
 
 def shared_secrets(config: ServeConfig) -> "NodeSecrets | None":

@@ -16,7 +16,7 @@ from random import Random
 
 from aiohttp import web
 
-from shoal.app.database import shared_secrets, store_at
+from shoal.app.database import contents_at, shared_secrets, store_at
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.fleet_files import with_fleets
 from shoal.app.https import Https, keep_valid, open_https
@@ -78,7 +78,6 @@ from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.store import signing_keys
 from shoal.store.blobs import BlobFiles
-from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
@@ -215,7 +214,8 @@ async def run_coordinator(
         returning = 0.0 if part is None else RETURN_SECONDS
         if restored := await hub.restore(returning):
             log.info("restored jobs=%d", restored)
-        contents = FileFolder(config.data_dir / FILES_FOLDER)
+        contents = contents_at(config.store, config.data_dir)
+        finally_.callback(contents.close)
         uploads = ClientFiles(
             store.files, contents, new_id, settings.file_max, settings.files_max
         )

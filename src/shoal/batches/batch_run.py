@@ -26,7 +26,7 @@ from shoal.batches.progress import (
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.store import batches
-from shoal.store.file_folder import ContentWriter, FileFolder
+from shoal.store.contents import ContentStore, ContentWriter
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
@@ -46,7 +46,7 @@ LineQueue: TypeAlias = tuple[str, str]
 class ResultFiles:
     """The two files of a batch; each is created with its first line."""
 
-    folder: FileFolder
+    contents: ContentStore
     batch: batches.StoredBatch
     new_id: Callable[[], str]
     at: float
@@ -81,7 +81,7 @@ class ResultFiles:
             lines = [each.body + b"\n" for each in results if each.failed is failed]
             if lines:
                 if failed not in self._writers:
-                    self._writers[failed] = self.folder.begin(self.new_id())
+                    self._writers[failed] = self.contents.begin(self.new_id())
                 self._writers[failed].write(b"".join(lines))
 
     def finish(self) -> None:
@@ -214,13 +214,13 @@ class BatchRun:
 
         Raises StoreError.
         """
-        batch, folder = self.batch, self._context.files.folder
-        if not await asyncio.to_thread(folder.has, batch.input_file):
+        batch, contents = self.batch, self._context.files.contents
+        if not await asyncio.to_thread(contents.has, batch.input_file):
             text = "the contents of the input file are missing"
             await self._fail(batches.BatchError("file_missing", text))
             return None
         try:
-            lines = await asyncio.to_thread(InputLines, folder, batch.input_file)
+            lines = await asyncio.to_thread(InputLines, contents, batch.input_file)
         except InvalidRequest as error:
             await self._fail(batches.BatchError("invalid_file", str(error)))
             return None
@@ -409,8 +409,8 @@ class BatchRun:
         if status is not batches.BatchStatus.CANCELLED:
             await self._change(batches.BatchStatus.FINALIZING)
         batch, context = self.batch, self._context
-        folder, new_id = context.files.folder, context.files.next_id
-        files = ResultFiles(folder, batch, new_id, context.clock.wall())
+        contents, new_id = context.files.contents, context.files.next_id
+        files = ResultFiles(contents, batch, new_id, context.clock.wall())
 
         def write_left_out(line: int) -> None:
             data = lines.read(line)

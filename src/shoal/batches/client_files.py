@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from shoal.store.batches import FileFilter, FilePurpose, FileStore, StoredFile
-from shoal.store.file_folder import ContentWriter, FileFolder
+from shoal.store.contents import ContentStore, ContentWriter
 from shoal.store.run_to_end import run_to_end
 
 UPLOADS_MAX = 16  # of one owner at a time: each has an open file and a connection
@@ -48,7 +48,7 @@ class ClientFiles:
     """All files of all owners; the two limits are in bytes."""
 
     store: FileStore
-    folder: FileFolder
+    contents: ContentStore
     new_id: Callable[[], str]
     size_max: int
     total_max: int
@@ -60,14 +60,10 @@ class ClientFiles:
 
         They are of a commit that was interrupted, or of a newer database than this one.
         """
-        found = await asyncio.to_thread(self.folder.open)
+        found = await asyncio.to_thread(self.contents.open)
         if unknown := {*found} - await self.store.known(found):
-            aside = await asyncio.to_thread(self.folder.set_aside, unknown)
-            log.warning(
-                "files=%d are not in the database: moved to %s; delete them, or move "
-                "them back if you put back a database that has them",
-                *(len(unknown), aside),
-            )
+            done = await asyncio.to_thread(self.contents.set_aside, unknown)
+            log.warning("files=%d are not in the database: %s", len(unknown), done)
 
     def next_id(self) -> str:
         """Return the id of a new file."""
@@ -112,7 +108,7 @@ class ClientFiles:
             self._arriving[owner] += size
 
         self._check_room(stored + self._arriving[owner] + 1)
-        writer = await asyncio.to_thread(self.folder.begin, self.next_id())
+        writer = await asyncio.to_thread(self.contents.begin, self.next_id())
         uploaded = UploadedFile(writer, self.size_max, claim)
         try:
             yield uploaded
@@ -167,9 +163,9 @@ class ClientFiles:
 
         Raises NotFound if they are missing, as in a restored backup; StoreError.
         """
-        if not await asyncio.to_thread(self.folder.has, file_id):
+        if not await asyncio.to_thread(self.contents.has, file_id):
             raise NotFound(f"the contents of {file_id} are missing")
-        return await asyncio.to_thread(self.folder.read, file_id)
+        return await asyncio.to_thread(self.contents.read, file_id)
 
     async def remove(self, file_id: str) -> bool:
         """Delete a file; return whether it was there.
@@ -180,7 +176,7 @@ class ClientFiles:
         async def remove() -> bool:
             removed = await self.store.remove(file_id)
             if removed:
-                await asyncio.to_thread(self.folder.remove, file_id)
+                await asyncio.to_thread(self.contents.remove, file_id)
             return removed
 
         return await run_to_end(remove())

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from shoal.batches.line_jobs import LineJobs
 from shoal.domain.errors import InvalidRequest
 from shoal.store.batches import BatchError, StoredBatch
-from shoal.store.file_folder import FileFolder
+from shoal.store.contents import ContentStore
 from shoal.transports.loop_share import LoopShare
 
 LINES_MAX = 50_000  # requests of one batch, as with OpenAI
@@ -28,19 +28,19 @@ class InputLines:
     the others in the file, as an editor shows them.
     """
 
-    def __init__(self, folder: FileFolder, file_id: str) -> None:
+    def __init__(self, contents: ContentStore, file_id: str) -> None:
         """Find the lines.
 
         Raises InvalidRequest if there are none, too many, or too long ones; StoreError.
         """
         self.numbers = array("I")
-        self._folder = folder
+        self._contents = contents
         self._file_id = file_id
         self._begins = array("Q")
         self._ends = array("Q")
         number = 1  # of the line that is being read
         empty = True  # that line, so far
-        with folder.read(file_id) as file:
+        with contents.read(file_id) as file:
             begin = position = _skip_mark(file)  # of the line; the bytes read
             while piece := file.read(PIECE):
                 start = 0
@@ -75,7 +75,7 @@ class InputLines:
 
     def _read(self, first: int, last: int) -> list[bytes]:
         begin = self._begins[first - 1]
-        with self._folder.read(self._file_id) as file:
+        with self._contents.read(self._file_id) as file:
             file.seek(begin)
             data = file.read(self._ends[last - 1] - begin)
         return [

@@ -1,7 +1,7 @@
 """Batches, the results of their lines, and clients' files: the ports.
 
 A result stays until the batch has ended and its results are in files.  Clients upload
-files and batches write them; their contents are in a folder, see ``file_folder``.
+files and batches write them; their contents are elsewhere, see ``contents``.
 """
 
 from collections.abc import Collection, Mapping, Sequence

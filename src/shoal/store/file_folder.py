@@ -20,7 +20,7 @@ log = logging.getLogger("shoal.store")
 
 
 class FileFolder:
-    """A folder to which no other process writes.  All methods block.
+    """A folder to which no other process writes.
 
     A file has its name once all of it is on the disk.
     """
@@ -29,10 +29,7 @@ class FileFolder:
         self._folder = folder
 
     def open(self) -> list[str]:
-        """Create the folder, and delete what was not finished; return the ids in it.
-
-        Raises StoreError.
-        """
+        """Create the folder, too."""
         try:
             self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             restrict(self._folder)
@@ -46,8 +43,7 @@ class FileFolder:
             raise disk_error(error, self._folder) from error
         return found
 
-    def set_aside(self, file_ids: Iterable[str]) -> Path:
-        """Move files to the folder UNKNOWN, and return it.  Raises StoreError."""
+    def set_aside(self, file_ids: Iterable[str]) -> str:
         # Within this folder, which may be a file system of its own.
         aside = self._folder / UNKNOWN
         try:
@@ -56,18 +52,18 @@ class FileFolder:
                 (self._folder / each).replace(aside / each)
         except OSError as error:
             raise disk_error(error, aside) from error
-        return aside
+        return (
+            f"moved to {aside}; delete them, or move them back if you put back a "
+            "database that has them"
+        )
 
-    def begin(self, file_id: str) -> "ContentWriter":
-        """Create a file.  Raises StoreError."""
-        return ContentWriter(self._folder / file_id)
+    def begin(self, file_id: str) -> "FolderWriter":
+        return FolderWriter(self._folder / file_id)
 
     def has(self, file_id: str) -> bool:
-        """Say whether a file has its contents."""
         return (self._folder / file_id).is_file()
 
     def read(self, file_id: str) -> BinaryIO:
-        """Open a file to read it.  Raises StoreError."""
         path = self._folder / file_id
         try:
             return path.open("rb")
@@ -75,19 +71,18 @@ class FileFolder:
             raise disk_error(error, path) from error
 
     def remove(self, file_id: str) -> None:
-        """Delete a file; if that fails, the next start sets it aside."""
         path = self._folder / file_id
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s could not be deleted: %s", path, error)
 
+    def close(self) -> None:
+        pass
 
-class ContentWriter:
-    """A file that is being written: call ``finish`` or ``discard``.
 
-    All methods block.
-    """
+class FolderWriter:
+    """A file that is being written: call ``finish`` or ``discard``."""
 
     def __init__(self, path: Path) -> None:
         """Create the file.  Raises StoreError."""
@@ -100,12 +95,7 @@ class ContentWriter:
         except OSError as error:
             raise disk_error(error, path) from error
 
-    def write(self, data: bytes) -> None:
-        """Append to the file.
-
-        Raises StoreError, also while the disk has less than SPACE_KEPT left; then
-        discard it.
-        """
+    def write(self, data: bytes | memoryview) -> None:
         try:
             free = shutil.disk_usage(self._path.parent).free
             if free < SPACE_KEPT + len(data):
@@ -122,10 +112,6 @@ class ContentWriter:
         self.size += len(data)
 
     def finish(self) -> None:
-        """Wait until the file and its name are on the disk.
-
-        Raises StoreError; then discard it.
-        """
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -136,7 +122,6 @@ class ContentWriter:
             raise disk_error(error, self._path) from error
 
     def discard(self) -> None:
-        """Delete the file, whether or not it is finished."""
         with suppress(OSError):  # of what was not written yet
             self._file.close()
         for path in (self._part, self._path):

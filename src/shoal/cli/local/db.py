@@ -139,7 +139,8 @@ def compact(data_dir: Path, store: str, as_json: bool) -> None:
 def copy(data_dir: Path, store: str, as_json: bool) -> None:
     """Copy the database of a stopped coordinator to a PostgreSQL server.
 
-    The database there must be empty.  The file in the data folder stays as it is.
+    The database there must be empty.  Clients' files are copied as well.  All files in
+    the data folder stay as they are.
     """
     path = _database(data_dir)
     if not store:
@@ -149,7 +150,8 @@ def copy(data_dir: Path, store: str, as_json: bool) -> None:
 
     rows = asyncio.run(copied_to(path, store))
     lines = [
-        f"copied {rows['jobs']} jobs and {sum(rows.values())} rows in all to {name}",
+        f"copied {rows['jobs']} jobs, {rows.pop('contents')} files and "
+        f"{sum(rows.values())} rows in all to {name}",
         f"start `shoal serve` with --store; {path} is not used any more",
     ]
     show({"database": name, "rows": rows}, as_json, *lines)

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import psycopg
 
 from shoal.domain.errors import StoreBroken, StoreError
+from shoal.store.contents import copy_contents
+from shoal.store.file_folder import FILES_FOLDER, FileFolder
+from shoal.store.postgres.contents import FILES, ContentRows
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
 from shoal.store.postgres.schema import MIGRATIONS, version_of
 from shoal.store.postgres.session import Session, connect
@@ -23,7 +26,8 @@ ROWS_AT_ONCE = 64  # each may have a megabyte
 COLUMNS = """SELECT table_name, column_name, data_type, is_identity = 'YES'
              FROM information_schema.columns
              WHERE table_schema = current_schema()
-             AND table_name NOT IN ('schema_version', 'lease', 'nodes', 'secrets')
+             AND table_name NOT IN ('schema_version', 'lease', 'nodes', 'secrets',
+                                    'contents', 'content_parts')
              ORDER BY table_name, ordinal_position"""
 FILLED = """SELECT EXISTS (SELECT 1 FROM jobs) OR EXISTS (SELECT 1 FROM keys)
             OR EXISTS (SELECT 1 FROM checkpoints) OR EXISTS (SELECT 1 FROM facts)"""
@@ -75,7 +79,9 @@ class _Column(NamedTuple):
 async def copy(path: Path, url: str) -> dict[str, int]:
     """Copy the database of a stopped coordinator; return the rows of each table.
 
-    The file stays as it is.  All is copied in one transaction: an error leaves nothing.
+    The file stays as it is, and so does the folder beside it, whose files are counted
+    as ``contents``; they are copied first.  The rows are copied in one transaction: an
+    error leaves none.
 
     Raises StoreError, also if the file is in use, missing, or of another version, or if
     the other database is not empty.
@@ -94,16 +100,27 @@ async def copy(path: Path, url: str) -> dict[str, int]:
                 )
             await database.open()
             try:
-                return await database.transact(partial(_copy, source=source))
+                await database.transact(_check_empty)
+                files = await asyncio.to_thread(_copy_files, path, url)
+                rows = await database.transact(partial(_copy, source=source))
+                return rows | {"contents": files}
             finally:
                 await database.close()
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from error
 
 
-def _copy(sql: Session, source: sqlite3.Connection) -> dict[str, int]:
+def _check_empty(sql: Session) -> None:
     if sql.execute(FILLED).fetchone()[0]:
         raise StoreError("the database is not empty: create another one")
+
+
+def _copy_files(path: Path, url: str) -> int:
+    with closing(ContentRows(url, FILES)) as rows:
+        return copy_contents(FileFolder(path.with_name(FILES_FOLDER)), rows)
+
+
+def _copy(sql: Session, source: sqlite3.Connection) -> dict[str, int]:
     tables: dict[str, list[_Column]] = {}
     for table, *column in sql.execute(COLUMNS).fetchall():
         tables.setdefault(table, []).append(_Column(*column))

@@ -369,6 +369,24 @@ MIGRATIONS = (
         made_at double precision NOT NULL
     );
     """,
+    # Contents of files, of some kind; those that are not finished have no id.  The
+    # parts of each are read by their places, which compressed values would not allow.
+    f"""
+    CREATE TABLE contents (
+        number {NUMBERED} PRIMARY KEY,
+        kind {TEXT} NOT NULL,
+        id {TEXT},
+        size bigint,
+        UNIQUE (kind, id)
+    );
+    CREATE TABLE content_parts (
+        number bigint NOT NULL REFERENCES contents ON DELETE CASCADE,
+        part bigint NOT NULL,
+        data bytea NOT NULL,
+        PRIMARY KEY (number, part)
+    );
+    ALTER TABLE content_parts ALTER COLUMN data SET STORAGE EXTERNAL;
+    """,
 )
 
 

@@ -1,0 +1,92 @@
+"""The port for the contents of files: of clients' uploads, and of batches' results."""
+
+from collections.abc import Iterable
+from typing import BinaryIO, Protocol
+
+from shoal.domain.errors import StoreError
+
+PIECE = 1 << 20  # bytes that are copied at a time
+
+
+class ContentStore(Protocol):
+    """Contents by the ids of their files, to which no other process writes.
+
+    All methods block, and may be called in any thread.
+    """
+
+    def open(self) -> list[str]:
+        """Delete what was not finished; return the ids that there are.
+
+        Raises StoreError.
+        """
+
+    def set_aside(self, file_ids: Iterable[str]) -> str:
+        """Remove contents that the database does not describe; return where they are.
+
+        Raises StoreError.
+        """
+
+    def begin(self, file_id: str) -> "ContentWriter":
+        """Begin to write the contents of a file.  Raises StoreError."""
+
+    def has(self, file_id: str) -> bool:
+        """Say whether a file has its contents.  Raises StoreError."""
+
+    def read(self, file_id: str) -> BinaryIO:
+        """Open the contents of a file to read them.
+
+        Raises StoreError, as what is returned does.
+        """
+
+    def remove(self, file_id: str) -> None:
+        """Delete the contents of a file; if that fails, the next start does it."""
+
+    def close(self) -> None: ...
+
+
+class ContentWriter(Protocol):
+    """Contents that are being written: call ``finish`` or ``discard``.
+
+    All methods block.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """The bytes so far."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append to the contents.
+
+        Raises StoreError, also while the disk is full; then discard them.
+        """
+
+    def finish(self) -> None:
+        """Wait until the contents are on the disk, and can be found by their id.
+
+        Raises StoreError; then discard them.
+        """
+
+    def discard(self) -> None:
+        """Delete the contents, whether or not they are finished."""
+
+
+def copy_contents(source: ContentStore, target: ContentStore) -> int:
+    """Copy all contents to another store; return their number.  It can be repeated.
+
+    Blocks.  Raises StoreError.
+    """
+    ids = source.open()
+    for each in ids:
+        writer = target.begin(each)
+        try:
+            with source.read(each) as file:
+                while piece := file.read(PIECE):
+                    writer.write(piece)
+            writer.finish()
+        except StoreError:
+            writer.discard()
+            raise
+    return len(ids)

@@ -1,0 +1,36 @@
+"""The stores of contents, each in turn."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.postgres import PostgresServer
+from shoal.store.contents import ContentStore
+from shoal.store.file_folder import FileFolder
+from shoal.store.postgres.contents import ContentRows
+from shoal.store.postgres.schema import migrate
+from shoal.store.postgres.session import Session, connect
+
+
+@pytest.fixture(params=["folder", "rows"])
+def contents(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ContentStore]:
+    """Open a store of contents, which is empty."""
+    store: ContentStore
+    if request.param == "folder":
+        store = FileFolder(tmp_path / "files")
+    else:
+        store = ContentRows(with_tables(request.getfixturevalue("postgres")), "file")
+    store.open()
+    yield store
+    store.close()
+
+
+def with_tables(server: PostgresServer) -> str:
+    """Return the URL of a database without contents."""
+    session = Session(connect(server.url()))
+    with session.connection.transaction():
+        migrate(session, create=True)
+        session.execute("DELETE FROM contents")
+    session.close()
+    return server.url()
