@@ -1,6 +1,7 @@
 """The secrets of a pool: a node without its files has those of the database."""
 
 import asyncio
+import hashlib
 import shutil
 import stat
 import sys
@@ -76,6 +77,10 @@ async def test_node_without_its_folder_starts_as_the_same_pool(
             session.post("/v1/files", data=form, ssl=False) as response,
         ):
             uploaded = (await response.json())["id"]
+            value = hashlib.sha256(b"large").hexdigest()
+            path = f"/v1/blobs/{value}"
+            async with session.put(path, data=b"large", ssl=False) as response:
+                assert response.status < 300
     kept = contents(folder)
     await asyncio.to_thread(shutil.rmtree, folder)
 
@@ -92,12 +97,13 @@ async def test_node_without_its_folder_starts_as_the_same_pool(
             ) as response,
         ):
             assert response.status == 200
-        path = f"/v1/files/{uploaded}/content"
-        async with (
-            ClientSession(running.url, headers=headers) as session,
-            session.get(path, ssl=False) as response,
-        ):
-            assert await response.read() == b"{}\n"
+        async with ClientSession(running.url, headers=headers) as session:
+            for path, content in (
+                (f"/v1/files/{uploaded}/content", b"{}\n"),
+                (f"/v1/blobs/{value}", b"large"),
+            ):
+                async with session.get(path, ssl=False) as response:
+                    assert await response.read() == content
 
     assert {*kept} == {*NAMES} - {FLEET_FILE}
     assert contents(tmp_path / "second") == kept

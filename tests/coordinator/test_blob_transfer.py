@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from gateway.serving import eventually
 from shoal.coordinator.blob_transfer import COMING_MAX, BlobTransfer
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.ids import JobId
@@ -67,6 +68,27 @@ async def test_value_is_not_sent_on_a_wire_without_blobs() -> None:
     blobs.send(peer, (DIGEST,))
 
     assert peer.given == []
+
+
+class Afar(MemoryBlobs):
+    """Values on another machine."""
+
+    def is_near(self, digest: bytes) -> bool:
+        return False
+
+
+async def test_value_of_another_machine_is_sent_once_it_has_come() -> None:
+    blobs = BlobTransfer(Afar())
+    await blobs.keep(DATA)
+    peer = RecordingWorker()
+
+    blobs.send(peer, (DIGEST,))
+    blobs.send(peer, (DIGEST,))
+    assert peer.given == []
+
+    await eventually(lambda: bool(peer.given))
+    assert peer.given == [SendBlob(DIGEST, memoryview(DATA))]
+    assert await blobs.read(DIGEST) == memoryview(DATA)
 
 
 async def test_missing_value_is_logged_and_not_sent(

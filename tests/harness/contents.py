@@ -1,6 +1,7 @@
 """The stores of contents, each in turn."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from harness.postgres import PostgresServer
 from shoal.store.contents import ContentStore
 from shoal.store.file_folder import FileFolder
-from shoal.store.postgres.contents import ContentRows
+from shoal.store.postgres.contents import FILES, ContentRows, ContentSessions
 from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect
 
@@ -16,14 +17,14 @@ from shoal.store.postgres.session import Session, connect
 @pytest.fixture(params=["folder", "rows"])
 def contents(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ContentStore]:
     """Open a store of contents, which is empty."""
-    store: ContentStore
     if request.param == "folder":
-        store = FileFolder(tmp_path / "files")
-    else:
-        store = ContentRows(with_tables(request.getfixturevalue("postgres")), "file")
-    store.open()
-    yield store
-    store.close()
+        folder = FileFolder(tmp_path / "files")
+        folder.open()
+        yield folder
+        return
+    url = with_tables(request.getfixturevalue("postgres"))
+    with closing(ContentSessions(url)) as sessions:
+        yield ContentRows(sessions, FILES)
 
 
 def with_tables(server: PostgresServer) -> str:

@@ -1,11 +1,20 @@
 """Large values in files and in memory."""
 
+import asyncio
 import hashlib
+import shutil
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
+from harness.contents import with_tables
+from harness.postgres import PostgresServer
 from harness.synced import needs_folder_sync, synced_files
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitted
@@ -15,7 +24,10 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, Feature, JobKind
 from shoal.store.blobs import BlobFiles, BlobStore, MemoryBlobs
 from shoal.store.codec import LARGE_FROM
+from shoal.store.contents import write_contents
 from shoal.store.port import JobFilter
+from shoal.store.postgres.contents import BLOBS, ContentRows, ContentSessions
+from shoal.store.shared_blobs import SharedBlobs
 from shoal.store.sqlite.store import SqliteStore
 
 LARGE = b"x" * LARGE_FROM
@@ -36,9 +48,43 @@ def opened(folder: Path, size_max: int = 1 << 30) -> BlobFiles:
     return files
 
 
-@pytest.fixture(params=["files", "memory"])
-def blobs(request: pytest.FixtureRequest, folder: Path) -> BlobStore:
-    return opened(folder) if request.param == "files" else MemoryBlobs()
+Opening: TypeAlias = Callable[[int], BlobStore]
+
+
+@pytest.fixture(params=["files", "shared"])
+def opening(request: pytest.FixtureRequest, folder: Path) -> Iterator[Opening]:
+    """Return what opens a store of so many bytes, with what the last one left."""
+    if request.param == "files":
+        yield partial(opened, folder)
+        return
+    url = with_tables(request.getfixturevalue("postgres"))
+    with closing(ContentSessions(url)) as sessions:
+
+        def open_shared(size_max: int) -> BlobStore:
+            rows = ContentRows(sessions, BLOBS)
+            blobs = SharedBlobs(rows, BlobFiles(folder, size_max), size_max)
+            blobs.open()
+            return blobs
+
+        yield open_shared
+
+
+@pytest.fixture
+def blobs(opening: Opening) -> BlobStore:
+    return opening(1 << 30)
+
+
+def test_memory_keeps_values_until_the_process_ends() -> None:
+    blobs = MemoryBlobs()
+    blobs.open()
+
+    assert blobs.keep(LARGE) == digest(LARGE)
+    assert bytes(blobs.read(digest(LARGE))) == LARGE
+    assert not blobs.has(digest(b"x"))
+    with pytest.raises(NotFound, match=digest(b"x").hex()):
+        blobs.read(digest(b"x"))
+    with pytest.raises(InvalidRequest, match="expected"):
+        blobs.keep(b"x", digest(b"y"))
 
 
 @pytest.mark.parametrize("data", [b"", b"small", LARGE])
@@ -75,7 +121,21 @@ def test_value_with_a_wrong_digest_is_rejected(blobs: BlobStore) -> None:
     assert not blobs.has(digest(b"x"))
 
 
-def test_files_are_found_after_reopening(folder: Path) -> None:
+def test_values_are_found_after_reopening(opening: Opening) -> None:
+    opening(30).keep(b"1" * 10)
+    opening(30).keep(b"2" * 10)
+
+    values = opening(10)
+
+    assert bytes(values.read(digest(b"1" * 10))) == b"1" * 10
+    assert bytes(values.read(digest(b"2" * 10))) == b"2" * 10
+    values.keep(b"3" * 5)  # not before this are there too many bytes
+    assert not values.has(digest(b"1" * 10))
+    assert not opening(30).has(digest(b"1" * 10))
+    assert opening(30).has(digest(b"3" * 5))
+
+
+def test_unfinished_files_are_deleted(folder: Path) -> None:
     opened(folder).keep(b"x")
     (folder / "ab").mkdir()
     (folder / "ab" / "half.part").write_bytes(b"y")
@@ -96,8 +156,8 @@ def test_unknown_file_in_the_folder_is_named(folder: Path) -> None:
     assert "blobs: " in caught.value.located
 
 
-def test_least_recently_used_values_are_evicted_first(folder: Path) -> None:
-    files = opened(folder, size_max=30)
+def test_least_recently_used_values_are_evicted_first(opening: Opening) -> None:
+    files = opening(30)
     one, two, three, four = (bytes([number]) * 10 for number in range(4))
     for data in (one, two, three):
         files.keep(data)
@@ -107,11 +167,21 @@ def test_least_recently_used_values_are_evicted_first(folder: Path) -> None:
 
     assert not files.has(digest(two))
     assert all(files.has(digest(data)) for data in (one, three, four))
-    assert len([*folder.glob("??/*")]) == 3
+    again = opening(30)
+    assert not again.has(digest(two))
+    assert all(again.has(digest(data)) for data in (one, three, four))
 
 
-def test_owner_of_the_most_bytes_makes_room(folder: Path) -> None:
-    files = opened(folder, size_max=30)
+def test_evicted_files_are_deleted(folder: Path) -> None:
+    files = opened(folder, size_max=20)
+    for number in range(3):
+        files.keep(bytes([number]) * 10)
+
+    assert len([*folder.glob("??/*")]) == 2
+
+
+def test_owner_of_the_most_bytes_makes_room(opening: Opening) -> None:
+    files = opening(30)
     small, flood = b"b" * 6, [bytes([n]) * 8 for n in range(9)]
     files.keep(small, owner="bob")
 
@@ -140,7 +210,7 @@ def test_each_value_is_examined_once_to_make_room_for_a_large_one(
     folder: Path,
 ) -> None:
     files = opened(folder, size_max=60)
-    pins = files._pins = CountedPins()
+    pins = files._index._pins = CountedPins()
     for number in range(60):
         files.keep(bytes([number]), owner="alice")
         if number < 40:
@@ -153,8 +223,8 @@ def test_each_value_is_examined_once_to_make_room_for_a_large_one(
     assert kept == [*range(40), *range(55, 60)]
 
 
-def test_pinned_value_is_not_evicted(folder: Path) -> None:
-    files = opened(folder, size_max=15)
+def test_pinned_value_is_not_evicted(opening: Opening) -> None:
+    files = opening(15)
     files.keep(b"1" * 10)
     files.pin(digest(b"1" * 10))
     files.pin(digest(b"1" * 10))
@@ -170,13 +240,83 @@ def test_pinned_value_is_not_evicted(folder: Path) -> None:
     assert not files.has(digest(b"1" * 10))
 
 
+# Values that other machines can read, too.
+
+
+def test_value_comes_near_when_it_is_read(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    with closing(ContentSessions(with_tables(postgres))) as sessions:
+        rows = ContentRows(sessions, BLOBS)
+        first = SharedBlobs(rows, BlobFiles(tmp_path / "a", 50), 50)
+        first.open()
+        first.keep(b"x" * 10)
+        second = SharedBlobs(rows, BlobFiles(tmp_path / "b", 15), 50)
+        second.open()
+        assert second.has(digest(b"x" * 10))
+        assert not second.is_near(digest(b"x" * 10))
+
+        assert bytes(second.read(digest(b"x" * 10))) == b"x" * 10
+
+        assert second.is_near(digest(b"x" * 10))
+        second.keep(b"y" * 10)
+        assert second.has(digest(b"x" * 10))
+        assert not second.is_near(digest(b"x" * 10))
+        # Another one has evicted it meanwhile.
+        rows.remove(digest(b"x" * 10).hex())
+        with pytest.raises(NotFound):
+            second.read(digest(b"x" * 10))
+
+
+def test_damaged_value_is_an_error(tmp_path: Path, postgres: PostgresServer) -> None:
+    with closing(ContentSessions(with_tables(postgres))) as sessions:
+        rows = ContentRows(sessions, BLOBS)
+        write_contents(rows, digest(b"x").hex(), [b"y"])
+        blobs = SharedBlobs(rows, BlobFiles(tmp_path / "near"), 50)
+        blobs.open()
+
+        with pytest.raises(StoreError, match="is damaged"):
+            blobs.read(digest(b"x"))
+
+
+def test_full_disk_leaves_values_afar(tmp_path: Path, postgres: PostgresServer) -> None:
+    with closing(ContentSessions(with_tables(postgres))) as sessions:
+        rows, near = ContentRows(sessions, BLOBS), tmp_path / "near"
+        blobs = SharedBlobs(rows, BlobFiles(near), 50)
+        blobs.open()
+        near.rmdir()
+        near.write_bytes(b"in the way")
+
+        blobs.keep(b"x")
+
+        assert not blobs.is_near(digest(b"x"))
+        assert bytes(blobs.read(digest(b"x"))) == b"x"
+
+
+def test_one_value_can_be_written_twice_at_a_time(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    with (
+        closing(ContentSessions(with_tables(postgres))) as sessions,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        rows = ContentRows(sessions, BLOBS)
+        blobs = SharedBlobs(rows, BlobFiles(tmp_path / "near"), 1 << 30)
+        blobs.open()
+
+        kept = {*threads.map(blobs.keep, [LARGE] * 16)}
+
+        assert kept == {digest(LARGE)}
+        assert rows.open() == {digest(LARGE).hex(): len(LARGE)}
+
+
 # Calls in the database.
 
 J, LEASE = JobId("j"), LeaseNumber(1)
 
 
 async def stored(
-    tmp_path: Path, files: BlobFiles, args: bytes = b"\x90", value: bytes = b"\xc0"
+    tmp_path: Path, files: BlobStore, args: bytes = b"\x90", value: bytes = b"\xc0"
 ) -> SqliteStore:
     """Return a store with a completed call, and its job."""
     store = SqliteStore(tmp_path / "shoal.db", files)
@@ -233,13 +373,15 @@ async def test_large_value_is_stored_in_a_file(tmp_path: Path, folder: Path) -> 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_arguments_of_an_open_call_are_never_evicted(
-    tmp_path: Path, folder: Path, restarted: bool
+    tmp_path: Path, folder: Path, opening: Opening, restarted: bool
 ) -> None:
-    files = opened(folder, size_max=2 * LARGE_FROM)
+    files = opening(2 * LARGE_FROM)
     store = await stored(tmp_path, files, LARGE, value=b"")
     if restarted:
         await store.close()
-        files = opened(folder, size_max=2 * LARGE_FROM)
+        if isinstance(files, SharedBlobs):  # it may be on another machine by now
+            await asyncio.to_thread(shutil.rmtree, folder)
+        files = opening(2 * LARGE_FROM)
         store = SqliteStore(tmp_path / "shoal.db", files)
         await store.open()
         (job,) = await store.open_jobs()

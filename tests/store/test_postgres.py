@@ -17,12 +17,19 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.work import Task
 from shoal.ledger import accounts
+from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FileFolder
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId, JobFilter
 from shoal.store.postgres import database as module
 from shoal.store.postgres import maintenance
-from shoal.store.postgres.contents import FILES, PART_SIZE, ContentRows
+from shoal.store.postgres.contents import (
+    BLOBS,
+    FILES,
+    PART_SIZE,
+    ContentRows,
+    ContentSessions,
+)
 from shoal.store.postgres.maintenance import copy
 from shoal.store.postgres.schema import MIGRATIONS, migrate
 from shoal.store.postgres.session import Session, connect, translated
@@ -403,6 +410,9 @@ async def test_a_file_of_any_version_can_be_copied(
         writer = files.begin(name)
         writer.write(name.encode())
         writer.finish()
+    values = BlobFiles(tmp_path / "blobs")
+    values.open()
+    value = values.keep(b"value")
 
     rows = await copy(tmp_path / "shoal.db", url)
 
@@ -411,9 +421,11 @@ async def test_a_file_of_any_version_can_be_copied(
     await store.open()
     assert rows["jobs"] > 0
     assert rows["contents"] == 2
-    with closing(ContentRows(url, FILES)) as copied:
-        assert copied.open() == ["file-a", "file-b"]
+    with closing(ContentSessions(url)) as sessions:
+        copied = ContentRows(sessions, FILES)
+        assert copied.open() == {"file-a": 6, "file-b": 6}
         assert copied.read("file-b").read() == b"file-b"
+        assert ContentRows(sessions, BLOBS).open() == {value.hex(): 5}
     assert await contents(store) == await contents(source)
     await store.append([submitted(1)], 1.0)  # numbers go on
     assert (await store.recent(JobFilter(), 1)).jobs[0].id == "j1"
@@ -458,7 +470,8 @@ async def test_a_damaged_row_is_damage(url: str) -> None:
 
 def test_contents_outlive_lost_sessions(url: str) -> None:
     migrated(url)
-    rows = ContentRows(url, FILES)
+    sessions = ContentSessions(url)
+    rows = ContentRows(sessions, FILES)
     writer = rows.begin("file-a")
     run_apart(url, END_OTHERS)
 
@@ -470,13 +483,14 @@ def test_contents_outlive_lost_sessions(url: str) -> None:
     with rows.read("file-a") as file:
         file.seek(PART_SIZE - 1)
         assert file.read() == b"xy"
-    rows.close()
+    sessions.close()
 
 
 def test_contents_of_a_lost_database_are_unavailable_for_now(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rows = ContentRows("postgresql://127.0.0.1:1/lost", FILES)
+    sessions = ContentSessions("postgresql://127.0.0.1:1/lost")
+    rows = ContentRows(sessions, FILES)
 
     with pytest.raises(StoreError, match="the database cannot be reached") as lost:
         rows.begin("file-a")
@@ -484,12 +498,13 @@ def test_contents_of_a_lost_database_are_unavailable_for_now(
 
     assert lost.value.temporary
     assert "file-a could not be deleted" in caplog.text
-    rows.close()
+    sessions.close()
 
 
 def test_contents_that_are_deleted_meanwhile_are_an_error(url: str) -> None:
     migrated(url)
-    with closing(ContentRows(url, FILES)) as rows:
+    with closing(ContentSessions(url)) as sessions:
+        rows = ContentRows(sessions, FILES)
         writer = rows.begin("file-a")
         writer.write(b"x" * 2 * PART_SIZE)
         writer.finish()

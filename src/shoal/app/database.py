@@ -1,16 +1,19 @@
 """Which database a coordinator uses: a file of its own, or one on a server."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.config import ServeConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, StoreError
-from shoal.store.blobs import BlobStore
+from shoal.store.blobs import BLOBS_FOLDER, BlobFiles, BlobStore
 from shoal.store.contents import ContentStore
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.lease import Lease, SharedStore
 from shoal.store.port import Store
+from shoal.store.shared_blobs import SharedBlobs
 from shoal.store.sqlite.database import DATABASE
 from shoal.store.sqlite.store import SqliteStore
 
@@ -19,6 +22,24 @@ if TYPE_CHECKING:
 
 SCHEMES = ("postgresql://", "postgres://")
 EXAMPLE = "postgresql://USER@HOST/DATABASE"
+
+
+def check_store(url: str) -> None:
+    """Raise ConfigError if there can be no database at a URL; empty: a file."""
+    if not url:
+        return
+    if not url.startswith(SCHEMES):
+        raise ConfigError(f"--store: expected {EXAMPLE}, without it a file is used")
+    try:
+        from shoal.store.postgres.database import PostgresDatabase
+    except ImportError as error:
+        raise ConfigError(
+            f"--store: PostgreSQL needs psycopg ({error}): {install_extra('postgres')}"
+        ) from error
+    try:
+        PostgresDatabase(url)
+    except StoreError as error:
+        raise ConfigError(f"--store: {error}") from error
 
 
 def store_at(url: str, data_dir: Path, blobs: BlobStore | None = None) -> Store:
@@ -38,18 +59,10 @@ def shared_store_at(
 
     Raises ConfigError.
     """
-    if not url.startswith(SCHEMES):
-        raise ConfigError(f"--store: expected {EXAMPLE}, without it a file is used")
-    try:
-        from shoal.store.postgres.store import PostgresStore
-    except ImportError as error:
-        raise ConfigError(
-            f"--store: PostgreSQL needs psycopg ({error}): {install_extra('postgres')}"
-        ) from error
-    try:
-        return PostgresStore(url, blobs, node)
-    except StoreError as error:
-        raise ConfigError(f"--store: {error}") from error
+    check_store(url)
+    from shoal.store.postgres.store import PostgresStore  # late: with psycopg
+
+    return PostgresStore(url, blobs, node)
 
 
 def lease_at(url: str) -> Lease:
@@ -59,19 +72,35 @@ def lease_at(url: str) -> Lease:
     return PostgresLease(url)
 
 
-def contents_at(url: str, data_dir: Path) -> ContentStore:
-    """Return where the contents of files are: beside the database, in either case."""
-    if not url:
-        return FileFolder(data_dir / FILES_FOLDER)
-    from shoal.store.postgres.contents import FILES, ContentRows  # late: with psycopg
+@contextmanager
+def contents_at(
+    url: str, data_dir: Path, blobs_max: int
+) -> Iterator[tuple[ContentStore, BlobStore]]:
+    """Give the contents of files, and large values, which are with the database.
 
-    return ContentRows(url, FILES)
+    They can be used in the block, once the store is open.  Raises ConfigError.
+    """
+    check_store(url)
+    blobs = BlobFiles(data_dir / BLOBS_FOLDER, blobs_max)
+    if not url:
+        yield FileFolder(data_dir / FILES_FOLDER), blobs
+        return
+    from shoal.store.postgres.contents import (  # late: with psycopg
+        BLOBS,
+        FILES,
+        ContentRows,
+        ContentSessions,
+    )
+
+    with closing(ContentSessions(url)) as sessions:
+        rows = ContentRows(sessions, BLOBS)
+        yield ContentRows(sessions, FILES), SharedBlobs(rows, blobs, blobs_max)
 
 
 def shared_secrets(config: ServeConfig) -> "NodeSecrets | None":
     """Return the secrets that a database on a server has, too; None: there is none.
 
-    The store must have been opened or named by ``store_at`` before.
+    ``check_store`` must have accepted the URL.
     """
     if not config.store:
         return None

@@ -16,7 +16,7 @@ from random import Random
 
 from aiohttp import web
 
-from shoal.app.database import contents_at, shared_secrets, store_at
+from shoal.app.database import check_store, contents_at, shared_secrets, store_at
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.fleet_files import with_fleets
 from shoal.app.https import Https, keep_valid, open_https
@@ -77,7 +77,6 @@ from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.store import signing_keys
-from shoal.store.blobs import BlobFiles
 from shoal.store.port import Store
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
@@ -136,7 +135,8 @@ def preload(config: ServeConfig) -> None:
 
     Raises ConfigError.
     """
-    store_at(config.store, config.data_dir)
+    check_store(config.store)
+    shared_secrets(config)
     importlib.import_module("shoal.transports.local_authority")
 
 
@@ -162,12 +162,7 @@ async def run_coordinator(
     settings = read_settings(config)
     check_x402(x402)
     clock = LoopClock()
-    files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
-    store = (
-        store_at(config.store, config.data_dir, files)
-        if node is None
-        else node.make_store(files)
-    )
+    check_store(config.store)
     shared = shared_secrets(config)
     if shared is not None:
         await asyncio.to_thread(shared.fetch)
@@ -179,7 +174,14 @@ async def run_coordinator(
     https = open_https(config, settings.pages.hosts, clock.wall())
     stored = _secrets(config, https)
     async with AsyncExitStack() as finally_:
-        await asyncio.to_thread(files.open)
+        contents, blobs = finally_.enter_context(
+            contents_at(config.store, config.data_dir, settings.blobs_max)
+        )
+        store = (
+            store_at(config.store, config.data_dir, blobs)
+            if node is None
+            else node.make_store(blobs)
+        )
         signing = await finally_.enter_async_context(
             _opened(store, config, clock.wall())
         )
@@ -187,6 +189,7 @@ async def run_coordinator(
             await asyncio.to_thread(shared.publish)
         if node is not None:
             await finally_.enter_async_context(node.holding())
+        await asyncio.to_thread(blobs.open)
         spans = await finally_.enter_async_context(
             open_spans(
                 config.otlp_endpoint,
@@ -204,7 +207,7 @@ async def run_coordinator(
             hedge_after=config.hedge_after or None,
             fee=settings.fee,
             aside=SIGNATURES_INLINE_MAX,
-            blobs=BlobTransfer(files),
+            blobs=BlobTransfer(blobs),
             approve_nodes=config.approve_nodes,
             traced=spans is not None,
             call_secret=secret_files.new_secret().encode(),
@@ -214,8 +217,6 @@ async def run_coordinator(
         returning = 0.0 if part is None else RETURN_SECONDS
         if restored := await hub.restore(returning):
             log.info("restored jobs=%d", restored)
-        contents = contents_at(config.store, config.data_dir)
-        finally_.callback(contents.close)
         uploads = ClientFiles(
             store.files, contents, new_id, settings.file_max, settings.files_max
         )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from shoal.coordinator.connections import WorkerConnection
@@ -51,7 +52,9 @@ class BlobTransfer:
         """
         if (coming := self._coming.get(digest)) is not None:
             await asyncio.shield(coming)
-        return self._store.read(digest)
+        if self._store.is_near(digest):
+            return self._store.read(digest)
+        return await asyncio.to_thread(self._store.read, digest)
 
     async def keep(
         self, data: bytes | memoryview, expected: bytes | None = None, owner: str = ""
@@ -88,13 +91,32 @@ class BlobTransfer:
         for digest in digests:
             if digest in given:  # No secret: a digest of a value.
                 continue
-            try:
-                data = self._store.read(digest)
-            except NotFound as error:
-                log.warning("cannot send a value: %s", error)
-                continue
             given.add(digest)
-            peer.send(SendBlob(digest, data))
+            if self._store.has(digest) and not self._store.is_near(digest):
+                # The job waits for it at the worker, as for one that it has dropped.
+                self._fetch(peer, digest)
+            else:
+                self._give(peer, digest, partial(self._store.read, digest))
+
+    def _fetch(self, peer: WorkerConnection, digest: bytes) -> None:
+        """Send a value once it has come from another machine."""
+
+        def give(reading: asyncio.Future[memoryview]) -> None:
+            if not reading.cancelled():
+                self._give(peer, digest, reading.result)
+
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(None, self._store.read, digest)
+        reading.add_done_callback(give)
+
+    def _give(
+        self, peer: WorkerConnection, digest: bytes, read: Callable[[], memoryview]
+    ) -> None:
+        try:
+            peer.send(SendBlob(digest, read()))
+        except (NotFound, StoreError) as error:
+            log.warning("cannot send a value: %s", error)
+            self._given.get(peer, set()).discard(digest)
 
     def resend(self, peer: WorkerConnection, digest: bytes) -> None:
         """Send a blob again to a worker that has dropped it."""

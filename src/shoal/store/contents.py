@@ -1,6 +1,7 @@
 """The port for the contents of files: of clients' uploads, and of batches' results."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import BinaryIO, Protocol
 
 from shoal.domain.errors import StoreError
@@ -14,8 +15,8 @@ class ContentStore(Protocol):
     All methods block, and may be called in any thread.
     """
 
-    def open(self) -> list[str]:
-        """Delete what was not finished; return the ids that there are.
+    def open(self) -> dict[str, int]:
+        """Delete what was not finished; return the sizes of the others, by their ids.
 
         Raises StoreError.
         """
@@ -40,8 +41,6 @@ class ContentStore(Protocol):
 
     def remove(self, file_id: str) -> None:
         """Delete the contents of a file; if that fails, the next start does it."""
-
-    def close(self) -> None: ...
 
 
 class ContentWriter(Protocol):
@@ -73,6 +72,23 @@ class ContentWriter(Protocol):
         """Delete the contents, whether or not they are finished."""
 
 
+def write_contents(
+    target: ContentStore, file_id: str, pieces: Iterable[bytes | memoryview]
+) -> None:
+    """Write the contents of a file.  Blocks.
+
+    Raises StoreError, also that of the pieces; then there are none.
+    """
+    writer = target.begin(file_id)
+    try:
+        for each in pieces:
+            writer.write(each)
+        writer.finish()
+    except StoreError:
+        writer.discard()
+        raise
+
+
 def copy_contents(source: ContentStore, target: ContentStore) -> int:
     """Copy all contents to another store; return their number.  It can be repeated.
 
@@ -80,13 +96,6 @@ def copy_contents(source: ContentStore, target: ContentStore) -> int:
     """
     ids = source.open()
     for each in ids:
-        writer = target.begin(each)
-        try:
-            with source.read(each) as file:
-                while piece := file.read(PIECE):
-                    writer.write(piece)
-            writer.finish()
-        except StoreError:
-            writer.discard()
-            raise
+        with source.read(each) as file:
+            write_contents(target, each, iter(partial(file.read, PIECE), b""))
     return len(ids)

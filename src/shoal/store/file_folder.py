@@ -28,17 +28,17 @@ class FileFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def open(self) -> list[str]:
+    def open(self) -> dict[str, int]:
         """Create the folder, too."""
         try:
             self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             restrict(self._folder)
-            found = []
+            found = {}
             for path in self._folder.iterdir():
                 if path.name.endswith(PART):
                     path.unlink()
                 elif path.name != UNKNOWN:
-                    found.append(path.name)
+                    found[path.name] = path.stat().st_size
         except OSError as error:
             raise disk_error(error, self._folder) from error
         return found
@@ -76,9 +76,6 @@ class FileFolder:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s could not be deleted: %s", path, error)
-
-    def close(self) -> None:
-        pass
 
 
 class FolderWriter:

@@ -15,6 +15,8 @@ from shoal.store.postgres.database import PostgresDatabase
 from shoal.store.postgres.session import Session, connect
 
 FILES = "file"  # the kind of what clients upload and batches write
+BLOBS = "blob"  # the kind of large values of calls
+FINISH_LOCK = 3  # 1 and 2 are of the database: who writes, and who migrates
 PART_SIZE = 1 << 20  # bytes
 SESSIONS_MAX = 4  # at once; further calls wait
 
@@ -87,18 +89,17 @@ class ContentRows:
     Those that are not finished have no id.
     """
 
-    def __init__(self, url: str, kind: str) -> None:
-        """Raises StoreError if the URL is none."""
-        self._sessions = ContentSessions(url)
+    def __init__(self, sessions: ContentSessions, kind: str) -> None:
+        self._sessions = sessions
         self._kind = kind
 
-    def open(self) -> list[str]:
-        query = "SELECT id FROM contents WHERE kind = ? ORDER BY number"
+    def open(self) -> dict[str, int]:
+        query = "SELECT id, size FROM contents WHERE kind = ? ORDER BY number"
 
-        def read(sql: Session) -> list[str]:
+        def read(sql: Session) -> dict[str, int]:
             delete = "DELETE FROM contents WHERE kind = ? AND id IS NULL"
             sql.execute(delete, (self._kind,))
-            return [each for (each,) in sql.execute(query, (self._kind,))]
+            return dict(sql.execute(query, (self._kind,)))
 
         return self._sessions.run(read)
 
@@ -125,9 +126,6 @@ class ContentRows:
             self._delete(file_id)
         except StoreError as error:
             log.warning("%s could not be deleted: %s", file_id, error.located)
-
-    def close(self) -> None:
-        self._sessions.close()
 
     def _find(self, file_id: str) -> tuple[int, int] | None:
         """Return the number and the size of contents."""
@@ -159,22 +157,26 @@ class RowsWriter:
         )
 
     def write(self, data: bytes | memoryview) -> None:
-        self._rest += data
         self.size += len(data)
-        while len(self._rest) >= PART_SIZE:
-            self._write_part(bytes(self._rest[:PART_SIZE]))
-            del self._rest[:PART_SIZE]
+        left = memoryview(data)
+        while left:
+            taken = left[: PART_SIZE - len(self._rest)]
+            self._rest += taken
+            left = left[len(taken) :]
+            if len(self._rest) == PART_SIZE:
+                self._write_part()
 
     def finish(self) -> None:
         if self._rest:
-            self._write_part(bytes(self._rest))
-            self._rest.clear()
-        # Those of the id that are there already are the same, or a later start's.
-        query = "DELETE FROM contents WHERE kind = ? AND id = ?"
+            self._write_part()
+        lock = f"SELECT pg_advisory_xact_lock({FINISH_LOCK}, hashtext(?))"
+        delete = "DELETE FROM contents WHERE kind = ? AND id = ?"
         name = "UPDATE contents SET id = ?, size = ? WHERE number = ?"
 
         def finish(sql: Session) -> None:
-            sql.execute(query, (self._kind, self.id))
+            # Two threads may write the same value, of which either one may stay.
+            sql.execute(lock, (self.id,))
+            sql.execute(delete, (self._kind, self.id))
             sql.execute(name, (self.id, self.size, self._number))
 
         self._sessions.run(finish)
@@ -186,11 +188,12 @@ class RowsWriter:
         except StoreError as error:  # the next start does it
             log.warning("%s could not be deleted: %s", self.id, error.located)
 
-    def _write_part(self, data: bytes) -> None:
+    def _write_part(self) -> None:
         query = "INSERT INTO content_parts (number, part, data) VALUES (?, ?, ?)"
-        values = (self._number, self._parts, data)
+        values = (self._number, self._parts, bytes(self._rest))
         self._sessions.run(lambda sql: sql.execute(query, values))
         self._parts += 1
+        self._rest.clear()
 
 
 class _RowsReader(io.RawIOBase):

@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import psycopg
 
 from shoal.domain.errors import StoreBroken, StoreError
-from shoal.store.contents import copy_contents
+from shoal.store.blobs import BLOBS_FOLDER, BlobFiles
+from shoal.store.contents import copy_contents, write_contents
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
-from shoal.store.postgres.contents import FILES, ContentRows
+from shoal.store.postgres.contents import (
+    BLOBS,
+    FILES,
+    ContentRows,
+    ContentSessions,
+)
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
 from shoal.store.postgres.schema import MIGRATIONS, version_of
 from shoal.store.postgres.session import Session, connect
@@ -79,8 +85,8 @@ class _Column(NamedTuple):
 async def copy(path: Path, url: str) -> dict[str, int]:
     """Copy the database of a stopped coordinator; return the rows of each table.
 
-    The file stays as it is, and so does the folder beside it, whose files are counted
-    as ``contents``; they are copied first.  The rows are copied in one transaction: an
+    The file stays as it is, and so do the folders beside it, which are copied first;
+    ``contents`` counts clients' files.  The rows are copied in one transaction: an
     error leaves none.
 
     Raises StoreError, also if the file is in use, missing, or of another version, or if
@@ -116,8 +122,14 @@ def _check_empty(sql: Session) -> None:
 
 
 def _copy_files(path: Path, url: str) -> int:
-    with closing(ContentRows(url, FILES)) as rows:
-        return copy_contents(FileFolder(path.with_name(FILES_FOLDER)), rows)
+    folder = FileFolder(path.with_name(FILES_FOLDER))
+    values = BlobFiles(path.with_name(BLOBS_FOLDER))
+    values.open()
+    with closing(ContentSessions(url)) as sessions:
+        rows = ContentRows(sessions, BLOBS)
+        for digest in values.digests():
+            write_contents(rows, digest.hex(), [values.read(digest)])
+        return copy_contents(folder, ContentRows(sessions, FILES))
 
 
 def _copy(sql: Session, source: sqlite3.Connection) -> dict[str, int]:

@@ -5,15 +5,17 @@ full.  Conditions that no index fits are tested row by row, and few rows: a page
 then be short, or empty, and say where the next one begins.
 """
 
+import asyncio
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from shoal.domain.errors import Fenced, StoreBroken, WentBack
+from shoal.domain.errors import Fenced, NotFound, StoreBroken, WentBack
 from shoal.domain.facts import (
     AliasSet,
     Fact,
@@ -128,6 +130,7 @@ class SqlStore:
                 self._works.forget(each.fact.job.id)
 
     async def open_jobs(self) -> list[port.StoredJob]:
+        await self._fetch_arguments()
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
         # The writer's thread owns the pins of large values.
         return await self.database.transact(
@@ -286,6 +289,17 @@ class SqlStore:
             return decode(_job, sql, row, self._large_values.blobs)
 
         return await self.database.read(read)
+
+    async def _fetch_arguments(self) -> None:
+        """Bring large values of open jobs near: no transaction is to wait for that."""
+        query = """SELECT function_call FROM jobs
+                   WHERE ended_at IS NULL AND function_call IS NOT NULL"""
+        calls = await self.database.read_list(select(codec.large_values_of, query))
+        blobs = self._large_values.blobs
+        for digest in {digest for call in calls for digest in call}:
+            if blobs.has(digest) and not blobs.is_near(digest):
+                with suppress(NotFound):  # it is left out below
+                    await asyncio.to_thread(blobs.read, digest)
 
     def _open_job(self, sql: Sql, row: tuple[Any, ...]) -> port.StoredJob:
         """Read an open job, and pin its large values until it ends."""
