@@ -371,6 +371,35 @@ async def test_large_value_is_stored_in_a_file(tmp_path: Path, folder: Path) -> 
     await store.close()
 
 
+async def test_large_values_are_written_outside_of_the_transaction(
+    tmp_path: Path,
+) -> None:
+    within: list[bool] = []
+
+    class Watched(MemoryBlobs):
+        def keep(
+            self,
+            data: bytes | memoryview,
+            expected: bytes | None = None,
+            owner: str = "",
+        ) -> bytes:
+            if not self.has(digest(bytes(data))):
+                within.append(store.database._opened.in_transaction)
+            return super().keep(data, expected, owner)
+
+    store = SqliteStore(tmp_path / "shoal.db", Watched())
+    await store.open()
+    call = Call("f", LARGE, LARGE + b"x", 2.5, frozenset(), (), "3.12")
+    leased = JobLeased(J, WorkerId("w"), LEASE, "")
+    outcome = Outcome("", value=LARGE + b"y")
+
+    await store.append([JobSubmitted(Job(J, call, owner="a")), leased], 1.0)
+    await store.append([JobCompleted(J, LEASE, outcome)], 2.0)
+
+    assert within == [False] * 3
+    await store.close()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_arguments_of_an_open_call_are_never_evicted(
     tmp_path: Path, folder: Path, opening: Opening, restarted: bool

@@ -138,6 +138,16 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
     )
 
 
+def large_data_in(fact: Fact) -> list[bytes]:
+    """Return what goes to the blob store with a fact."""
+    values: tuple[bytes, ...] = ()
+    if isinstance(fact, facts.JobSubmitted) and isinstance(fact.job.work, Call):
+        values = (fact.job.work.args, fact.job.work.kwargs)
+    elif isinstance(fact, facts.JobCompleted):
+        values = (fact.outcome.value,)
+    return [each for each in values if len(each) >= LARGE_FROM]
+
+
 def large_values_of(data: bytes) -> tuple[bytes, ...]:
     """Return the digests of a call's arguments in the blob store."""
     stored = _calls.decode(data)

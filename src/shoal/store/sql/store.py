@@ -5,10 +5,10 @@ full.  Conditions that no index fits are tested row by row, and few rows: a page
 then be short, or empty, and say where the next one begins.
 """
 
-import asyncio
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, get_args
 
@@ -122,6 +122,9 @@ class SqlStore:
                 write_deliveries(sql, entries.deliveries, at)
             return batch
 
+        for data in [x for each in recorded for x in codec.large_data_in(each.fact)]:
+            # Before the transaction, which holds its session and its rows meanwhile.
+            await self.database.run(partial(self._large_values.blobs.keep, data))
         batch = await self.database.transact(write)
         if batch is not None:
             self._usage_days.on_committed(batch)
@@ -299,7 +302,7 @@ class SqlStore:
         for digest in {digest for call in calls for digest in call}:
             if blobs.has(digest) and not blobs.is_near(digest):
                 with suppress(NotFound):  # it is left out below
-                    await asyncio.to_thread(blobs.read, digest)
+                    await self.database.run(partial(blobs.read, digest))
 
     def _open_job(self, sql: Sql, row: tuple[Any, ...]) -> port.StoredJob:
         """Read an open job, and pin its large values until it ends."""
