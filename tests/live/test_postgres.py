@@ -1,5 +1,8 @@
 """A coordinator whose database is on a PostgreSQL server, which is killed."""
 
+import json
+import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,10 +11,21 @@ from urllib.request import urlopen
 
 import pytest
 
+from gateway.batches.uploads import CHAT_PATH, jsonl
 from harness.postgres import PostgresServer, postgres_server
 from harness.slow_imports import openai
-from live.programs import GatedModel, Programs, answer_to, eventually, text_in
+from live.programs import (
+    KEY,
+    TOKEN,
+    GatedModel,
+    Pool,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
 from models.tiny_answers import ANSWERS
+from shoal.domain.credentials import with_fingerprint, without_fingerprint
 
 STORY = "Tell me a story."
 
@@ -29,6 +43,24 @@ def ready(url: str) -> int:
             return status
     except HTTPError as error:
         return error.code
+
+
+def client_of(pool: Pool) -> "openai.OpenAI":
+    """Return a client that trusts the pool's authority."""
+    trusted = ssl.create_default_context(cafile=pool.ready["authority"])
+    return openai.OpenAI(
+        base_url=f"{pool.url}/v1",
+        api_key=KEY,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(verify=trusted),
+    )
+
+
+def public_key(client: "openai.OpenAI", pool: Pool) -> str:
+    """Return the key that signs the log of receipts."""
+    log = client.get(f"{pool.url}/v1/log", cast_to=object)
+    assert isinstance(log, dict)
+    return str(log["public_key"])
 
 
 def test_answers_survive_a_kill_of_the_database(
@@ -77,6 +109,43 @@ def test_answers_survive_a_kill_of_the_database(
         jobs = client.get(f"{pool.url}/v1/jobs", cast_to=object)
     assert isinstance(jobs, dict)
     assert len(jobs["jobs"]) == 2
+
+
+def test_a_lost_data_folder_loses_nothing(
+    programs: Programs, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    flags = ("--store", server.url(), "--tls", "auto")
+    pool = programs.serve(*flags)
+    pinned = pool.ready["pinned_key"]
+    _, fingerprint = without_fingerprint(pinned)
+    token = with_fingerprint(TOKEN, fingerprint)
+    worker = pool.join("one", *slow_model.flags, token=token)
+    worker.event("joined")
+    with client_of(pool) as client:
+        signer = public_key(client, pool)
+        line = {"model": "tiny", "messages": [{"role": "user", "content": STORY}]}
+        request = {"custom_id": "c", "method": "POST", "url": CHAT_PATH, "body": line}
+        file = client.files.create(file=("in", jsonl([request])), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h"
+        )
+        eventually(lambda: slow_model.requests > 0, "the line runs")
+
+    pool.program.kill()
+    shutil.rmtree(programs.data)
+    pool = programs.serve(*flags, port=pool.port)  # where the worker looks for it
+    slow_model.go_on.set()
+
+    with client_of(pool) as client:
+        eventually(
+            lambda: client.batches.retrieve(batch.id).status == "completed",
+            "the batch has ended",
+        )
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        assert json.dumps("".join(ANSWERS[STORY])) in client.files.content(output).text
+        assert public_key(client, pool) == signer
+    assert pool.ready["pinned_key"] == pinned
 
 
 def test_a_pool_moves_to_a_server(
