@@ -110,6 +110,32 @@ async def test_node_without_its_folder_starts_as_the_same_pool(
     assert (tmp_path / "second" / SEED_FILE).stat().st_mtime == created
 
 
+@pytest.mark.parametrize("new_log", [False, True])
+async def test_new_log_has_a_new_key_where_nothing_shows_that_the_old_one_may_go_on(
+    tmp_path: Path, database_url: str, new_log: bool
+) -> None:
+    def settings(folder: Path, **more: Any) -> ServeConfig:
+        common: dict[str, Any] = {
+            "port": 0,
+            "store": database_url,
+            "no_discovery": True,
+            "drain": 0.0,
+        }
+        return ServeConfig(data_dir=folder, **common | more)
+
+    async with run_coordinator(settings(tmp_path / "a")) as running:
+        key = running.hub.public_key
+
+    async with run_coordinator(settings(tmp_path / "b", new_log=new_log)) as running:
+        assert (running.hub.public_key != key) == new_log
+        key = running.hub.public_key
+    # It is asked for once: a service may have the option for ever.
+    async with run_coordinator(settings(tmp_path / "b", new_log=new_log)) as running:
+        assert running.hub.public_key == key
+    async with run_coordinator(settings(tmp_path / "a")) as running:
+        assert running.hub.public_key == key
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
 def test_fetched_files_are_private(tmp_path: Path, url: str) -> None:
     node(with_files(tmp_path / "a", api_key="k", fleet="f"), url).publish()

@@ -54,6 +54,11 @@ class NodeSecrets:
         self._given = {KEY_FILE} if config.api_key else set()
         self._stored: Mapping[str, Secret] = {}
         self._kept: set[str] = set()  # in the folder, and not made by this start
+        self.lacked_witness = False
+        """Whether the folder did not have the newest checkpoint that was shown.
+
+        The database, with its copy of the key, may have been restored from a backup.
+        """
 
     def fetch(self) -> None:
         """Write the secrets that only the database has into the folder.
@@ -72,6 +77,7 @@ class NodeSecrets:
                 # This machine's certificate, which another authority has signed.
                 (self._folder / TLS_FOLDER / SERVER_FILE).unlink(missing_ok=True)
         self._kept = {*found, *lacking}
+        self.lacked_witness = SIGNING_LOG_FILE in lacking
         if lacking:
             log.info("secrets from the database: %s", ", ".join(lacking))
 

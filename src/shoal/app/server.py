@@ -183,7 +183,10 @@ async def run_coordinator(
             else node.make_store(blobs)
         )
         signing = await finally_.enter_async_context(
-            _opened(store, config, clock.wall())
+            _opened(
+                *(store, config, clock.wall()),
+                lacked_witness=shared is not None and shared.lacked_witness,
+            )
         )
         if shared is not None:
             await asyncio.to_thread(shared.publish)
@@ -382,9 +385,11 @@ async def run_coordinator(
 
 @asynccontextmanager
 async def _opened(
-    store: Store, config: ServeConfig, at: float
+    store: Store, config: ServeConfig, at: float, *, lacked_witness: bool
 ) -> AsyncIterator[signing_keys.SigningKeys]:
     """Open the store for the length of the block; gives the keys of its log.
+
+    ``lacked_witness``: nothing in the folder says whether the log went back.
 
     Raises StoreError; StoreBroken if the database is not the one that the key has
     signed, unless a new log is asked for.  ConfigError if the key is damaged.
@@ -402,7 +407,8 @@ async def _opened(
         try:
             signing = await asyncio.to_thread(signing_keys.open_keys, folder, at)
             problem = await signing.problem(store.ledger)
-            if begun_anew or (problem is not None and config.new_log):
+            doubted = problem is not None or lacked_witness
+            if begun_anew or (doubted and config.new_log):
                 head = await store.ledger.head()
                 signing = await asyncio.to_thread(
                     signing_keys.begin_new_log, folder, head, at

@@ -169,7 +169,8 @@ class ServeConfig:
     files_max: float = setting("limit of all files of a key", 10.0, "GB")
     new_log: bool = setting(
         "a new receipt log with a new key, if the database is missing, or older than "
-        "the receipts that its key has signed",
+        "the receipts that its key has signed, or if the data folder is new and cannot "
+        "tell",
         False,
     )
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
