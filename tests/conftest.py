@@ -14,16 +14,19 @@ from harness.forks import LINUX, Forks
 from harness.guard import Guard
 from harness.leftovers import Reaper
 from harness.postgres import database_url, postgres
+from harness.s3 import bucket, s3
 from harness.speed import slowness
 from tasks.clusters.real import dask_cluster, ray_cluster
 
 LONGEST = {"simulation", "training", "browser"}  # folders
 
 __all__ = [
+    "bucket",
     "dask_cluster",
     "database_url",
     "postgres",
     "ray_cluster",
+    "s3",
 ]  # of which there is one each for the whole suite
 
 profiles.register()

@@ -22,9 +22,9 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, Feature, JobKind
-from shoal.store.blobs import BlobFiles, BlobStore, MemoryBlobs
+from shoal.store.blobs import BLOBS_FOLDER, BlobFiles, BlobStore, MemoryBlobs
 from shoal.store.codec import LARGE_FROM
-from shoal.store.contents import write_contents
+from shoal.store.contents import ContentStore, write_contents
 from shoal.store.port import JobFilter
 from shoal.store.postgres.contents import BLOBS, ContentRows, ContentSessions
 from shoal.store.shared_blobs import SharedBlobs
@@ -51,22 +51,27 @@ def opened(folder: Path, size_max: int = 1 << 30) -> BlobFiles:
 Opening: TypeAlias = Callable[[int], BlobStore]
 
 
-@pytest.fixture(params=["files", "shared"])
+@pytest.fixture(params=["files", "rows", "objects"])
 def opening(request: pytest.FixtureRequest, folder: Path) -> Iterator[Opening]:
     """Return what opens a store of so many bytes, with what the last one left."""
     if request.param == "files":
         yield partial(opened, folder)
         return
+
+    def open_shared(contents: ContentStore, size_max: int) -> BlobStore:
+        blobs = SharedBlobs(contents, BlobFiles(folder, size_max), size_max)
+        blobs.open()
+        return blobs
+
+    if request.param == "objects":
+        url = request.getfixturevalue("bucket")
+        from shoal.store.content_objects import ContentObjects
+
+        yield partial(open_shared, ContentObjects(url, BLOBS_FOLDER))
+        return
     url = with_tables(request.getfixturevalue("postgres"))
     with closing(ContentSessions(url)) as sessions:
-
-        def open_shared(size_max: int) -> BlobStore:
-            rows = ContentRows(sessions, BLOBS)
-            blobs = SharedBlobs(rows, BlobFiles(folder, size_max), size_max)
-            blobs.open()
-            return blobs
-
-        yield open_shared
+        yield partial(open_shared, ContentRows(sessions, BLOBS))
 
 
 @pytest.fixture

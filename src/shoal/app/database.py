@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.app.node_secrets import NodeSecrets
 
 SCHEMES = ("postgresql://", "postgres://")
+BUCKET_SCHEME = "s3://"
 EXAMPLE = "postgresql://USER@HOST/DATABASE"
 
 
@@ -74,16 +75,20 @@ def lease_at(url: str) -> Lease:
 
 @contextmanager
 def contents_at(
-    url: str, data_dir: Path, blobs_max: int
+    config: ServeConfig, blobs_max: int
 ) -> Iterator[tuple[ContentStore, BlobStore]]:
-    """Give the contents of files, and large values, which are with the database.
+    """Give the contents of files, and large values, where the settings say.
 
     They can be used in the block, once the store is open.  Raises ConfigError.
     """
-    check_store(url)
-    blobs = BlobFiles(data_dir / BLOBS_FOLDER, blobs_max)
-    if not url:
-        yield FileFolder(data_dir / FILES_FOLDER), blobs
+    check_store(config.store)
+    near = BlobFiles(config.data_dir / BLOBS_FOLDER, blobs_max)
+    if config.contents:
+        files, blobs = _objects(config.contents)
+        yield files, SharedBlobs(blobs, near, blobs_max)
+        return
+    if not config.store:
+        yield FileFolder(config.data_dir / FILES_FOLDER), near
         return
     from shoal.store.postgres.contents import (  # late: with psycopg
         BLOBS,
@@ -92,9 +97,28 @@ def contents_at(
         ContentSessions,
     )
 
-    with closing(ContentSessions(url)) as sessions:
+    with closing(ContentSessions(config.store)) as sessions:
         rows = ContentRows(sessions, BLOBS)
-        yield ContentRows(sessions, FILES), SharedBlobs(rows, blobs, blobs_max)
+        yield ContentRows(sessions, FILES), SharedBlobs(rows, near, blobs_max)
+
+
+def _objects(url: str) -> tuple[ContentStore, ContentStore]:
+    """Return the contents of files and of large values in a bucket.
+
+    Raises ConfigError.
+    """
+    if not url.startswith(BUCKET_SCHEME):
+        raise ConfigError(f"--contents {url}: expected {BUCKET_SCHEME}BUCKET/PREFIX")
+    try:
+        from shoal.store.content_objects import ContentObjects
+    except ImportError as error:
+        raise ConfigError(
+            f"--contents: S3 needs obstore ({error}): {install_extra('s3')}"
+        ) from error
+    try:
+        return ContentObjects(url, FILES_FOLDER), ContentObjects(url, BLOBS_FOLDER)
+    except StoreError as error:
+        raise ConfigError(f"--contents: {error}") from error
 
 
 def shared_secrets(config: ServeConfig) -> "NodeSecrets | None":

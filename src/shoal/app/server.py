@@ -175,7 +175,7 @@ async def run_coordinator(
     stored = _secrets(config, https)
     async with AsyncExitStack() as finally_:
         contents, blobs = finally_.enter_context(
-            contents_at(config.store, config.data_dir, settings.blobs_max)
+            contents_at(config, settings.blobs_max)
         )
         store = (
             store_at(config.store, config.data_dir, blobs)

@@ -52,6 +52,12 @@ class ServeConfig:
         "",
         "URL",
     )
+    contents: str = setting(
+        "S3 bucket for clients' files and large values of calls, s3://BUCKET/PREFIX "
+        "(default: with the database)",
+        "",
+        "URL",
+    )
     node: str = setting(
         "one of several nodes that share the --store, so that the pool survives the "
         "loss of a machine; the others reach this one here",

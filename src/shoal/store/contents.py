@@ -1,6 +1,7 @@
 """The port for the contents of files: of clients' uploads, and of batches' results."""
 
-from collections.abc import Iterable
+import io
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import BinaryIO, Protocol
 
@@ -70,6 +71,43 @@ class ContentWriter(Protocol):
 
     def discard(self) -> None:
         """Delete the contents, whether or not they are finished."""
+
+
+class RangeReader(io.RawIOBase):
+    """Reads contents of which any range can be fetched.
+
+    ``read_range`` returns bytes from a place on: up to a number of them, and at least
+    one.
+    """
+
+    def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
+        self._size = size
+        self._read_range = read_range
+        self._position = 0
+
+    def buffered(self, size: int) -> BinaryIO:
+        """Return a file that reads about so many bytes at a time."""
+        return io.BufferedReader(self, size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        self._position = begins[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # RawIOBase
+        length = min(len(buffer), self._size - self._position)
+        if length <= 0:
+            return 0
+        data = self._read_range(self._position, length)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def write_contents(

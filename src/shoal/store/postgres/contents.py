@@ -1,6 +1,5 @@
 """The contents of files as rows of a PostgreSQL database, in parts."""
 
-import io
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,11 +10,14 @@ from typing import BinaryIO, TypeVar
 import psycopg
 
 from shoal.domain.errors import StoreError
+from shoal.store.contents import RangeReader
 from shoal.store.postgres.database import PostgresDatabase
 from shoal.store.postgres.session import Session, connect
 
 FILES = "file"  # the kind of what clients upload and batches write
 BLOBS = "blob"  # the kind of large values of calls
+RANGE = """SELECT substring(data FROM CAST(? AS integer) FOR CAST(? AS integer))
+           FROM content_parts WHERE number = ? AND part = ?"""
 FINISH_LOCK = 3  # 1 and 2 are of the database: who writes, and who migrates
 PART_SIZE = 1 << 20  # bytes
 SESSIONS_MAX = 4  # at once; further calls wait
@@ -119,7 +121,20 @@ class ContentRows:
         found = self._find(file_id)
         if found is None:
             raise StoreError(f"the contents of {file_id} are missing")
-        return io.BufferedReader(_RowsReader(self._sessions, *found), PART_SIZE)
+        number, size = found
+
+        def read_range(begin: int, length: int) -> bytes:
+            part, first = divmod(begin, PART_SIZE)
+            values = (first + 1, length, number, part)
+            row = self._sessions.run(lambda sql: sql.execute(RANGE, values).fetchone())
+            if row is None:
+                raise StoreError(
+                    f"the contents of {file_id} were deleted while they were read"
+                )
+            data: bytes = row[0]
+            return data
+
+        return RangeReader(size, read_range).buffered(PART_SIZE)
 
     def remove(self, file_id: str) -> None:
         try:
@@ -194,39 +209,3 @@ class RowsWriter:
         self._sessions.run(lambda sql: sql.execute(query, values))
         self._parts += 1
         self._rest.clear()
-
-
-class _RowsReader(io.RawIOBase):
-    """Reads a part at a time."""
-
-    def __init__(self, sessions: ContentSessions, number: int, size: int) -> None:
-        self._sessions = sessions
-        self._number = number
-        self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
-        self._position = begins[whence] + offset
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # RawIOBase
-        if self._position >= self._size or not buffer:
-            return 0
-        part, begin = divmod(self._position, PART_SIZE)
-        query = """SELECT substring(data FROM CAST(? AS integer) FOR CAST(? AS integer))
-                   FROM content_parts WHERE number = ? AND part = ?"""
-        values = (begin + 1, len(buffer), self._number, part)
-        row = self._sessions.run(lambda sql: sql.execute(query, values).fetchone())
-        if row is None:
-            raise StoreError("the contents of a file were deleted while they were read")
-        (data,) = row
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
