@@ -190,6 +190,36 @@ def test_given_key_replaces_that_of_the_pool(tmp_path: Path, url: str) -> None:
     assert contents(tmp_path / "b") == {KEY_FILE: "new"}
 
 
+@pytest.mark.parametrize("name", [KEY_FILE, TOKEN_FILE, FLEET_FILE, SERVER_KEY])
+def test_secret_that_one_node_has_replaced_reaches_the_others(
+    tmp_path: Path, url: str, name: str
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder / "tls").mkdir(parents=True)
+    (tmp_path / "a" / name).write_text("old")
+    first, second = node(tmp_path / "a", url), node(tmp_path / "b", url)
+    first.fetch()
+    first.publish()
+    second.fetch()
+    second.publish()
+
+    (tmp_path / "a" / name).write_text("new")  # as a mounted file is
+    first = node(tmp_path / "a", url)
+    first.fetch()
+    first.publish()
+
+    with pytest.raises(SecretsChanged, match="start this one again"):
+        second.publish()  # it has waited meanwhile, with the old one
+    node(tmp_path / "b", url).fetch()
+    assert contents(tmp_path / "b") == {name: "new"}
+    # Both have replaced it: nothing says which one is right.
+    (tmp_path / "a" / name).write_text("newer")
+    first.publish()
+    (tmp_path / "b" / name).write_text("other")
+    with pytest.raises(ConfigError, match=f"b/{name} is not the one"):
+        node(tmp_path / "b", url).fetch()
+
+
 def test_replaced_signing_key_reaches_other_nodes(tmp_path: Path, url: str) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import msgspec
+
 from shoal.app.fleet_files import FILE as FLEET_FILE
 from shoal.app.https import FOLDER as TLS_FOLDER
 from shoal.config import ServeConfig
@@ -19,6 +21,7 @@ from shoal.config.secret_files import (
     SIGNING_LOG_FILE,
     TOKEN_FILE,
 )
+from shoal.domain.credentials import digest_of
 from shoal.domain.errors import ConfigError
 from shoal.store.postgres.secrets import (
     Secret,
@@ -38,6 +41,8 @@ SERVER_KEY = f"{TLS_FOLDER}/{SERVER_KEY_FILE}"
 AUTHORITY = (f"{TLS_FOLDER}/{AUTHORITY_FILE}", f"{TLS_FOLDER}/{AUTHORITY_KEY_FILE}")
 SIGNING = (SEED_FILE, SIGNING_LOG_FILE)
 NAMES = (KEY_FILE, TOKEN_FILE, FLEET_FILE, *SIGNING, SERVER_KEY, *AUTHORITY)
+
+SEEN_FILE = "secrets-in-database"
 
 log = logging.getLogger("shoal.app")
 
@@ -76,6 +81,7 @@ class NodeSecrets:
             if {*AUTHORITY} & {*lacking}:
                 # This machine's certificate, which another authority has signed.
                 (self._folder / TLS_FOLDER / SERVER_FILE).unlink(missing_ok=True)
+            self._note_seen()
         self._kept = {*found, *lacking}
         self.lacked_witness = SIGNING_LOG_FILE in lacking
         if lacking:
@@ -98,7 +104,8 @@ class NodeSecrets:
                 for name in {*present} - self._kept:
                     (self._folder / name).unlink()
                 raise
-        self._stored = {**self._stored, **present}
+            self._stored = {**self._stored, **present}
+            self._note_seen()
         self._kept = {*present}
 
     @contextmanager
@@ -111,28 +118,54 @@ class NodeSecrets:
     def _lacking(self, found: Mapping[str, Secret]) -> list[str]:
         """Return the names of those that are to be written into the folder.
 
-        Raises ConfigError if a secret is another one in the database.
+        Raises ConfigError if a secret is another one in the database, and nothing says
+        which one replaces the other.
         """
         lacking = {*self._stored} - {*found}
         both = {*found} & {*self._stored}
-        differing = {each for each in both if not _equal(each, found, self._stored)}
-        if SEED_FILE in differing:
-            if _is_retired(found, self._stored):
-                lacking |= {*SIGNING}  # another machine has replaced it
-                differing.remove(SEED_FILE)
-            elif _is_retired(self._stored, found):
-                differing.remove(SEED_FILE)  # this one has, and was interrupted
-        # The seed says whose log it is, and the server's key whose authority.
+        seen = self._seen()
         for name in NAMES:
-            if name in differing - {SIGNING_LOG_FILE, *AUTHORITY, *self._given}:
+            # The seed says whose log it is.
+            if name == SIGNING_LOG_FILE or name not in both:
+                continue
+            ours, theirs = found[name], self._stored[name]
+            # No secret: nobody can try values here.
+            if ours.value == theirs.value:
+                continue
+            if seen.get(name) == _digest(ours) or (
+                name == SEED_FILE and _is_retired(ours, self._stored)
+            ):
+                lacking.add(name)  # another machine has replaced it
+            elif seen.get(name) == _digest(theirs) or (
+                name in self._given
+                or (name == SEED_FILE and _is_retired(theirs, found))
+            ):
+                continue  # this one has
+            elif name in AUTHORITY:
+                lacking.add(name)  # of the same key as the server's, which comes before
+            else:
                 raise ConfigError(
                     f"{self._folder / name} is not the one in the database of --store: "
                     "if this is another pool, give it a database of its own; else "
                     "delete the file to use the one in the database, or run there: "
                     f"DELETE FROM secrets WHERE name = '{name}'"
                 )
-        # Another machine has replaced the authority by one for its own names as well.
-        return [each for each in NAMES if each in lacking | (differing & {*AUTHORITY})]
+        if SEED_FILE in lacking:
+            lacking |= {*SIGNING} & {*self._stored}
+        return [each for each in NAMES if each in lacking]
+
+    def _seen(self) -> dict[str, str]:
+        """Return the digests of the secrets that the database had the last time."""
+        try:
+            text = (self._folder / SEEN_FILE).read_text()
+            return msgspec.json.decode(text, type=dict[str, str])
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _note_seen(self) -> None:
+        seen = {name: _digest(each) for name, each in self._stored.items()}
+        text = msgspec.json.encode(seen, order="sorted").decode()
+        replace_private(self._folder / SEEN_FILE, text + "\n")
 
     def _read(self) -> dict[str, Secret]:
         found = {}
@@ -154,8 +187,12 @@ def _equal(name: str, some: Mapping[str, Secret], others: Mapping[str, Secret]) 
     return name in some and name in others and some[name].value == others[name].value
 
 
-def _is_retired(of: Mapping[str, Secret], by: Mapping[str, Secret]) -> bool:
-    """Return whether the signing key of some secrets was replaced by other ones."""
-    record = by.get(SIGNING_LOG_FILE)
-    # No secret: as above.
-    return record is not None and of[SEED_FILE].value in retired_seeds(record.value)
+def _digest(secret: Secret) -> str:
+    return digest_of(secret.value).hex()
+
+
+def _is_retired(seed: Secret, others: Mapping[str, Secret]) -> bool:
+    """Return whether other secrets have replaced a signing key."""
+    record = others.get(SIGNING_LOG_FILE)
+    # No secret: nobody can try values here.
+    return record is not None and seed.value in retired_seeds(record.value)

@@ -42,20 +42,19 @@ def replace_secrets(
     Raises StoreError; SecretsChanged if another coordinator has stored others, then all
     stay.
     """
+    insert = """INSERT INTO secrets (name, value, made_at) VALUES (?1, ?2, ?3)
+                ON CONFLICT DO NOTHING"""
+    update = "UPDATE secrets SET value = ?2, made_at = ?3 WHERE name = ?1"
     with _transaction(url) as sql:
-        for name, (value, made_at) in sorted(present.items()):
-            if name not in known:
-                query = """INSERT INTO secrets (name, value, made_at)
-                           VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING"""
-                changed = sql.execute(query, (name, value, made_at)).rowcount
-            elif value != known[name].value:
-                query = """UPDATE secrets SET value = ?2, made_at = ?3
-                           WHERE name = ?1 AND value = ?4"""
-                values = (name, value, made_at, known[name].value)
-                changed = sql.execute(query, values).rowcount
-            else:
+        rows = dict(sql.execute("SELECT name, value FROM secrets FOR UPDATE"))
+        for name, secret in sorted(present.items()):
+            stored = rows.get(name)
+            if stored == secret.value:  # No secret: nobody can try values here.
                 continue
-            if not changed:
+            expected = known[name].value if name in known else None
+            query = insert if stored is None else update
+            # No secret: as above.
+            if stored != expected or not sql.execute(query, (name, *secret)).rowcount:
                 raise SecretsChanged(
                     f"another coordinator has stored a {name} meanwhile: start this "
                     "one again"
