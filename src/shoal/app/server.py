@@ -135,8 +135,8 @@ def preload(config: ServeConfig) -> None:
 
     Raises ConfigError.
     """
-    check_store(config.store)
-    shared_secrets(config)
+    with contents_at(config, 0):
+        shared_secrets(config)
     importlib.import_module("shoal.transports.local_authority")
 
 
