@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from gateway.serving import Pool
+from gateway.serving import Pool, eventually
 from shoal.domain.credentials import BrowserSession, Key, Scope, digest_of
 from shoal.domain.errors import SessionEnded
 from shoal.gateway.http.access import ApiCaller
@@ -224,6 +224,55 @@ async def test_what_could_not_be_stored_is_stored_with_the_next_change(
     assert await store.sign_ins.sessions() == [ended]
     last = await sessions.begin("last", ADA, NOW)
     assert await store.sign_ins.sessions() == [kept, last]
+
+
+async def test_a_change_is_written_once(store: SqliteStore) -> None:
+    sessions = BrowserSessions(store.sign_ins)
+    first = await sessions.begin("first", ADA, NOW)
+    await store.sign_ins.write_sessions({first.digest: None})
+
+    second = await sessions.begin("second", ADA, NOW)
+
+    assert await store.sign_ins.sessions() == [second]
+
+
+async def test_sessions_of_a_revoked_key_are_deleted(store: SqliteStore) -> None:
+    sessions = BrowserSessions(store.sign_ins)
+    await sessions.begin("1", ADA, NOW)
+    await sessions.begin("2", ADA, NOW)
+    other = await sessions.begin("3", key_of("bob"), NOW)
+
+    await sessions.end_all_of(ADA)
+
+    assert await store.sign_ins.sessions() == [other]
+
+
+async def test_an_end_that_could_not_be_stored_outlives_an_earlier_write(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    sessions = BrowserSessions(store.sign_ins)
+    free = threading.Event()
+    # Each waits for the one before it, in the thread of the store.
+    busy = asyncio.create_task(store.database.run(free.wait))
+    beginning = asyncio.create_task(sessions.begin("value", ADA, NOW))
+    await eventually(lambda: bool(sessions._sessions))
+    (session,) = sessions._sessions.values()
+    await asyncio.sleep(0)  # the write is queued
+    moving = asyncio.create_task(rename(store, "browser_sessions", "moved"))
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(sessions.end(session))
+    await asyncio.sleep(0)
+    free.set()
+    await asyncio.gather(busy, beginning, moving, ending)
+    await rename(store, "moved", "browser_sessions")
+    assert await store.sign_ins.sessions() == [session]
+
+    other = await sessions.begin("other", ADA, NOW)
+
+    assert await store.sign_ins.sessions() == [other]
+    await store.close()
 
 
 async def rename(store: SqliteStore, table: str, to: str) -> None:

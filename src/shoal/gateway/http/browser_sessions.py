@@ -138,10 +138,9 @@ class BrowserSessions:
 
     async def _write(self) -> None:
         """Return when the store has all changes until now; log why it has not."""
-        if self._unstored:
-            # Not cancelled with the request: a session that ended would begin again at
-            # the next start.
-            await asyncio.shield(self._write_all())
+        # Not cancelled with the request: a session that ended would begin again at the
+        # next start.
+        await asyncio.shield(self._write_all())
 
     async def _write_all(self) -> None:
         changes = self._unstored.copy()
