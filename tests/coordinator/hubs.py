@@ -27,6 +27,7 @@ from shoal.domain.vocabulary import (
     Joined,
     Rejected,
     RunJob,
+    RunningJobNames,
 )
 from shoal.domain.work import (
     Call,
@@ -105,6 +106,7 @@ class ScriptedWorker:
         public_key: str = "",
         *,
         proven: bool = False,
+        running: RunningJobNames | None = None,
     ) -> None:
         self.accepts = accepts
         self.commands: list[Command] = []
@@ -118,7 +120,7 @@ class ScriptedWorker:
             public_key=public_key,
             proven=proven,
         )
-        self.emit(Joined(name, offer))
+        self.emit(Joined(name, offer, running))
 
     def send(self, message: Command) -> bool:
         assert type(message) in self.accepts, "unsupported by the wire"
@@ -271,6 +273,7 @@ class Coordinator:
         public_key: str = "",
         *,
         proven: bool = False,
+        running: RunningJobNames | None = None,
     ) -> ScriptedWorker:
         member = ScriptedWorker(
             self.hub,
@@ -282,6 +285,7 @@ class Coordinator:
             kinds,
             public_key,
             proven=proven,
+            running=running,
         )
         await run_pending()
         return member

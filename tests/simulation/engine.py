@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator
 from random import Random
 
@@ -40,6 +41,7 @@ class SimEngine:
         refuses: float,
         stalls: float,
         pace: tuple[float, float] = PACE,
+        runs: Counter[str] | None = None,
     ) -> None:
         self.slots = slots
         can = {Feature.OPTIONS, Feature.STOP}
@@ -48,6 +50,7 @@ class SimEngine:
         self._random = random
         self._refuses = refuses  # which share of its jobs
         self._stalls = stalls  # at which share of its jobs
+        self._runs = Counter[str]() if runs is None else runs
         self._pace = random.uniform(*pace)  # seconds for a piece
 
     async def start(self) -> None:
@@ -61,6 +64,7 @@ class SimEngine:
     ) -> AsyncGenerator[Item, None]:
         assert isinstance(work, Chat)
         prompt = message_text(work.messages[-1])
+        self._runs[prompt] += 1
         if "poison" in prompt:
             raise JobError("the model cannot read this")
         if self._random.random() < self._refuses:

@@ -105,6 +105,7 @@ class World:
         self._wires: list[Wire] = []
         self._nodes: list[Node] = []  # also those that do not know that they are over
         self.accepted: dict[JobId, None] = {}  # in order
+        self.runs: Counter[str] = Counter()  # of engines, by the prompts
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
 
     @property
@@ -199,6 +200,7 @@ class World:
             continues=continues,
             refuses=self._refusals,
             stalls=self._stalls,
+            runs=self.runs,
         )
         member = self.member(name, engine.models[0], slots)
         scheme = "tcp" if isinstance(self.node.endpoint, Listener) else "ws"

@@ -70,9 +70,12 @@ from shoal.transports.link import LinkClosed
 from shoal.transports.outbox import OUTBOX_FULL
 from shoal.worker.agent import (
     ADMISSION_TIMEOUT,
+    AWAY_MAX,
+    GIVEN_UP,
     REPORT_INTERVAL,
     RETRY_FIRST,
     RETRY_MAX,
+    RETRY_WITH_JOBS,
     STABLE_AFTER,
     Agent,
     MachineProbe,
@@ -486,6 +489,39 @@ def test_stable_connection_resets_the_retry_delay() -> None:
         assert its.network.dialled[-1] - cut < RETRY_FIRST + 0.1
 
     play(script, Network(down=True))
+
+
+def test_a_worker_with_jobs_comes_back_soon_for_a_minute() -> None:
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("j", "one two three"))
+        await asyncio.sleep(1.5)
+        its.network.down = True
+        its.network.links[-1].cut()
+        cut_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(AWAY_MAX + 10 * RETRY_MAX)
+
+        # It waits with the next piece, and is given up at last.
+        assert its.engine.running == 0
+        times = [cut_at, *(each for each in its.network.dialled if each > cut_at)]
+        soon = [each for each in times if each < cut_at + AWAY_MAX]
+        assert all(b - a <= RETRY_WITH_JOBS + 0.1 for a, b in pairwise(soon))
+        assert times[-1] - times[-2] > RETRY_WITH_JOBS
+
+    play(script)
+
+
+def test_a_job_that_was_given_up_is_not_resumed() -> None:
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("j", "one two three"))
+        await asyncio.sleep(0.5)
+        its.network.receive(replace(run_job("j"), resumes=ONE, lease=LeaseNumber(2)))
+        its.network.receive(replace(run_job("k"), resumes=ONE, lease=LeaseNumber(2)))
+        await asyncio.sleep(0.1)
+
+        assert its.network.sent == [Rejected(JobId("k"), LeaseNumber(2), GIVEN_UP)]
+        assert its.engine.running == 1
+
+    play(script)
 
 
 def test_chat_pauses_without_a_connection_and_resumes() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.vocabulary import Command, Dismiss
+from shoal.domain.vocabulary import Command, Dismiss, RunningJobNames
 from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import CloseCode
 
@@ -35,6 +35,7 @@ class WorkerRegistration:
     """A connection and its worker, if that has joined.
 
     ``via`` is set if the worker is a model of a peer; ``opened_at`` is monotonic.
+    ``running`` are the jobs that it ran when it joined, as in ``Joined``.
     """
 
     connection: WorkerConnection
@@ -42,6 +43,7 @@ class WorkerRegistration:
     opened_at: float
     worker_id: WorkerId | None = None
     via: PeerRoute | None = None
+    running: RunningJobNames = ()
 
 
 class WorkerConnections:
@@ -92,9 +94,13 @@ class WorkerConnections:
 
     # From the pool.
 
-    def on_worker_joined(self, worker_id: WorkerId) -> None:
-        """Move the first of the arriving workers into the pool."""
-        self._in_pool[worker_id] = self._arriving.popleft()
+    def on_worker_joined(self, worker_id: WorkerId) -> RunningJobNames:
+        """Move the first of the arriving workers into the pool.
+
+        Returns the jobs that it ran when it joined.
+        """
+        entered = self._in_pool[worker_id] = self._arriving.popleft()
+        return entered.running
 
     def on_worker_left(self, worker_id: WorkerId) -> None:
         """Remove a worker that left the pool."""

@@ -13,12 +13,12 @@ from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.trace_context import attempt_traceparent
-from shoal.domain.vocabulary import CancelJob, Rejected, RunJob
+from shoal.domain.vocabulary import CancelJob, Rejected, RunJob, RunningJobNames
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature, is_repeatable
 from shoal.domain.worker import Suspension
 from shoal.pool.eligibility import unsuitability
 from shoal.pool.inputs import AnswerRejected, HubInput, LeaseResult, LimitReached
-from shoal.pool.open_job import OpenJob
+from shoal.pool.open_job import NO_LEASE, OpenJob
 from shoal.pool.react import Revocation, next_limit
 from shoal.pool.state import PoolState
 from shoal.transports.clock import Clock, Timer
@@ -102,8 +102,7 @@ class Effects:
                 self._answers.resolve(job.id)
                 self._deadlines.check(job.id)
             case facts.JobLeased():
-                self._lease(fact)
-                self._deadlines.check(fact.job_id)
+                self.lease(fact)
             case facts.JobHedged():
                 self._hedge(fact)
             case facts.JobUnhedged(job_id, lease):
@@ -121,8 +120,9 @@ class Effects:
                 self._answers[fact.job_id].finish(error_of(fact))
                 self.forget(fact.job_id)
             case facts.WorkerJoined(worker_id=worker_id):
-                self._connections.on_worker_joined(worker_id)
+                running = self._connections.on_worker_joined(worker_id)
                 self._note_pending(worker_id)
+                self._stop_others(worker_id, running)
             case facts.WorkerLeft(worker_id=worker_id):
                 self._connections.on_worker_left(worker_id)
             case facts.WorkerDismissed(worker_id, reason):
@@ -157,6 +157,24 @@ class Effects:
         if worker is not None and worker.suspension is Suspension.PENDING:
             log.info("pending worker=%r: see `shoal nodes approve --help`", worker_id)
 
+    def _stop_others(self, worker_id: WorkerId, running: RunningJobNames) -> None:
+        """Stop jobs that a worker still runs, and that are over or another's now."""
+        for job_id, lease in running:
+            job = self._pool.jobs.get(job_id)
+            if job is not None:
+                if worker_id in dict(job.holders):
+                    continue
+                # Another model of its machine may have the job, and joins as well.
+                if job.last_worker != worker_id and job.last_worker is not None:
+                    continue
+            self._stop(worker_id, job_id, lease)
+
+    def _stop(self, worker_id: WorkerId, job_id: JobId, lease: LeaseNumber) -> None:
+        """Stop a job that a worker has run on, under the lease that it knows."""
+        if worker_id in self._pool.workers:  # else it has left again
+            peer = self._connections.connection_of(worker_id)
+            peer.send(CancelJob(job_id, lease))
+
     def forget(self, job_id: JobId) -> None:
         """Release the resources of a job that has ended or was rejected."""
         self._answers.close(job_id)
@@ -170,10 +188,24 @@ class Effects:
         worker = self._pool.workers.get(worker_id)
         return worker is not None and job_id in worker.streams
 
+    def lease(self, fact: facts.JobLeased) -> None:
+        """Give a worker the job, or let it go on with the one that it still runs.
+
+        The latter may have ended since, by a later fact of the batch.
+        """
+        job = self._pool.jobs.get(fact.job_id)
+        if job is None or (fact.worker_id, fact.lease) not in job.holders:
+            assert fact.resumes, "other leases are the last facts of their batch"
+            self._stop(fact.worker_id, fact.job_id, fact.resumes)
+            return
+        self._lease(fact)
+        self._deadlines.check(fact.job_id)
+
     def _lease(self, fact: facts.JobLeased) -> None:
         job = self._pool.jobs[fact.job_id]
         features = self._pool.workers[fact.worker_id].offer.features
-        continues = (
+        resumes = fact.resumes > NO_LEASE
+        continues = resumes or (
             Feature.CONTINUE in features and not job.needs & INDIVISIBLE_FEATURES
         )
         answer = self._answers[fact.job_id]
@@ -184,7 +216,9 @@ class Effects:
                 repeats=is_repeatable(job.job.work),
             )
         except UnusableOutput as spoilt:
-            # No worker got the job, so none has to stop.
+            # No worker got the job, so none has to stop but one that has it.
+            if resumes:
+                self._stop(fact.worker_id, fact.job_id, fact.resumes)
             if not continues and self._can_be_continued(job):
                 refusal = Rejected(
                     fact.job_id, fact.lease, "cannot continue the answer"
@@ -205,6 +239,7 @@ class Effects:
             remaining=job.remaining(job.leased_at),
             trace=job.job.terms.trace and self._trace(job.job, fact.lease),
             grant=self._grants.issue(fact.job_id, fact.lease, job.job.work),
+            resumes=fact.resumes,
         )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):

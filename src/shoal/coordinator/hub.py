@@ -144,6 +144,8 @@ class Hub:
         # Callers that wait for the next batch, with their input.
         self._waiting: list[tuple[inputs.HubInput, asyncio.Future[None]]] = []
         self._awaited: dict[JobId, Job] = {}  # whose clients may come back
+        # Of these, what their workers still run: a client brings the text first.
+        self._returned: dict[JobId, JobLeased] = {}
         self._deferred = False  # whether inputs of this batch were deferred
         self._unpaid = False  # whether jobs were refused for lack of funds
         self._alarm: Timer | None = None
@@ -275,6 +277,8 @@ class Hub:
         job = self.pool.jobs.get(job_id)
         if job is None or job.worker_id is not None:
             return None
+        if job.awaits is not None:
+            return "its worker, which may still run it, to reconnect"
         if not has_suitable_worker(self.pool, job):
             return no_worker_reason(self.pool, job)
         turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
@@ -459,6 +463,7 @@ class Hub:
     def _on_returned(self, job_id: JobId) -> None:
         """Note that the client of a restored job has come back."""
         self._awaited.pop(job_id, None)
+        self._resume(job_id)
         if not self._awaited:
             self._wake.set()
 
@@ -468,7 +473,13 @@ class Hub:
         for job_id, job in awaited.items():
             if (answer := self._answers.get(job_id)) is not None:
                 self._end_unattended(answer, job)
+            self._resume(job_id)
         self._wake.set()
+
+    def _resume(self, job_id: JobId) -> None:
+        """Let a worker go on with what it still runs, if it has come back."""
+        if (fact := self._returned.pop(job_id, None)) is not None:
+            self._effects.lease(fact)
 
     async def run(self) -> None:
         """Process inputs until cancelled."""
@@ -508,7 +519,10 @@ class Hub:
             return False
         self.publish([each.fact for each in decided])
         for each in decided:
-            self._effects.apply(each.fact, each.revoked)
+            if isinstance(each.fact, JobLeased) and each.fact.job_id in self._awaited:
+                self._returned[each.fact.job_id] = each.fact
+            else:
+                self._effects.apply(each.fact, each.revoked)
         if self._deferred:
             # Their inputs may be among those that were deferred.
             self._waiting[:0] = waiting

@@ -1,13 +1,15 @@
 """Restores the pool from the store after a start."""
 
-from shoal.domain.facts import JobLeased, JobRequeued, JobStarted
-from shoal.domain.ids import WorkerId
+from shoal.domain.facts import JobHedged, JobLeased, JobRequeued, JobStarted
+from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.pool.lifecycle import JobState
+from shoal.pool.open_job import NO_LEASE
 from shoal.pool.state import PENALTY_SECONDS, PoolState
 from shoal.store.port import CommitId, RecordedFact, Store, StoredJob
 from shoal.transports.clock import Clock
 
 OFFERED_SINCE = 86_400.0  # seconds: what was offered then may come back after a restart
+RETURN_GRACE = 5.0  # seconds that jobs wait for the workers which still run them
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 RESTARTED = "the coordinator restarted"  # why a job was requeued
 
@@ -56,9 +58,10 @@ async def restore_pool(
             each.job,
             each.lease,
             now - max(0.0, at - _queued_at(each, history)),
-            _last_worker(each, history),
+            *_last_worker(each, history),
             submitted_at=now - max(0.0, at - each.submitted_at),
             grace_until=now + RESTART_GRACE,
+            return_until=now + RETURN_GRACE,
             started=clients_return and each.lease > 0,
         )
     begun = [each.submitted_at for each in stored if each.job.terms.gang is not None]
@@ -85,10 +88,20 @@ def _queued_at(stored: StoredJob, history: list[RecordedFact]) -> float:
     return queued_at
 
 
-def _last_worker(stored: StoredJob, history: list[RecordedFact]) -> WorkerId | None:
-    """Return the worker that may still run a member of a gang."""
-    if stored.job.terms.gang is None:
-        return None
-    facts = [each.fact for each in history]
-    leases = [fact.worker_id for fact in facts if isinstance(fact, JobLeased)]
-    return leases[-1] if leases else None
+def _last_worker(
+    stored: StoredJob, history: list[RecordedFact]
+) -> tuple[WorkerId | None, LeaseNumber]:
+    """Return the worker that may still run a job, and the lease since which it does."""
+    last: WorkerId | None = None
+    since = NO_LEASE
+    for each in history:
+        match each.fact:
+            case JobLeased(_, worker_id, lease, kept=kept, resumes=resumes):
+                last = worker_id if kept or stored.job.terms.gang is not None else None
+                since = since if resumes else lease
+            case JobHedged():
+                last = None  # the two are no longer told apart
+            case JobRequeued(reason=reason) if reason != RESTARTED:
+                if stored.job.terms.gang is None:
+                    last = None
+    return last, since

@@ -137,7 +137,13 @@ class WorkerEvents:
             worker_id = self._workers.register(connection, event.name)
             cancels = words.CancelJob in connection.connection.accepts
             shared = connection.via is not None
-            self._post(inputs.WorkerConnected(worker_id, event.offer, cancels, shared))
+            running = event.running
+            connection.running = running or ()
+            self._post(
+                inputs.WorkerConnected(
+                    worker_id, event.offer, cancels, shared, running
+                )
+            )
             return
         sender = self._workers.worker_of(connection)
         if sender is None:

@@ -16,11 +16,12 @@ from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 
-class WorkerJoined(msgspec.Struct, frozen=True):
+class WorkerJoined(msgspec.Struct, frozen=True, omit_defaults=True):
     worker_id: WorkerId
     offer: Offer
     cancels: bool  # whether its wire can carry a cancellation
     shared: bool = False  # whether other workers may share its connection
+    keeps_jobs: bool = False  # whether it runs them on when its connection is lost
 
 
 class WorkerDraining(msgspec.Struct, frozen=True):
@@ -144,12 +145,20 @@ class PassedOver(msgspec.Struct, frozen=True):
     workers: tuple[WorkerId, ...] = ()
 
 
-class JobLeased(msgspec.Struct, frozen=True):
+class JobLeased(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker was given the job.
+
+    ``kept``: it runs the job on if its connection is lost.  ``resumes``: it has come
+    back, and still runs the job since this lease; 0: it starts the job.
+    """
+
     job_id: JobId
     worker_id: WorkerId
     lease: LeaseNumber
     reason: str
     passed_over: tuple[PassedOver, ...] = ()
+    kept: bool = False
+    resumes: LeaseNumber = LeaseNumber(0)
 
 
 class JobHedged(msgspec.Struct, frozen=True):

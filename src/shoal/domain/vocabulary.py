@@ -45,6 +45,8 @@ class RunJob(msgspec.Struct, frozen=True):
     seconds; None: not known.  ``returnable``: another worker takes it over if this one
     gives it back.  ``trace`` is the ``traceparent`` of the attempt; empty: it is not
     traced.  ``grant`` gives its function's own calls a credential, see ``lease_grant``.
+    ``resumes``: the worker still runs the job under this earlier lease, and goes on
+    after the beginning, whatever its features; 0: it starts the job.
     """
 
     job_id: JobId
@@ -59,6 +61,7 @@ class RunJob(msgspec.Struct, frozen=True):
     returnable: bool = True
     trace: str = ""
     grant: str = ""
+    resumes: LeaseNumber = LeaseNumber(0)
 
     def __repr__(self) -> str:
         return f"RunJob({self.job_id!r}, {self.lease}, {self.work!r})"  # not the grant
@@ -137,12 +140,20 @@ Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
 
 # Events: what a worker reports to the coordinator.
 
+RunningJobNames: TypeAlias = tuple[tuple[JobId, LeaseNumber], ...]
+"""Jobs, each with the lease under which its worker runs it."""
+
 
 class Joined(msgspec.Struct, frozen=True):
-    """A worker joined.  ``name`` is its identity, unique within its wire."""
+    """A worker joined.  ``name`` is its identity, unique within its wire.
+
+    ``running`` names the jobs that it runs since an earlier connection, which it goes
+    on with if it is given them again; None: it keeps none when a connection is lost.
+    """
 
     name: str
     offer: Offer
+    running: RunningJobNames | None = None
 
 
 class OffersChanged(msgspec.Struct, frozen=True):

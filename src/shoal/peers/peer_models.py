@@ -83,7 +83,7 @@ class PeerModel:
         self.offer = self.wanted_offer = offer
         self._retired = False
         self.load = WorkerLoad()
-        self.port.on_event(words.Joined(self._name, offer))
+        self.port.on_event(words.Joined(self._name, offer, self._models.running))
 
     def update_load(self, load: WorkerLoad) -> None:
         """Report the load to the pool, if it changed."""
@@ -105,7 +105,7 @@ class PeerModels:
 
     ``via`` is None for a peer that is a single worker: it has one offer, and all its
     messages are about that, even if another connection got the job.  Commands of the
-    hub to any model go to ``peer``.
+    hub to any model go to ``peer``.  ``running`` is as in ``Joined``, of all models.
     """
 
     hub: Hub
@@ -114,6 +114,7 @@ class PeerModels:
     via: PeerRoute | None
     peer: WorkerConnection
     _changed: Callable[[], None]
+    running: words.RunningJobNames | None = None
     _models: dict[str, PeerModel] = field(default_factory=dict)
     _running: dict[tuple[JobId, LeaseNumber], PeerModel] = field(default_factory=dict)
     _ended: dict[JobId, PeerModel] = field(default_factory=dict)  # oldest first

@@ -157,6 +157,7 @@ class RemotePeer:
             via,
             self,
             lambda: on_change(self),
+            joined.running,
         )
         self._inbound_jobs = InboundJobs(
             context.hub,

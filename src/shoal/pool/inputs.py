@@ -8,7 +8,13 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
+from shoal.domain.vocabulary import (
+    Completed,
+    Draining,
+    Failed,
+    Rejected,
+    RunningJobNames,
+)
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 NO_OUTCOME = Outcome("")
@@ -51,12 +57,16 @@ class LimitReached(msgspec.Struct, frozen=True):
 
 
 class WorkerConnected(msgspec.Struct, frozen=True):
-    """A worker connected; ``shared``: other workers may share its connection."""
+    """A worker connected; ``shared``: other workers may share its connection.
+
+    ``running`` is as in ``Joined``.
+    """
 
     worker_id: WorkerId
     offer: Offer
     cancels: bool
     shared: bool = False
+    running: RunningJobNames | None = None
 
 
 class WorkerDisconnected(msgspec.Struct, frozen=True):

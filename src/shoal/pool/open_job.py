@@ -95,6 +95,9 @@ class OpenJob:
     lost: int = 0  # number of its workers that were lost, or gave up an answer
     ran: float = 0.0  # seconds for which its former workers had it
     gang: OpenGang | None = None  # of a member
+    last_worker: WorkerId | None = None  # that was lost, and may still run it
+    awaits: WorkerId | None = None  # the same, for which it is kept out of the queue
+    run_since: LeaseNumber = NO_LEASE  # the first lease under which that has run it
     settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
     failures: list[tuple[WorkerId, str]] = field(default_factory=list)
     """The workers whose engines failed at it, with what they said."""
@@ -175,6 +178,22 @@ class OpenJob:
         """Return whether a failure is an engine's: another may do the job."""
         inference = self.kind in INFERENCE_KINDS and self.gang is None
         return inference and fault in ENGINE_FAULTS
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a worker that was lost may go on with it when it comes back.
+
+        Functions may not: the credential for their own calls ends with the lease.
+        """
+        return self.kind in INFERENCE_KINDS and self.gang is None
+
+    def was_run_by(self, worker_id: WorkerId, lease: LeaseNumber) -> bool:
+        """Return whether a worker that was lost may still run it since this lease.
+
+        It need not know of later leases, in which it was to go on.
+        """
+        same_run = self.run_since <= lease <= self.last_lease
+        return same_run and self.last_worker == worker_id
 
     @property
     def holders(self) -> Sequence[tuple[WorkerId, LeaseNumber]]:

@@ -81,4 +81,5 @@ def _lease(
     job: OpenJob, worker: Worker, reason: str, others: Sequence[PassedOver]
 ) -> JobLeased:
     lease = LeaseNumber(job.last_lease + 1)
-    return JobLeased(job.job.id, worker.id, lease, reason, tuple(others))
+    kept = worker.keeps_jobs and job.can_resume
+    return JobLeased(job.job.id, worker.id, lease, reason, tuple(others), kept)

@@ -1,7 +1,7 @@
 """Decides which facts follow from an input of the hub; changes nothing."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING}
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_COUNT_POINTS = 1  # points for a count of tokens that cannot be
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
+STILL_RUNS = "it has come back, and still runs the job"  # why it was leased
 GRACE_LOOK = 5.0  # seconds: a worker may have come back since
 LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
 WORKERS_LOST_MAX = 3  # a job fails after losing this many workers
@@ -84,17 +85,20 @@ def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
         case inputs.LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else _limit_reached(pool, due, limit)
-        case inputs.WorkerConnected(worker_id, offer, cancels, shared):
+        case inputs.WorkerConnected(worker_id, offer, cancels, shared, running):
             # A newer connection with the same identity replaces the older.
             older = (
                 _worker_left(pool, worker_id, "replaced by a newer connection")
                 if worker_id in pool.workers
                 else []
             )
+            keeps = running is not None
+            joined = facts.WorkerJoined(worker_id, offer, cancels, shared, keeps)
             return [
                 *older,
                 *pool.approvals.decided_by(worker_id, offer),
-                facts.WorkerJoined(worker_id, offer, cancels, shared),
+                joined,
+                *_resumed(pool, joined, dict(running or ()), older),
             ]
         case inputs.WorkerDisconnected(worker_id, reason):
             return (
@@ -330,6 +334,36 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[fact
         else:
             found.append(facts.JobRequeued(job.job.id, lease, lost))
     return [*found, facts.WorkerLeft(worker_id, reason)]
+
+
+def _resumed(
+    pool: PoolState,
+    joined: facts.WorkerJoined,
+    running: Mapping[JobId, LeaseNumber],
+    older: Sequence[facts.Fact],
+) -> list[facts.Fact]:
+    """Lease to a worker that has come back what it still runs, and nobody else.
+
+    ``older`` is what
+    follows from the loss of its earlier connection, if that was not noticed before.
+    """
+    if not running:
+        return []
+    requeued = {each.job_id for each in older if isinstance(each, facts.JobRequeued)}
+    worker = Worker(joined.worker_id, joined.offer, joined.cancels)
+    found: list[facts.Fact] = []
+    for job_id, lease in running.items():
+        job = pool.jobs.get(job_id)
+        if job is None or not job.can_resume:
+            continue
+        still_its = job_id in requeued and job.lease == lease
+        if not (still_its or job.was_run_by(worker.id, lease)):
+            continue
+        if eligibility.unsuitability(job, worker) is None:
+            next_lease = LeaseNumber(job.last_lease + 1)
+            given = (job_id, worker.id, next_lease, STILL_RUNS)
+            found.append(facts.JobLeased(*given, kept=True, resumes=lease))
+    return found
 
 
 def _workers_lost_max(job: OpenJob) -> int:

@@ -65,7 +65,10 @@ class PoolState:
     """Refusals, with the time until which the worker is not offered the job again."""
 
     returns: list[tuple[float, JobId, WorkerId]] = field(default_factory=list)
-    """A heap: until when members of gangs wait for workers to reconnect."""
+    """A heap: until when jobs wait for their workers to reconnect."""
+
+    awaiting: dict[WorkerId, list[JobId]] = field(default_factory=dict)
+    """The jobs that are kept out of their queues until these workers reconnect."""
 
     rests: list[tuple[float, WorkerId]] = field(default_factory=list)
     """A heap: until when workers whose engines fail get no jobs."""
@@ -115,17 +118,20 @@ class PoolState:
         lease: LeaseNumber,
         queued_at: float,
         worker_id: WorkerId | None = None,
+        run_since: LeaseNumber = NO_LEASE,
         *,
         submitted_at: float | None = None,
         grace_until: float = 0.0,
+        return_until: float = 0.0,
         started: bool = False,
     ) -> None:
         """Put a job from the store back into the queue.
 
         It has no worker, and its earlier leases are void.  Workers may come back until
-        ``grace_until``: ``worker_id``, too, the last worker of a gang's member, which
-        may still run it.  It was submitted when it was queued, unless that is given.
-        ``started`` is as in ``OpenJob``.
+        ``grace_until``: ``worker_id``, too, its last worker, which may still run it
+        ``run_since`` that lease.  A member of a gang waits so long for it; any other
+        job ``return_until``, if that is given.  It was submitted when it was queued,
+        unless that is given.  ``started`` is as in ``OpenJob``.
         """
         self._open(job, queued_at, lease)
         opened = self.jobs[job.id]
@@ -133,8 +139,18 @@ class PoolState:
         opened.started = started
         if submitted_at is not None:
             opened.submitted_at = submitted_at
-        if worker_id is not None and opened.gang is not None:
+        if worker_id is None:
+            return
+        if opened.gang is not None:
             self._await_return(opened, worker_id, max(queued_at, grace_until))
+        elif opened.can_resume:
+            opened.last_worker = worker_id
+            opened.run_since = run_since
+            if return_until:
+                self._unqueue(opened)
+                opened.awaits = worker_id
+                self.awaiting.setdefault(worker_id, []).append(job.id)
+                heappush(self.returns, (return_until, job.id, worker_id))
 
     def expire_penalties(
         self,
@@ -143,14 +159,14 @@ class PoolState:
     ) -> float | None:
         """Drop the refusals, penalties and rests that have expired.
 
-        ``renews``: whether the refusal of a job by a worker counts once more.  Members
-        of gangs give up workers that have not reconnected in time.  Returns when to
-        call this next.
+        ``renews``: whether the refusal of a job by a worker counts once more.  Jobs
+        give up workers that have not reconnected in time.  Returns when to call this
+        next.
         """
         while self.returns and self.returns[0][0] <= now:
             _, job_id, worker_id = heappop(self.returns)
-            if job_id in self.jobs:
-                self._give_up_return(self.jobs[job_id], worker_id)
+            self.awaiting.pop(worker_id, None)
+            self._give_up_return(job_id, worker_id)
         while self.refusals and self.refusals[0][0] <= now:
             _, job_id, worker_id = self.refusals.popleft()
             if (job := self.jobs.get(job_id)) is None:
@@ -223,9 +239,12 @@ class PoolState:
                 worker = self.workers.get(worker_id)
                 if worker is not None and worker.leases.get(job_id) == lease:
                     self._free_slot(worker, job_id)
-            case facts.WorkerJoined(worker_id, offer, cancels, shared):
+            case facts.WorkerJoined(worker_id, offer, cancels, shared, keeps_jobs):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
-                worker = Worker(worker_id, offer, cancels, shared)
+                # What it goes on with is leased to it next.
+                for job_id in self.awaiting.pop(worker_id, ()):
+                    self._give_up_return(job_id, worker_id)
+                worker = Worker(worker_id, offer, cancels, shared, keeps_jobs)
                 worker.suspension = self._suspension_of(worker)
                 self.workers[worker_id] = worker
                 worker.points = sum(
@@ -298,8 +317,14 @@ class PoolState:
                     if job.settled and job.gang.returning.get(job.rank) == worker_id:
                         job.lost -= 1  # only the connection was
                     self.gangs.place(job.gang, job.rank, worker_id)
-                self._grant(job, worker_id, lease)
+                resumed = fact.resumes > NO_LEASE
+                if resumed and job.lost:
+                    job.lost -= 1  # only the connection was
+                self._grant(job, worker_id, lease, resumed=resumed)
                 job.worker_id = worker_id
+                job.last_worker = None
+                if not resumed:
+                    job.run_since = lease
                 job.lease = lease
                 job.leased_at = now
                 self.shares.add(job.job.owner, 1)
@@ -322,6 +347,8 @@ class PoolState:
                 elif refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
                 before = job.worker_id
+                if refused_by is None and not fact.handed_over and job.can_resume:
+                    job.last_worker = before
                 if fact.failed and before is not None:
                     self._record_failure(job, before, reason, now)
                 self._end_leases(job, cut=fact.handed_over)
@@ -444,6 +471,9 @@ class PoolState:
         self.queued_by_owner[job.job.owner] += 1
 
     def _unqueue(self, job: OpenJob) -> None:
+        if job.awaits is not None:
+            job.awaits = None  # it is in no queue
+            return
         queue = self.queues[job.model]
         queue.remove(job)
         if not queue:
@@ -506,8 +536,12 @@ class PoolState:
         self.gangs.queue(job.gang, job.rank, worker_id)
         heappush(self.returns, (until, job.job.id, worker_id))
 
-    @staticmethod
-    def _give_up_return(job: OpenJob, worker_id: WorkerId) -> None:
+    def _give_up_return(self, job_id: JobId, worker_id: WorkerId) -> None:
+        if (job := self.jobs.get(job_id)) is None:
+            return
+        if job.awaits == worker_id:
+            job.awaits = None
+            self._queue(job)
         gang = job.gang
         if gang is not None and gang.returning.get(job.rank) == worker_id:
             del gang.returning[job.rank]
@@ -523,10 +557,19 @@ class PoolState:
 
     # Leases.
 
-    def _grant(self, job: OpenJob, worker_id: WorkerId, lease: LeaseNumber) -> None:
+    def _grant(
+        self,
+        job: OpenJob,
+        worker_id: WorkerId,
+        lease: LeaseNumber,
+        *,
+        resumed: bool = False,
+    ) -> None:
         worker = self.workers[worker_id]
         slots = 1 if job.gang is None else worker.slots_of_member(job.gang.slots)
-        assert worker.free_slots >= slots, f"{worker_id} has no free slot for it"
+        # A job that runs on has its slot, though the worker may offer fewer now.
+        free = resumed or worker.free_slots >= slots
+        assert free, f"{worker_id} has no free slot for it"
         assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
         worker.leases[job.job.id] = lease
         if job.kind is JobKind.CALL_STREAM:

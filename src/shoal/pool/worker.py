@@ -70,6 +70,7 @@ class Worker:
     offer: Offer
     cancels: bool
     shared: bool = False  # whether other workers may share its connection
+    keeps_jobs: bool = False  # as in ``WorkerJoined``
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes no new jobs
     suspension: Suspension | None = None  # by an operator

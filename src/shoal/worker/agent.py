@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -55,12 +56,15 @@ class MachineProbe:
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
+RETRY_WITH_JOBS = 2.0  # the longest delay while jobs wait, for a while
+AWAY_MAX = 60.0  # seconds without a connection until jobs are given up
 STABLE_AFTER = 10.0  # seconds of connection after which the retry delay is reset
 ADMISSION_DELAY = 0.5  # seconds; some wires admit a worker by not disconnecting it
 ADMISSION_TIMEOUT = 10.0  # seconds without an admission until that is reported
 REPORT_INTERVAL = 10.0  # seconds between health reports
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
+GIVEN_UP = "it was given up while the coordinator was away"
 
 log = logging.getLogger("shoal.worker")
 
@@ -79,7 +83,8 @@ class Agent:
     """Keeps a connection to one coordinator, and runs its jobs.
 
     When the connection is lost, running jobs pause and continue under their ids on the
-    next one.  The coordinator cancels those that it has meanwhile given to others.
+    next one, if that comes within a minute.  The coordinator cancels those that it has
+    meanwhile given to others.
 
     Args:
         find: finds the model for a job.
@@ -128,6 +133,8 @@ class Agent:
         self._throttle = throttle or OwnerThrottle()
         self._on_admitted = on_admitted
         self._redials = redials
+        self._away: Timer | None = None  # while there is no connection
+        self._ended_at = -math.inf  # when the last job did
         self._load = WorkerLoad()  # as reported last
         self._slots = slots
         self._lent = 0  # slots of tasks that wait for calls of their own
@@ -158,6 +165,7 @@ class Agent:
         async with self._tasks:
             with self._throttle.observed(self._on_throttle):
                 reason = await self._stay_connected()
+            self._stop_timing()
             self._jobs.cancel_all()
             if self._calls is not None:
                 self._calls.cancel_all()
@@ -222,6 +230,20 @@ class Agent:
         for job_id, lease in handed_over:
             self._try_send(words.Rejected(job_id, lease, reason))
 
+    def _longest_pause(self) -> float:
+        """Return for how long the coordinator may miss this worker's answers."""
+        missed = self._jobs or self._clock.now() - self._ended_at < AWAY_MAX
+        return RETRY_WITH_JOBS if missed else RETRY_MAX
+
+    def _give_up(self) -> None:
+        """Stop the jobs whose coordinator has been away for long."""
+        self._jobs.hand_over()
+
+    def _stop_timing(self) -> None:
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+
     async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
         while not self._leaving.is_set():
@@ -245,7 +267,7 @@ class Agent:
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST
             # Jitter: after a restart, a coordinator's workers all reconnect.
-            pause = delay * self._random.uniform(0.5, 1.0)
+            pause = min(delay, self._longest_pause()) * self._random.uniform(0.5, 1.0)
             log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
             if not self._waiting:
                 self._waiting = True
@@ -279,6 +301,7 @@ class Agent:
                 # The offers may have changed since the last connection.
                 offers_timer = self._clock.call_at(self._clock.now(), self._send_offers)
                 self._online.set()
+                self._stop_timing()
                 try:
                     return await driver.run()
                 finally:
@@ -286,6 +309,9 @@ class Agent:
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
+                    self._away = self._clock.call_at(
+                        self._clock.now() + AWAY_MAX, self._give_up
+                    )
                     if (
                         self._calls is not None
                         and words.CallsReturned in driver.accepts
@@ -377,6 +403,9 @@ class Agent:
                     # The coordinator may still refuse, after storing the admission.
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                     self._on_admitted()
+            case words.RunJob(job_id, lease, resumes=resumes) if resumes:
+                if job_id not in self._jobs:
+                    self._try_send(words.Rejected(job_id, lease, GIVEN_UP))
             case words.RunJob(job_id, lease) if (
                 self._throttle.why_paused and words.Rejected in driver.accepts
             ):
@@ -421,6 +450,7 @@ class Agent:
         return driver.send(event)
 
     def _on_job_ended(self) -> None:
+        self._ended_at = self._clock.now()
         self._send_occupancy()
         self._disconnect_if_done()
 

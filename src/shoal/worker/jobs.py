@@ -238,6 +238,9 @@ class RunningJobs:
     def __len__(self) -> int:
         return len(self._running)
 
+    def __contains__(self, job_id: JobId) -> bool:
+        return job_id in self._running
+
     def start(self, command: words.RunJob, *, can_refuse: bool) -> str | None:
         """Start a job, or return why it is rejected.
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from shoal.domain.vocabulary import Command, Event
+from shoal.domain.vocabulary import Command, Event, RunningJobNames
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.session import PeerProfile, Session
 
@@ -49,6 +49,8 @@ class PeerJoined:
     The models of a peer that ``paces_models`` can be passed on to others: it sends them
     as fast as they are read.
 
+    ``running`` is as in ``Joined``, of all its models.
+
     A ``sole_worker`` is the only peer of its connection: it is one worker of the pool,
     with the same name, and ``Joined`` with its offer comes next.  Each model of any
     other peer is a worker, and ``OffersChanged`` lists them.
@@ -65,6 +67,7 @@ class PeerJoined:
     paces_models: bool = False
     public_key: str = ""
     address: str = ""
+    running: RunningJobNames | None = None
 
 
 @dataclass(frozen=True, slots=True)

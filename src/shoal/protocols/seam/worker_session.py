@@ -12,8 +12,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from msgspec.structs import replace
 
 from shoal.domain import vocabulary as words
-from shoal.domain.ids import JobId
+from shoal.domain.answer_assembly import pieces_after
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
+from shoal.domain.outcome import AnswerPiece
+from shoal.domain.work import Call, CallStream, Task
 from shoal.protocols.seam import session
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
@@ -28,6 +31,13 @@ from shoal.protocols.seam.peer_session import (
 )
 
 JOBS_MAX = 4096  # open jobs per worker, for all peers
+KEPT_SECONDS = 60.0  # seconds for which the answer of an ended job is kept
+KEPT_MAX = 256  # jobs that a worker names to a coordinator to which it comes back
+KEPT_SIZE = 8 << 20  # bytes, about: of one answer, and of all that have ended
+PIECE_COST = 64  # bytes that a piece takes beside its text
+GIVEN_WITHIN = 10.0  # seconds from an admission for a job to be given again
+NOT_KEPT = "this worker no longer runs it"
+FUNCTIONS = (Call, CallStream, Task)  # their own calls have credentials of one lease
 
 _EVENTS = frozenset(
     {
@@ -45,21 +55,64 @@ _EVENTS = frozenset(
 
 @dataclass(slots=True)
 class PeerJob:
-    """A job of a worker: its peer, and the peer's request."""
+    """A job of a worker: its peer, and the peer's request.
+
+    ``sent`` are the pieces after the beginning in the request, of about ``size`` bytes;
+    None: it is not kept when the connection is lost.  ``end`` is how it ended, without
+    pieces.  ``attached``: the present connection has given it.
+    """
 
     peer: str
     request: words.RunJob
+    sent: list[AnswerPiece] | None = None
+    size: int = 0
+    end: words.Completed | words.Failed | None = None
+    ended_at: float = 0.0
+    attached: bool = True
+
+    @property
+    def name(self) -> tuple[JobId, LeaseNumber]:
+        """How its coordinator knows it."""
+        return self.request.job_id, self.request.lease
+
+    def record(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Record pieces of the answer, as long as they are not too many."""
+        if self.sent is None:
+            return
+        self.sent += pieces
+        for piece in pieces:
+            self.size += PIECE_COST + (
+                len(piece) if isinstance(piece, str) else piece.size
+            )
+        if self.size > KEPT_SIZE:
+            self.sent = None
+
+    def resume(self, request: words.RunJob) -> bool:
+        """Go on under another lease, after its beginning; return whether it can."""
+        if self.sent is None:
+            return False
+        whole = [*self.request.beginning, *self.sent]
+        rest = pieces_after(whole, request.beginning)
+        if rest is None:
+            return False
+        self.request, self.sent, self.attached = request, rest, True
+        return True
 
 
 @dataclass(slots=True)
 class AcceptedJobs:
     """A worker's jobs, across its connections to one coordinator.
 
-    Each has a unique id on the worker, even if peers use the same id.
+    Each has a unique id on the worker, even if peers use the same id.  If ``keeps``,
+    their answers are recorded, so that a coordinator may take them up again after the
+    connection was lost; also those that have ended, for a while.
     """
 
     running: dict[JobId, PeerJob] = field(default_factory=dict)
+    keeps: bool = False
     _ids: dict[tuple[str, JobId, int], JobId] = field(default_factory=dict)
+    _ended: dict[tuple[JobId, LeaseNumber], PeerJob] = field(default_factory=dict)
+    _ended_size: int = 0
     _count: int = 0
 
     def add(self, peer: str, request: words.RunJob) -> JobId | None:
@@ -70,8 +123,95 @@ class AcceptedJobs:
         self._count += 1
         job_id = JobId(f"{request.job_id}#{self._count}")
         self._ids[key] = job_id
-        self.running[job_id] = PeerJob(peer, request)
+        keeps = self.keeps and not isinstance(request.work, FUNCTIONS)
+        self.running[job_id] = PeerJob(peer, request, [] if keeps else None)
         return job_id
+
+    def detach(self, now: float) -> list[JobId]:
+        """Expect the jobs to be given again; return those that cannot be."""
+        self._drop_ended(now)
+        room = KEPT_MAX - len(self._ended)
+        lost: list[JobId] = []
+        for job_id, job in self.running.items():
+            job.attached = False
+            if job.sent is None or room <= 0:
+                lost.append(job_id)
+            else:
+                room -= 1
+        return lost
+
+    @property
+    def names(self) -> words.RunningJobNames:
+        """The jobs that a coordinator may give again, by the names that it knows."""
+        running = (each.name for each in self.running.values() if not each.attached)
+        return (*running, *self._ended)
+
+    @property
+    def unattached(self) -> list[JobId]:
+        """The jobs that run, and were not given again so far."""
+        return [job_id for job_id, each in self.running.items() if not each.attached]
+
+    def resume_ended(self, request: words.RunJob) -> PeerJob | None:
+        """Return a job that has ended, under another lease; None: it is not kept."""
+        name = (request.job_id, request.resumes)
+        if (ended := self._ended.get(name)) is None:
+            return None
+        self._forget_ended(name)
+        if not ended.resume(request):
+            return None
+        self.keep_ended(ended)
+        return ended
+
+    def resume(self, peer: str, request: words.RunJob) -> JobId | None:
+        """Go on with a job under another lease; None: it does not run here."""
+        key = (peer, request.job_id, request.resumes)
+        job_id = self._ids.get(key)
+        if job_id is None or not self.running[job_id].resume(request):
+            return None
+        del self._ids[key]
+        self._ids[peer, request.job_id, request.lease] = job_id
+        return job_id
+
+    def end(
+        self,
+        job_id: JobId,
+        event: words.Completed | words.Rejected | words.Failed,
+        now: float,
+    ) -> None:
+        """Remove a job that ended; keep its answer for a while."""
+        job = self.running[job_id]
+        self.remove(job_id)
+        if job.sent is None or isinstance(event, words.Rejected):
+            return
+        if isinstance(event, words.Completed) and event.rest:
+            job.record(event.rest)
+            event = replace(event, rest=())
+        job.end, job.ended_at = event, now
+        self.keep_ended(job)
+        self._drop_ended(now)
+
+    def keep_ended(self, job: PeerJob) -> None:
+        """Keep the answer of a job that has ended, which may be lost on its way."""
+        if job.sent is not None:
+            self._ended[job.name] = job
+            self._ended_size += job.size
+
+    def forget_ended(self, job_id: JobId, lease: LeaseNumber) -> None:
+        """Drop the answer of a job that its coordinator does not need."""
+        if (job_id, lease) in self._ended:
+            self._forget_ended((job_id, lease))
+
+    def _forget_ended(self, name: tuple[JobId, LeaseNumber]) -> None:
+        self._ended_size -= self._ended.pop(name).size
+
+    def _drop_ended(self, now: float) -> None:
+        """Drop what is kept for too long, and the oldest of too much."""
+        while self._ended:
+            name, oldest = next(iter(self._ended.items()))
+            too_many = len(self._ended) > KEPT_MAX or self._ended_size > KEPT_SIZE
+            if not too_many and now - oldest.ended_at < KEPT_SECONDS:
+                return
+            self._forget_ended(name)
 
     def find(
         self, peer: str, message: words.CancelJob | words.PushCalls | words.CancelCalls
@@ -128,7 +268,8 @@ class WorkerSession:
         new_session: takes the time and creates the session.
         accepts: the messages that this session accepts.
         state: outlives the connection.  Jobs of a broken connection have been
-            reassigned, so the next connection starts by cancelling them.
+            reassigned, so the next connection starts by cancelling them: all but those
+            that it ``keeps``, which the coordinator may give again.
         on_relay: other peers of a relay can submit jobs as well.  A job of a peer that
             does not respect the worker's offers is rejected; on other connections, the
             worker does not serve such a peer at all.
@@ -148,6 +289,7 @@ class WorkerSession:
         self._state = state
         self._jobs = state.jobs
         self._on_relay = on_relay
+        self._given_until: float | None = None  # what is not, is cancelled
         self._respectful: set[str] = set()  # peers that respect the offers
         forwarded = {
             each
@@ -162,17 +304,25 @@ class WorkerSession:
 
     @property
     def deadline(self) -> float | None:
-        return None if self._inner is None else self._inner.deadline
+        if self._inner is None:
+            return None
+        due, until = self._inner.deadline, self._given_until
+        if until is None:
+            return due
+        return until if due is None else min(due, until)
 
     def tick(
         self, now: float
     ) -> Sequence[words.Command | session.Admitted | session.Output]:
         left: list[words.Command] = []
         if self._inner is None:
+            left = [self._cancel(job_id) for job_id in self._jobs.detach(now)]
             self._inner = self._new_session(now)
             if self._binding and isinstance(self._inner, session.BoundSession):
                 self._inner.bind(self._binding)
-            left = [self._cancel(job_id) for job_id in [*self._jobs.running]]
+        elif self._given_until is not None and now >= self._given_until:
+            self._given_until = None
+            left = [self._cancel(job_id) for job_id in self._jobs.unattached]
         return [*left, *self.translate(self._inner.tick(now), now)]
 
     def receive(
@@ -195,7 +345,11 @@ class WorkerSession:
                 if job is None:
                     return ()  # cancelled meanwhile
                 if not isinstance(message, words.AnswerChunk):
-                    self._jobs.remove(message.job_id)
+                    self._jobs.end(message.job_id, message, now)
+                elif job.sent is not None:
+                    job.record(message.pieces)
+                if not job.attached:
+                    return ()  # until its coordinator gives it again
                 outputs = self._inner.send(
                     ToPeer(job.peer, _with_peer_job_id(message, job)), now
                 )
@@ -230,8 +384,11 @@ class WorkerSession:
     ) -> Sequence[words.Command | session.Admitted | session.Output]:
         match output:
             case PeerMessage(peer, words.RunJob() as request):
+                if request.resumes:
+                    return self._resume_job(peer, request, now)
                 return self._start_job(peer, request, now)
             case PeerMessage(peer, words.CancelJob() as message):
+                self._jobs.forget_ended(message.job_id, message.lease)
                 job_id = self._jobs.find(peer, message)
                 return () if job_id is None else (self._cancel(job_id),)
             case PeerMessage(peer, PeerLeft()):
@@ -244,6 +401,9 @@ class WorkerSession:
             ):
                 return (message,)
             case PeerMessage(peer, PeerJoined() as joined):
+                self._given_until = (
+                    now + GIVEN_WITHIN if self._jobs.unattached else None
+                )
                 return self._on_joined(peer, joined)
             case PeerMessage(_, PeerDescribed(profile)):
                 return (session.Admitted(profile),)
@@ -259,8 +419,8 @@ class WorkerSession:
         match message:
             case words.CallProgress() | words.CallsReturned():
                 job = self._jobs.running.get(message.job_id)
-                if job is None:
-                    return ()  # cancelled meanwhile
+                if job is None or not job.attached:
+                    return ()  # cancelled meanwhile, or with the earlier connection
                 renamed = replace(
                     message, job_id=job.request.job_id, lease=job.request.lease
                 )
@@ -299,11 +459,44 @@ class WorkerSession:
             rejected = words.Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
+        stopped: list[words.CancelJob] = []
+        if self._given_until is not None:  # else no job is left of before
+            # It is given anew, so its earlier lease has ended.
+            stopped = [
+                self._cancel(each)
+                for each in self._jobs.unattached
+                if self._jobs.running[each].request.job_id == request.job_id
+            ]
         job_id = self._jobs.add(peer, request)
         if job_id is None:
             return (session.Notice(f"ignored duplicate job {request.job_id!a}"),)
         returnable = peer in self._respectful  # only Shoal's coordinators requeue it
-        return (replace(request, job_id=job_id, returnable=returnable),)
+        return (*stopped, replace(request, job_id=job_id, returnable=returnable))
+
+    def _resume_job(
+        self, peer: str, request: words.RunJob, now: float
+    ) -> Sequence[words.Command | session.Output]:
+        """Send what a coordinator lacks of a job that it gives again."""
+        assert self._inner is not None, "the job came from the inner session"
+        name = (request.job_id, request.lease)
+        outputs: list[words.Command | session.Output] = []
+        job = self._jobs.resume_ended(request)
+        if job is None and (job_id := self._jobs.resume(peer, request)) is not None:
+            outputs.append(replace(request, job_id=job_id))
+            job = self._jobs.running[job_id]
+        if job is None:
+            earlier = words.CancelJob(request.job_id, request.resumes)
+            if (left := self._jobs.find(peer, earlier)) is not None:
+                outputs.append(self._cancel(left))
+            rejected = words.Rejected(*name, NOT_KEPT)
+            return [*outputs, *self._inner.send(ToPeer(peer, rejected), now)]
+        if job.sent:
+            chunk = words.AnswerChunk(*name, [*job.sent])
+            outputs += self._inner.send(ToPeer(peer, chunk), now)
+        if job.end is not None:
+            end = _with_peer_job_id(job.end, job)
+            outputs += self._inner.send(ToPeer(peer, end), now)
+        return outputs
 
     def _cancel(self, job_id: JobId) -> words.CancelJob:
         lease = self._jobs.running[job_id].request.lease
@@ -312,13 +505,13 @@ class WorkerSession:
 
 
 def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
-    """Return an event with the peer's id of the job."""
-    job_id = job.request.job_id
+    """Return an event with the peer's id of the job, and its present lease."""
+    request = job.request
     if isinstance(event, words.AnswerChunk):
         return words.AnswerChunk(
-            job_id, event.lease, event.pieces
+            request.job_id, request.lease, event.pieces
         )  # hot path: one per token
-    return replace(event, job_id=job_id)
+    return replace(event, job_id=request.job_id, lease=request.lease)
 
 
 @runtime_checkable

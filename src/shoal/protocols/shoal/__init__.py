@@ -25,7 +25,11 @@ from shoal.protocols.seam.endpoints import (
 from shoal.protocols.seam.peer_addresses import AddressDialer, split_url
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
-from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
+from shoal.protocols.seam.worker_session import (
+    AcceptedJobs,
+    MembershipState,
+    WorkerSession,
+)
 from shoal.protocols.shoal.codec import EVENTS
 from shoal.protocols.shoal.ranks import ShoalRanks
 from shoal.protocols.shoal.session import LocalEnd, ShoalSession
@@ -223,7 +227,9 @@ class ShoalDialer:
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _websocket_url(url, WORKER_PATH, plain=profile.plain)
-        self._membership = MembershipState(restriction=profile.restriction)
+        self._membership = MembershipState(
+            AcceptedJobs(keeps=True), restriction=profile.restriction
+        )
         self._local = LocalEnd(
             *(profile.name, profile.identity, True, profile.hardware, profile.plain),
             *(profile.token, profile.epoch),
@@ -243,7 +249,9 @@ class ShoalDialer:
         return self._membership.final_reason("--token")
 
     def _session(self, now: float) -> PeerSession:
-        return ShoalSession(self._local, dialled=True)
+        return ShoalSession(
+            self._local, dialled=True, running=self._membership.jobs.names
+        )
 
     def _on_refused(self, reason: str) -> None:
         self._membership.refusal = reason

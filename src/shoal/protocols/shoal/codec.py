@@ -19,6 +19,7 @@ import msgspec
 from shoal.domain import model_messages as models
 from shoal.domain import vocabulary as words
 from shoal.domain.errors import InvalidRequest, PeerError
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 from shoal.domain.vocabulary import Command, Event, RunJob
 from shoal.domain.worker import Hardware
@@ -226,7 +227,9 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     that are not encrypted.  ``models`` are those that a worker will offer once they are
     loaded.  ``release`` is that of the program.  ``window`` is how many bytes of each
     large message may be sent to this end at first; 0: it knows no streams of pieces.
-    The end's hardware may follow.
+    ``running`` are the jobs that a worker runs since an earlier connection, each with
+    its lease; None: it keeps none when a connection is lost.  The end's hardware may
+    follow.
     """
 
     version: int
@@ -239,6 +242,7 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     models: list[str] = []
     release: str = ""
     window: int = 0
+    running: list[tuple[JobId, LeaseNumber]] | None = None
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):

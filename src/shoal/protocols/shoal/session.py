@@ -159,7 +159,7 @@ class ShoalSession:
     """One end of a connection.
 
     ``address`` is that of the other end: its URL, if this end ``dialled``.
-    ``with_pool``: both ends are pools.
+    ``with_pool``: both ends are pools.  ``running`` is as in ``Opening``.
     """
 
     def __init__(
@@ -169,8 +169,10 @@ class ShoalSession:
         *,
         dialled: bool = False,
         with_pool: bool = False,
+        running: words.RunningJobNames | None = None,
     ) -> None:
         self._local = local
+        self._running = running
         self._address = address
         self._dialled = dialled
         self._with_pool = with_pool
@@ -192,7 +194,7 @@ class ShoalSession:
         self._unsent: dict[type, words.Event | words.Command] = {
             words.OffersChanged: words.OffersChanged(local.offers)
         }
-        self._jobs: set[tuple[JobId, LeaseNumber]] = set()  # the open ones
+        self._jobs = {*(running or ())}  # the open ones
         self._answers: dict[tuple[JobId, LeaseNumber], _Answer] = {}  # given here
         self._last: dict[type, object] = {}  # what the peer said last of itself
         self._pending: list[PeerMessage] = []  # events that arose while sending
@@ -329,6 +331,7 @@ class ShoalSession:
             return True
         job = (message.job_id, message.lease)
         if isinstance(message, words.RunJob):
+            self._jobs.discard((message.job_id, message.resumes))
             self._jobs.add(job)
         elif isinstance(message, ENDS):
             is_open = job in self._jobs
@@ -396,6 +399,7 @@ class ShoalSession:
             [*local.models],
             __version__,
             WINDOW,
+            None if self._running is None else [*self._running],
         )
 
     def _on_hello(
@@ -440,6 +444,8 @@ class ShoalSession:
                 return (self._write(refused), close)
             outputs += self._greet()
         self._peer = hello
+        running = None if self._with_pool else hello.running
+        self._jobs.update(running or ())
         self._outgoing.window = hello.window
         self._incoming.message_max, self._incoming.window = MESSAGE_MAX, WINDOW
         self._ping_at = now + PING_INTERVAL
@@ -454,6 +460,7 @@ class ShoalSession:
             paces_models=True,
             public_key=self._key,
             address=self._address if self._dialled else "",
+            running=None if running is None else (*running,),
         )
         outputs.append(PeerMessage(ALL_PEERS, joined))
         outputs.append(self._described(None))
