@@ -54,7 +54,7 @@ class Coordinator:
 
     @property
     def address(self) -> CoordinatorAddress:
-        return CoordinatorAddress(self.url, KEY)
+        return CoordinatorAddress((self.url,), KEY)
 
     @property
     def calls(self) -> list[Item]:

@@ -29,7 +29,7 @@ async def test_path_is_sent_as_it_was_given() -> None:
     app.router.add_route("*", "/{path:.*}", handle)
     async with TestServer(app) as server:
         url = f"http://127.0.0.1:{server.port}{ODD}"
-        address = CoordinatorAddress(url, "sk", None, True)
+        address = CoordinatorAddress((url,), "sk", None, True)
         async with open_session(address) as session:
             query = {"name": "a b/c"}
             found = JsonRequest("/v1/jobs", list[str], query=query)
@@ -67,7 +67,7 @@ async def test_request_is_repeated_where_that_has_no_further_effect(
     app = web.Application()
     app.router.add_route("*", "/v1/jobs", handle)
     async with TestServer(app) as server:
-        address = CoordinatorAddress(f"http://127.0.0.1:{server.port}", "sk")
+        address = CoordinatorAddress((f"http://127.0.0.1:{server.port}",), "sk")
         async with open_session(address) as session:
             asked = JsonRequest("/v1/jobs", list[str], method, body={}, key=key)
             try:
@@ -89,7 +89,7 @@ async def test_calls_connect_to_a_coordinator_that_starts(
 
     app = web.Application()
     app.router.add_get(PATH, handle)
-    address = CoordinatorAddress(f"http://127.0.0.1:{unused_tcp_port}", "sk")
+    address = CoordinatorAddress((f"http://127.0.0.1:{unused_tcp_port}",), "sk")
     async with open_session(address) as session:
         dialing = asyncio.create_task(CallDialer(session, address).dial(lambda: True))
         while not caplog.records:  # noqa: ASYNC110  # there is no event to wait for
@@ -104,7 +104,7 @@ async def test_calls_connect_to_a_coordinator_that_starts(
 async def test_calls_of_an_unknown_host_fail_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    address = CoordinatorAddress("http://name.invalid:1", "sk")
+    address = CoordinatorAddress(("http://name.invalid:1",), "sk")
     async with open_session(address) as session:
         with pytest.raises(ConnectionLost, match="cannot reach"):
             await CallDialer(session, address).dial(lambda: True)

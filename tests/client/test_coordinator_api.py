@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, find_coordinator
 from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import CERTIFICATE_FILE
 from shoal.domain.credentials import with_fingerprint
@@ -53,9 +53,20 @@ def test_given_url_is_queried(tmp_path: Path, given: str, key: str, url: str) ->
     assert (api.base_url, api.http_url) == (given, url)
 
 
+def test_several_urls_are_read_as_one_is(tmp_path: Path) -> None:
+    key = with_fingerprint("sk", FINGERPRINT)
+    api = CoordinatorApi("one:1/v1, two:2,one:1/v1", key, tmp_path)
+
+    address = find_coordinator(**api.options, in_shell=True)
+    assert address.urls == ("https://one:1", "https://two:2")
+    assert address.url == api.base_url == "https://one:1"
+
+
 @pytest.mark.parametrize(
     ("given", "key", "reason"),
     [
+        ("http://one,https://two", "sk", "--url https://two: the addresses of one"),
+        ("http://one,ftp://two", "sk", "--url ftp://two: expected http://HOST:PORT"),
         ("ftp://pool", "sk", "--url ftp://pool: expected http://HOST:PORT"),
         ("http://pool:1", with_fingerprint("sk", FINGERPRINT), "https://"),
         ("http://pool:x", "sk", "--url http://pool:x: expected http://HOST:PORT"),

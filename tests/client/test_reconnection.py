@@ -54,6 +54,30 @@ def test_wait_is_bounded_by_what_is_known_of_the_coordinator(
     assert limit - min(RETRY_DELAYS[-1], limit) <= waited <= limit
 
 
+def test_other_addresses_are_tried_before_a_pause() -> None:
+    coordinator = Reconnection()
+    attempts = Attempts(coordinator, repeatable=False, addresses=3)
+
+    pauses = [attempts.pause(REFUSED, 0.0) for _ in range(4)]
+    assert pauses == [0.0, 0.0, *RETRY_DELAYS[:2]]
+    assert coordinator.turn == 4
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_what_may_have_had_an_effect_is_sent_elsewhere_only_if_repeatable(
+    repeatable: bool,
+) -> None:
+    attempts = Attempts(Reconnection(), repeatable=repeatable, addresses=2)
+
+    assert attempts.pause(BROKE, 0.0) == (0.0 if repeatable else None)
+
+
+def test_a_name_without_an_address_does_not_end_the_search() -> None:
+    attempts = Attempts(Reconnection(), repeatable=True, addresses=2)
+
+    assert [attempts.pause(NO_SUCH_NAME, 0.0) for _ in range(2)] == [0.0, None]
+
+
 def test_first_attempts_follow_quickly() -> None:
     attempts = Attempts(Reconnection(), repeatable=True)
 

@@ -99,7 +99,8 @@ def pass_api(function: F) -> F:
             envvar="SHOAL_URL",
             show_envvar=True,
             metavar="URL",
-            help="URL of the coordinator.  Default: the coordinator on this machine, "
+            help="URL of the coordinator; several of one pool, separated by commas, "
+            "are tried in turn.  Default: the coordinator on this machine, "
             f"from --data-dir, else {DEFAULT_ADDRESS}.",
         ),
     ):

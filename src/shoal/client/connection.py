@@ -39,7 +39,7 @@ from shoal.client.coordinator import (
     refusal,
 )
 from shoal.client.errors import ConnectionLost
-from shoal.client.reconnection import COORDINATOR, IDEMPOTENCY_KEY, IDEMPOTENT, Attempts
+from shoal.client.reconnection import COORDINATOR, IDEMPOTENCY_KEY, IDEMPOTENT
 from shoal.domain import errors
 from shoal.tasks.limits import BLOB_MAX
 from shoal.transports.http_client import as_given, describe_http_error, read_body
@@ -110,7 +110,7 @@ async def repeat(
     is_needed: Callable[[], bool] = lambda: True,
 ) -> T:
     """Make attempts until one succeeds, while ``is_needed``; raise the last error."""
-    attempts = Attempts(address.reconnection, repeatable=repeatable)
+    attempts = address.attempts(repeatable=repeatable)
     while True:
         try:
             return await attempt()
@@ -118,7 +118,7 @@ async def repeat(
             pause = attempts.pause(error, asyncio.get_running_loop().time())
             if pause is None or not is_needed():
                 raise
-            if attempts.failed == 1:
+            if attempts.begins_to_wait:
                 log.warning("%s (trying again for a while)", error)
         await asyncio.sleep(pause)
 
@@ -179,10 +179,10 @@ async def _answer(
     key: str = "",
 ) -> bytes:
     """Send a request and return the body of its answer.  Raises as ``send`` does."""
-    url = f"{address.url}{path}"
     headers = {IDEMPOTENCY_KEY: key} if key else {}
 
     async def attempt() -> bytes:
+        url = f"{address.url}{path}"
         try:
             async with session.request(
                 method, as_given(url), json=body, headers=headers, allow_redirects=False

@@ -12,7 +12,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -45,7 +45,7 @@ from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain import errors
-from shoal.domain.addresses import has_space
+from shoal.domain.addresses import has_space, split_addresses
 from shoal.domain.credentials import without_fingerprint
 from shoal.engines.streams.sse import EventReader
 from shoal.tasks.running_call import call_access
@@ -86,19 +86,30 @@ _REFUSALS: Mapping[int, type[errors.ShoalError]] = {
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """A coordinator: its URL without a path, the API key, and the TLS settings.
+    """A coordinator: its URLs without a path, the API key, and the TLS settings.
 
-    ``tls`` is None for the system's authorities.  ``explicit`` is False for the default
-    coordinator of this machine.
+    There are several URLs if its pool has several coordinators; ``url`` is the one that
+    is used now.  ``tls`` is None for the system's authorities.  ``explicit`` is False
+    for the default coordinator of this machine.
     """
 
-    url: str
+    urls: tuple[str, ...]
     api_key: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     explicit: bool = True
     reconnection: Reconnection = field(
         default_factory=Reconnection, compare=False, repr=False
     )
+
+    @property
+    def url(self) -> str:
+        """The next one after each that has failed."""
+        return self.urls[self.reconnection.turn % len(self.urls)]
+
+    def attempts(self, *, repeatable: bool) -> Attempts:
+        """Return the attempts to send a request, as ``Attempts`` has it."""
+        count = len(self.urls)
+        return Attempts(self.reconnection, repeatable=repeatable, addresses=count)
 
 
 def find_coordinator(
@@ -109,7 +120,7 @@ def find_coordinator(
     cacert: str | os.PathLike[str] | None = None,
     in_shell: bool = False,
 ) -> CoordinatorAddress:
-    """Return the coordinator to call.
+    """Return the coordinator to call; ``url`` may be several, separated by commas.
 
     Defaults come from the running call of a task, then from SHOAL_URL, SHOAL_API_KEY
     and SHOAL_CACERT, and then from the data folder of the coordinator of this machine.
@@ -124,18 +135,23 @@ def find_coordinator(
     authorities = cacert or os.environ.get("SHOAL_CACERT")
     key, fingerprint = without_fingerprint(chosen_key or _stored_key(folder, in_shell))
     scheme = "http" if fingerprint is None else "https"
-    given = chosen_url or local_url(folder)
-    base = _base_url(given, scheme)
-    if base is None:
+    bases: list[str] = []
+    for given in split_addresses(chosen_url or local_url(folder)):
         named = f"--url {given}" if in_shell else f"url {given!r}"
-        raise errors.ConfigError(f"{named}: expected http://HOST:PORT, or https://")
-    check_url(base, fingerprint)
+        if (base := _base_url(given, scheme)) is None:
+            raise errors.ConfigError(f"{named}: expected http://HOST:PORT, or https://")
+        check_url(base, fingerprint)
+        bases.append(base)
+        if base.startswith("https:") is not bases[0].startswith("https:"):
+            raise errors.ConfigError(
+                f"{named}: the addresses of one pool are all https://, or none"
+            )
     tls = None
     if fingerprint is not None:
         tls = context_pinning(fingerprint)
-    elif base.startswith("https:"):
+    elif bases[0].startswith("https:"):
         tls = _tls_context(folder, authorities, chosen_key)
-    return CoordinatorAddress(base, key, tls, bool(chosen_url))
+    return CoordinatorAddress((*bases,), key, tls, bool(chosen_url))
 
 
 def _base_url(url: str, scheme: str) -> str | None:
@@ -226,6 +242,8 @@ class CoordinatorApi:
     @property
     def base_url(self) -> str:
         """The URL of the coordinator, as people know it."""
+        if self.url and len(split_addresses(self.url)) > 1:
+            return self.http_url
         return self.url or local_url(self.data_dir)
 
     @property
@@ -308,7 +326,13 @@ class CoordinatorApi:
         Raises as ``request`` does.  Reading an event raises JobError for an error, and
         ConnectionLost if the end is missing.
         """
-        with self._answer(path, body, "POST", headers) as answer:
+        with ExitStack() as stack:
+
+            def attempt() -> HTTPResponse:
+                answer = self._answer(path, body, "POST", headers)
+                return stack.enter_context(answer)
+
+            answer = self._repeat(attempt, repeatable=False, waits=False)
             yield answer.headers, self._events(answer)
 
     def _events(self, answer: HTTPResponse) -> Iterator[Any]:
@@ -350,18 +374,24 @@ class CoordinatorApi:
         keyed = IDEMPOTENCY_KEY in (headers or {})
         return self._repeat(attempt, repeatable=idempotent or keyed)
 
-    def _repeat(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
-        """Make attempts until one succeeds; raise the error of the last one."""
-        attempts = Attempts(self._address.reconnection, repeatable=repeatable)
+    def _repeat(
+        self, attempt: Callable[[], T], *, repeatable: bool, waits: bool = True
+    ) -> T:
+        """Make attempts until one succeeds; raise the error of the last one.
+
+        Unless it ``waits``, each address is tried once.
+        """
+        attempts = self._address.attempts(repeatable=repeatable)
+        on_wait = self.on_wait if waits else None
         while True:
             try:
                 return attempt()
             except ConnectionLost as error:
                 pause = attempts.pause(error, time.monotonic())
-                if pause is None or self.on_wait is None:
+                if pause is None or (pause and on_wait is None):
                     raise
-                if attempts.failed == 1:
-                    self.on_wait(f"{error} (trying again for a while)")
+                if attempts.begins_to_wait and on_wait is not None:
+                    on_wait(f"{error} (trying again for a while)")
             time.sleep(pause)
 
     @contextmanager

@@ -44,8 +44,8 @@ class Pool(Executor):
     in each process.
 
     Args:
-        url: URL of the coordinator.  Default: ``SHOAL_URL``, else the coordinator of
-            this machine.
+        url: URL of the coordinator; several of one pool, separated by commas, are tried
+            in turn.  Default: ``SHOAL_URL``, else the coordinator of this machine.
         api_key: API key.  Default: ``SHOAL_API_KEY``, else the key in the data folder
             of the coordinator of this machine.
         durable: store each call as a job, which survives the loss of its worker and a

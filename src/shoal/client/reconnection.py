@@ -1,4 +1,4 @@
-"""Retries of requests while their coordinator restarts."""
+"""Retries of requests, at another address or while their coordinator restarts."""
 
 from dataclasses import dataclass
 
@@ -24,19 +24,34 @@ PROXY_STATUSES = range(502, 505)
 
 @dataclass(slots=True)
 class Reconnection:
-    """Whether a coordinator ``is_known``: whether it has answered before."""
+    """Whether a coordinator ``is_known``: whether it has answered before.
+
+    ``turn`` counts the requests that failed: each next one is for another address.
+    """
 
     is_known: bool = False
+    turn: int = 0
 
 
 class Attempts:
-    """The attempts to send a request; ``repeatable``: it is idempotent."""
+    """The attempts to send a request; ``repeatable``: it is idempotent.
 
-    def __init__(self, coordinator: Reconnection, *, repeatable: bool) -> None:
+    Each of the ``addresses`` of the pool is tried before there is a pause.
+    """
+
+    def __init__(
+        self, coordinator: Reconnection, *, repeatable: bool, addresses: int = 1
+    ) -> None:
         self.failed = 0
+        self._addresses = addresses
         self._coordinator = coordinator
         self._repeatable = repeatable
         self._began = 0.0  # when the first one failed
+
+    @property
+    def begins_to_wait(self) -> bool:
+        """Whether all addresses have failed for the first time."""
+        return self.failed == self._addresses
 
     def pause(self, error: ConnectionLost, now: float) -> float | None:
         """Return the seconds until the next attempt; None: ``error`` is the result.
@@ -46,8 +61,12 @@ class Attempts:
         if not self.failed:
             self._began = now
         limit = self._limit(error)
-        pause = RETRY_DELAYS[min(self.failed, len(RETRY_DELAYS) - 1)]
+        waited = self.failed - (self._addresses - 1)
         self.failed += 1
+        self._coordinator.turn += 1
+        if waited < 0 and (self._repeatable or not error.sent):
+            return 0.0
+        pause = RETRY_DELAYS[min(max(waited, 0), len(RETRY_DELAYS) - 1)]
         return None if now + pause > self._began + limit else pause
 
     def _limit(self, error: ConnectionLost) -> float:

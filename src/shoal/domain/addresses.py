@@ -28,6 +28,12 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return host, port
 
 
+def split_addresses(given: str) -> list[str]:
+    """Return the addresses in a list with commas; one may be empty, or all."""
+    found = [each for part in given.split(",") if (each := part.strip())]
+    return list(dict.fromkeys(found)) or [""]
+
+
 def is_loopback(address: str) -> bool:
     """Return whether an address is a loopback address."""
     try:
