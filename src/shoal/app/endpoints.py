@@ -52,6 +52,8 @@ def make_endpoints(
             registered_at=registered_at,
             relay_open=relay_open,
             plain=plain,
+            # Not the present ones: the others come and go.
+            addresses=lambda: workers.addresses(),
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found

@@ -47,6 +47,8 @@ class WorkerAdmission:
 
     ``urls`` returns the coordinator's current URLs, the best one first; that one and
     ``fingerprint`` (of the TLS key, if there is one) are part of invitations.
+    ``addresses`` returns the URLs of all coordinators of the pool, for workers that
+    lose this one; none, if it is the only one.
     ``join_token`` is the coordinator's own token; empty: none required.  If the
     coordinator ``prints_limited_tokens``, invitations have one of those instead, and
     ``last_printed`` is the newest.  ``ports`` has the ports beside HTTP, by wire and by
@@ -60,6 +62,7 @@ class WorkerAdmission:
     _clock: Clock
     _failures: AuthThrottle = field(default_factory=AuthThrottle)
     urls: Callable[[], Sequence[str]] = lambda: ("",)
+    addresses: Callable[[], Sequence[str]] = tuple
     join_token: str = ""
     prints_limited_tokens: bool = False
     last_printed: str = ""

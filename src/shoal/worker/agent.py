@@ -254,15 +254,15 @@ class Agent:
                 break
             if not self._redials:
                 return end.reason
-            if end.code == WRONG_CERTIFICATE:
-                return end.reason
             url = self._dialer.url
             if (final := self._dialer.final_reason(end.code, end.text)) is not None:
                 return final
+            if end.code == WRONG_CERTIFICATE and self._dialer.url == url:
+                return end.reason
             if end.code == CloseCode.MOVED and not end.by_peer:
                 continue
-            # The query may hold a token.
-            next_url = self._dialer.url.partition("?")[0]
+            # The query may hold a token; all that is dialled so is encrypted.
+            next_url = self._dialer.url.partition("?")[0].removeprefix("noise+")
             next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST

@@ -279,6 +279,27 @@ async def test_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
     assert target.display_url == "ws://host/ws"
 
 
+async def test_first_of_several_addresses_that_answers_is_joined(
+    sites: Sites, tmp_path: Path
+) -> None:
+    first, second = await sites({"/healthz": HEALTH}), await sites({"/healthz": HEALTH})
+    down, third = "http://127.0.0.1:1", "http://127.0.0.1:2"
+
+    target = await resolve_target(f"{down}, {first},{second}", "auto", "t", tmp_path)
+    assert target.url == first
+    assert target.others == (down, second)
+    assert target.http_urls == [first, down, second]
+
+    none = await resolve_target(f"{down},{third}", "auto", "t", tmp_path)
+    assert (none.url, none.others) == (down, (third,))
+    assert none.unreachable
+
+
+async def test_addresses_of_one_pool_are_equally_safe(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="all https://, or none"):
+        await resolve_target("https://one,http://two", "auto", "t", tmp_path)
+
+
 async def test_shoal_coordinator_is_joined_by_the_preferred_wire(
     tmp_path: Path,
 ) -> None:

@@ -27,7 +27,7 @@ from shoal.config import JoinConfig
 from shoal.config.loader import check_file, load
 from shoal.config.schedule import parse_window
 from shoal.config.throttle_file import check_throttle
-from shoal.domain.addresses import LOOPBACK_NAME
+from shoal.domain.addresses import LOOPBACK_NAME, split_addresses
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.money import dollars, parse_dollars
@@ -44,8 +44,9 @@ _PORT = re.compile(r":[0-9]+$")
     default="",
     envvar="SHOAL_URL",
     help="URL of the coordinator: http://HOST:PORT, ws://…, or tcp://HOST:PORT of a "
-    "peer.  Default: the coordinator on this machine, else the one on the local "
-    "network.  [env var: SHOAL_URL]",
+    "peer; several of one pool, separated by commas: the first that answers is used, "
+    "and the next when it is lost.  Default: the coordinator on this machine, else the "
+    "one on the local network.  [env var: SHOAL_URL]",
 )
 @click.option(
     "--model",
@@ -89,7 +90,7 @@ def command(
         for name, protocol in fleet_wires().items()
     }
     arguments = JoinArguments(
-        normalize_url(url, config.wire),
+        ",".join(normalize_url(each, config.wire) for each in split_addresses(url)),
         models,
         config,
         data_dir,

@@ -105,7 +105,7 @@ def _coordinator_variables(target: join_target.JoinTarget) -> Mapping[str, str]:
         return {}
     fingerprint = b"" if target.fingerprint is None else target.fingerprint
     return {
-        COORDINATOR_URL: f"{join_target.HTTP[parts.scheme]}://{parts.netloc}",
+        COORDINATOR_URL: ",".join(target.http_urls),
         COORDINATOR_FINGERPRINT: fingerprint.hex(),
     }
 

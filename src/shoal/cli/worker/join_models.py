@@ -307,6 +307,7 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         verify=verify,
         coordinator_key=worker.target.coordinator_key,
         on_coordinator=worker.remember,
+        addresses=worker.target.others,
     )
 
 

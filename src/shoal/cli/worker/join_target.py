@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
 from shoal.coordinator.admission import ANY_TOKEN
-from shoal.domain.addresses import is_loopback, is_own_host
+from shoal.domain.addresses import is_loopback, is_own_host, split_addresses
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
@@ -55,6 +55,7 @@ class JoinTarget:
     so, and ``advice`` what the user can do then.  ``token_file`` is where the token was
     found, if it was not given.  ``coordinator_key`` is that of a coordinator that has
     admitted this machine before, if no token is known: each end proves its key then.
+    ``others`` are further URLs of its pool.
     """
 
     url: str
@@ -68,6 +69,7 @@ class JoinTarget:
     advice: str = ""
     token_file: Path | None = None
     coordinator_key: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def tells_admission(self) -> bool:
@@ -89,10 +91,16 @@ class JoinTarget:
         """The base URL of its HTTP API."""
         return _web_url(self.url)
 
+    @property
+    def http_urls(self) -> Sequence[str]:
+        """The base URLs of its pool's HTTP API, this one first."""
+        return [*map(_web_url, (self.url, *self.others))]
+
 
 async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTarget:
     """Return the coordinator to join; without a ``url``, that of this machine.
 
+    Of several URLs, separated by commas, it is the first that answers.
     Its token and certificate are read from its ``data`` folder, also if the URL is its
     own.  If this machine never ran a coordinator, or it is down and the token is
     another one, the result is the coordinator on the local network.
@@ -100,6 +108,9 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     Raises ConfigError if the wire is unknown, the token does not fit the URL, or the
     local network has no coordinator or several.
     """
+    addresses = split_addresses(url)
+    if len(addresses) > 1:
+        return await _first_to_answer(addresses, wire, token, data)
     chosen = None if wire == "auto" else _wire_named(wire)
     if not url:
         return await _on_this_machine(chosen, token, data)
@@ -121,6 +132,24 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     fingerprint = bytes.fromhex(known.fingerprint) or None
     target = await _at_url(url, chosen, "", fingerprint)
     return replace(target, coordinator_key=known.key)
+
+
+async def _first_to_answer(
+    addresses: Sequence[str], wire: str, token: str, data: Path
+) -> JoinTarget:
+    """Return the first of a pool's addresses that answers, else the first one."""
+    if len({urlsplit(each).scheme in SECURE for each in addresses}) > 1:
+        raise ConfigError(
+            f"{addresses[0]}: the addresses of one pool are all https://, or none"
+        )
+    found = [await resolve_target(addresses[0], wire, token, data)]
+    for each in addresses[1:]:
+        if not found[-1].unreachable:
+            break
+        found.append(await resolve_target(each, wire, token, data))
+    target = found[0] if found[-1].unreachable else found[-1]
+    others = tuple(each for each in addresses if each != target.url)
+    return replace(target, others=others)
 
 
 def split_token(token: str) -> tuple[str, bytes | None]:

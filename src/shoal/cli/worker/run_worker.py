@@ -218,7 +218,8 @@ def _remember(data: Path, target: JoinTarget, key: str) -> None:
     fingerprint = "" if target.fingerprint is None else target.fingerprint.hex()
     known = KnownCoordinator(key, fingerprint)
     try:
-        remember_coordinator(data, target.http_url, known)
+        for url in target.http_urls:
+            remember_coordinator(data, url, known)
     except (OSError, ConfigError) as error:
         log.warning("the next join needs the token again: %s", error)
 
@@ -262,6 +263,11 @@ def _checked(target: JoinTarget | None, config: JoinConfig) -> JoinTarget | None
     if target is None:
         return None
     target = replace(target, plain=config.plain)
+    if target.others and not target.protocol.preferred:
+        raise ConfigError(
+            f"{target.display_url}: several addresses are for coordinators of `shoal "
+            f"serve`, by their own protocol; give one for --wire {target.protocol.name}"
+        )
     check_encryption(target)
     return target
 

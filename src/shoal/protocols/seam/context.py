@@ -46,7 +46,8 @@ class ProtocolContext:
     ``registered_at`` is the Unix time at which the machine got its identity; None: now.
     ``warn`` logs a warning for the operator, and ``peer_addresses`` are peers that may
     speak any wire.  ``relay_open``: any node may use this coordinator's relay.
-    ``plain``: Shoal's workers need not encrypt their connections.
+    ``plain``: Shoal's workers need not encrypt their connections.  ``addresses``
+    returns the URLs of the pool's coordinators; none, if this is the only one.
     """
 
     admission: AdmissionCheck
@@ -63,6 +64,7 @@ class ProtocolContext:
     registered_at: float | None = None
     relay_open: bool = False
     plain: bool = False
+    addresses: Callable[[], Sequence[str]] = tuple
 
 
 def _no_randomness(size: int) -> bytes:
@@ -88,6 +90,7 @@ class WorkerProfile:
     signature and a message. ``coordinator_key`` is the key, in hexadecimal, of the
     coordinator that has admitted this worker before, without a token; empty: unknown.
     ``on_coordinator`` gets the key of a coordinator that has proved the token.
+    ``addresses`` are further URLs of the coordinator's pool.
     """
 
     name: str
@@ -114,6 +117,7 @@ class WorkerProfile:
     verify: Callable[[bytes, bytes, bytes], bool] | None = None
     coordinator_key: str = ""
     on_coordinator: Callable[[str], None] = _ignore
+    addresses: tuple[str, ...] = ()
 
     @property
     def first_offers(self) -> tuple[worker.Offer, ...]:

@@ -5,6 +5,7 @@ and its coordinator: see ``docs/protocols/shoal.md``.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,7 +33,12 @@ from shoal.protocols.seam.worker_session import (
 )
 from shoal.protocols.shoal.codec import EVENTS
 from shoal.protocols.shoal.ranks import ShoalRanks
-from shoal.protocols.shoal.session import LocalEnd, ShoalSession
+from shoal.protocols.shoal.session import (
+    ADDRESS_MAX,
+    ADDRESSES_MAX,
+    LocalEnd,
+    ShoalSession,
+)
 from shoal.protocols.shoal.streams import FRAME_MAX
 
 __all__ = ["PROTOCOL", "Config"]
@@ -105,6 +111,7 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
         verify=context.verify,
         admission=context.admission,
         throttle=context.throttle,
+        addresses=context.addresses,
     )
 
     def route(path: str, service: ServiceRecord | None = None) -> WebSocketRoute:
@@ -220,13 +227,20 @@ def _websocket_url(url: str, path: str, *, plain: bool) -> str:
 
 
 class ShoalDialer:
-    """Joins one coordinator, and rejoins it."""
+    """Joins one coordinator of a pool, and rejoins it or another one.
+
+    It knows the addresses that were given, and those that coordinators have named: at
+    the latter only one with the same key is accepted.
+    """
 
     message_max = MESSAGE_MAX
     headers: Mapping[str, str] = {}
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
-        self.url = _websocket_url(url, WORKER_PATH, plain=profile.plain)
+        address_of = partial(_websocket_url, path=WORKER_PATH, plain=profile.plain)
+        self.url = address_of(url)
+        self._given = [self.url, *map(address_of, profile.addresses)]
+        self._named: dict[str, str] = {}  # the keys of those that named them
         self._membership = MembershipState(
             AcceptedJobs(keeps=True), restriction=profile.restriction
         )
@@ -239,19 +253,43 @@ class ShoalDialer:
             verify=profile.verify,
             coordinator=profile.coordinator_key,
             on_coordinator=profile.on_coordinator,
+            on_addresses=self._on_addresses,
         )
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerSession:
         return WorkerSession(self._session, EVENTS, self._membership)
 
     def final_reason(self, code: int, text: str) -> str | None:
-        self._membership.admitted = False  # until the next admission
-        return self._membership.final_reason("--token")
+        membership, url = self._membership, self.url
+        membership.admitted = False  # until the next admission
+        known = list(dict.fromkeys((*self._given, *self._named)))
+        self.url = known[(known.index(url) + 1) % len(known)]
+        if url not in self._given and membership.refusal:
+            membership.refusal = ""  # another pool's by now
+            del self._named[url]
+        return membership.final_reason("--token")
 
     def _session(self, now: float) -> PeerSession:
         return ShoalSession(
-            self._local, dialled=True, running=self._membership.jobs.names
+            self._local,
+            dialled=True,
+            running=self._membership.jobs.names,
+            expected="" if self.url in self._given else self._named[self.url],
         )
+
+    def _on_addresses(self, addresses: Sequence[str], key: str) -> None:
+        """Note the addresses of a pool, of those that are as safe as the given ones."""
+        scheme = self.url.partition("://")[0]
+        named: dict[str, str] = {}
+        for each in addresses[:ADDRESSES_MAX] if key else ():
+            with suppress(ConfigError):
+                url = _websocket_url(each[:ADDRESS_MAX], WORKER_PATH, plain=False)
+                if url.partition("://")[0] == scheme:
+                    named[url] = key
+        if self.url not in self._given:
+            named.setdefault(self.url, key)  # it is connected there
+        if named:
+            self._named = named
 
     def _on_refused(self, reason: str) -> None:
         self._membership.refusal = reason

@@ -228,7 +228,8 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     loaded.  ``release`` is that of the program.  ``window`` is how many bytes of each
     large message may be sent to this end at first; 0: it knows no streams of pieces.
     ``running`` are the jobs that a worker runs since an earlier connection, each with
-    its lease; None: it keeps none when a connection is lost.  The end's hardware may
+    its lease; None: it keeps none when a connection is lost.  ``addresses`` are the
+    URLs of the coordinators of a pool, if there are several.  The end's hardware may
     follow.
     """
 
@@ -243,6 +244,7 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     release: str = ""
     window: int = 0
     running: list[tuple[JobId, LeaseNumber]] | None = None
+    addresses: list[str] = []
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -64,6 +64,8 @@ PING_INTERVAL = 7.0  # seconds: two fit into a silence
 SILENCE_MAX = 15.0  # seconds without a message until the other end counts as lost
 HELLO_MAX = 64 << 10  # bytes of a message before admission
 CLOSE_TEXT_MAX = 100  # characters
+ADDRESSES_MAX = 32  # of the coordinators of a pool
+ADDRESS_MAX = 256  # characters
 KEY_LABEL = b"shoal key proof v1\n"
 BLOB_REFERENCE = b"\xc7\x20\x02"  # in a value: MessagePack ext, 32 bytes, type 2
 DIGEST_SIZE = 32  # bytes, which follow it
@@ -122,7 +124,8 @@ class LocalEnd:
     other ends' names.
     ``models`` are those that a worker will offer once they are loaded.  ``on_refused``
     gets the reason of a final refusal.  ``epoch`` is the Unix time at which the clock
-    passed as ``now`` was at 0.
+    passed as ``now`` was at 0.  ``addresses`` is as in ``ProtocolContext``, and a
+    worker's ``on_addresses`` gets those, with the key that the coordinator has proved.
     """
 
     name: str
@@ -143,6 +146,8 @@ class LocalEnd:
     offers: tuple[Offer, ...] = ()
     models: tuple[str, ...] = ()
     on_refused: Callable[[str], None] = lambda reason: None
+    addresses: Callable[[], Sequence[str]] = tuple
+    on_addresses: Callable[[Sequence[str], str], None] = lambda addresses, key: None
 
     @property
     def key(self) -> str:
@@ -159,7 +164,9 @@ class ShoalSession:
     """One end of a connection.
 
     ``address`` is that of the other end: its URL, if this end ``dialled``.
-    ``with_pool``: both ends are pools.  ``running`` is as in ``Opening``.
+    ``with_pool``: both ends are pools.  ``running`` is as in ``Opening``.  ``expected``
+    is the key that a coordinator has to prove, also if it proves the token; empty: see
+    ``LocalEnd.coordinator``.
     """
 
     def __init__(
@@ -170,7 +177,9 @@ class ShoalSession:
         dialled: bool = False,
         with_pool: bool = False,
         running: words.RunningJobNames | None = None,
+        expected: str = "",
     ) -> None:
+        self._expected = expected or ("" if local.token else local.coordinator)
         self._local = local
         self._running = running
         self._address = address
@@ -400,6 +409,7 @@ class ShoalSession:
             __version__,
             WINDOW,
             None if self._running is None else [*self._running],
+            [*self._local.addresses()][:ADDRESSES_MAX],
         )
 
     def _on_hello(
@@ -419,7 +429,7 @@ class ShoalSession:
                 self._key = self._proven_key(hello, ProofRole.ACCEPTING)
             except errors.NotAdmitted as error:
                 return (self._close(str(error)),)
-            expected = "" if local.token else local.coordinator
+            expected = self._expected
             if expected and self._key != expected:
                 return (self._close(ANOTHER_KEY),)
             self._trusted = bool((local.token or expected) and self._binding)
@@ -431,8 +441,10 @@ class ShoalSession:
                 except errors.NotAdmitted as error:
                     return (self._close(str(error)),)
                 local.sessions[hello.name] = self
-            elif local.token and self._key:
-                local.on_coordinator(self._key)
+            else:
+                local.on_addresses(hello.addresses, self._key)
+                if local.token and self._key:
+                    local.on_coordinator(self._key)
         else:
             try:
                 grant = self._admit(hello, now)
