@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from coordinator.hubs import (
+    CONTINUES,
     TOOL_CALL,
     Client,
     Coordinator,
@@ -20,7 +23,9 @@ from shoal.domain.facts import JobLeased
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta
 from shoal.domain.vocabulary import CancelJob, RunJob, RunningJobNames
+from shoal.domain.work import Chat
 from shoal.pool.react import STILL_RUNS
+from shoal.pool.state import LOSS_GRACE
 from simulation import virtual
 
 GATE = 2.0  # seconds
@@ -275,5 +280,69 @@ def test_a_job_that_ends_in_the_moment_of_the_return_is_stopped() -> None:
 
         assert returning.runs == []
         assert run.job_id in returning.cancelled
+
+    run_script(script)
+
+
+SAMPLED = 1.0  # a temperature at which no worker repeats an answer
+
+
+async def sampled(coordinator: Coordinator) -> Client:
+    job = coordinator.job()
+    assert isinstance(job.work, Chat)
+    work = replace(job.work, temperature=SAMPLED)
+    client = Client(coordinator.hub, replace(job, work=work))
+    await run_pending()
+    return client
+
+
+def test_an_answer_that_no_other_can_go_on_with_waits_for_its_worker() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(running=())
+        client = await sampled(coordinator)
+        worker.write("Once ")
+        await asyncio.sleep(1.0)
+        other = await coordinator.join("other", running=())
+        worker.port.on_disconnect("connection reset")
+        await asyncio.sleep(LOSS_GRACE / 2)
+        assert client.error is None
+        returned = await coordinator.join(running=named(worker.runs[0]))
+        returned.write("upon")
+        returned.complete()
+        await run_pending()
+
+        assert client.text == "Once upon"
+        assert client.outcome is not None
+        assert other.runs == []
+
+    run_script(script)
+
+
+def test_it_ends_if_its_worker_does_not_come_back() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(running=())
+        client = await sampled(coordinator)
+        worker.write("Once ")
+        await asyncio.sleep(1.0)
+        await coordinator.join("other", running=())
+        worker.port.on_disconnect("connection reset")
+        await asyncio.sleep(LOSS_GRACE + 0.1)
+
+        assert isinstance(client.error, WorkerLost)
+
+    run_script(script)
+
+
+def test_what_another_worker_continues_does_not_wait() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(running=())
+        await sampled(coordinator)
+        worker.write("Once ")
+        await asyncio.sleep(1.0)
+        other = await coordinator.join("other", running=(), features=CONTINUES)
+        worker.port.on_disconnect("connection reset")
+        await run_pending()
+
+        assert other.runs[0].continues == "Once "
 
     run_script(script)

@@ -1,6 +1,7 @@
 """A coordinator is lost, and its workers go on with what they run at the next one."""
 
 import asyncio
+from collections.abc import Coroutine
 
 import pytest
 
@@ -70,3 +71,41 @@ def test_nothing_runs_twice_though_coordinators_are_lost(
     fault: str, kind: str, seed: int
 ) -> None:
     pauses.run(lose_with_jobs(fault, kind, seed))
+
+
+async def cut_wires(world: World, count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(world.random.uniform(0.5, 2.0))
+        if (wire := world.any_wire()) is not None:
+            wire.cut()
+
+
+async def cut_connections(seed: int) -> None:
+    """Cut connections of workers that can neither continue nor repeat an answer."""
+    world = World(OWN, seed, refusals=0.0, price=7)
+    world.temperature = 1.0
+    await world.open()
+
+    def work(number: int) -> Coroutine[None, None, None]:
+        return world.work(f"w{number}", MODELS[0], continues=False)
+
+    fleet = Fleet(world.random, 6, work)
+    await asyncio.sleep(1.0)
+    asked = [asyncio.create_task(world.ask(MODELS[0])) for _ in range(60)]
+    await cut_wires(world, 12)
+    await asyncio.gather(*asked)
+    await world.settle()
+
+    await check_laws(world)
+    # Only what is more than text, or failed, may end so.
+    special = [
+        prompt for prompt in world.runs if "rich" in prompt or "poison" in prompt
+    ]
+    assert world.tally.ended_badly <= len(special)
+    assert world.tally.whole >= 60 - len(special)
+    await fleet.stop()
+    await world.close()
+
+
+def test_answers_go_on_though_connections_break(seed: int) -> None:
+    pauses.run(cut_connections(seed))

@@ -105,6 +105,8 @@ class World:
         self._wires: list[Wire] = []
         self._nodes: list[Node] = []  # also those that do not know that they are over
         self.accepted: dict[JobId, None] = {}  # in order
+        # Without chance, so that any worker can repeat a lost answer.
+        self.temperature = 0.0
         self.runs: Counter[str] = Counter()  # of engines, by the prompts
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
 
@@ -361,8 +363,11 @@ class World:
             prompt += " rich"
         return Job(
             self.new_id(),
-            # Without chance, so that any worker can repeat a lost answer.
-            Chat(model, ({"role": "user", "content": prompt},), temperature=0.0),
+            Chat(
+                model,
+                ({"role": "user", "content": prompt},),
+                temperature=self.temperature,
+            ),
             TimeLimits(queue=3600.0),
             self.random.choice(OWNERS),
             self.random.choice(list(Priority)),

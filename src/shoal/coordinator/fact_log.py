@@ -15,6 +15,7 @@ UNLOGGED = (
     "kept",
     "resumes",
     "keeps_jobs",
+    "awaited",
     "offer",
     "output_hash",
     "worker_receipt",

@@ -192,12 +192,13 @@ class JobStarted(msgspec.Struct, frozen=True):
     lease: LeaseNumber
 
 
-class JobRequeued(msgspec.Struct, frozen=True):
+class JobRequeued(msgspec.Struct, frozen=True, omit_defaults=True):
     """The job waits again; ``refused_by`` is a worker not to ask again at once.
 
     ``handed_over``: an operator took it from a worker, which may still be running it,
     or the owner of the worker needs the machine.  ``too_long``: the worker
-    refused it for its length.  ``failed``: its engine failed.
+    refused it for its length.  ``failed``: its engine failed.  ``awaited``: it waits a
+    while for its worker to come back, since no other can go on with it.
     """
 
     job_id: JobId
@@ -207,6 +208,7 @@ class JobRequeued(msgspec.Struct, frozen=True):
     handed_over: bool = False
     too_long: bool = False
     failed: bool = False
+    awaited: bool = False
 
 
 class JobCompleted(msgspec.Struct, frozen=True):

@@ -97,6 +97,7 @@ class OpenJob:
     gang: OpenGang | None = None  # of a member
     last_worker: WorkerId | None = None  # that was lost, and may still run it
     awaits: WorkerId | None = None  # the same, for which it is kept out of the queue
+    awaits_until: float = 0.0
     run_since: LeaseNumber = NO_LEASE  # the first lease under which that has run it
     settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
     failures: list[tuple[WorkerId, str]] = field(default_factory=list)

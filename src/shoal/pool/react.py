@@ -13,7 +13,12 @@ from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.server_refusals import stated_context
-from shoal.domain.work import Feature, JobKind
+from shoal.domain.work import (
+    INDIVISIBLE_FEATURES,
+    Feature,
+    JobKind,
+    is_repeatable,
+)
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool import eligibility, inputs
 from shoal.pool.aliases import alias_facts
@@ -332,8 +337,26 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[fact
             error = f"lost {job.lost + 1} workers, the last one: {reason}"
             found.append(facts.JobFailed(job.job.id, error, lost=True))
         else:
-            found.append(facts.JobRequeued(job.job.id, lease, lost))
+            awaited = _only_it_goes_on(pool, job, pool.workers[worker_id])
+            found.append(facts.JobRequeued(job.job.id, lease, lost, awaited=awaited))
     return [*found, facts.WorkerLeft(worker_id, reason)]
+
+
+def _only_it_goes_on(pool: PoolState, job: OpenJob, lost: Worker) -> bool:
+    """Return whether no worker but the lost one can go on with an answer.
+
+    That has been read in part, and it may come back with the rest.
+    """
+    if not (lost.keeps_jobs and job.started and job.can_resume) or lost.dismissed:
+        return False
+    if is_repeatable(job.job.work):
+        return False
+    if job.needs & INDIVISIBLE_FEATURES:
+        return True
+    found = eligibility.suitable_workers(pool, job)
+    return found is not None and not any(
+        each is not lost and Feature.CONTINUE in each.offer.features for each in found
+    )
 
 
 def _resumed(

@@ -34,6 +34,7 @@ from shoal.pool.worker import (
 REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
 PENALTIES_MAX = 4096  # of all workers; beyond it the oldest are dropped
+LOSS_GRACE = 3.0  # seconds for a lost worker to reconnect, which alone can go on
 RETURN_GRACE = 20.0  # seconds for a member's worker to reconnect, also from a pause
 MEMBER_SETTLED = 60.0  # seconds of a lease, so that a reconnected worker was not lost
 SESSIONS_MAX = 65_536  # sessions whose last worker is remembered
@@ -148,9 +149,7 @@ class PoolState:
             opened.run_since = run_since
             if return_until:
                 self._unqueue(opened)
-                opened.awaits = worker_id
-                self.awaiting.setdefault(worker_id, []).append(job.id)
-                heappush(self.returns, (return_until, job.id, worker_id))
+                self._await_worker(opened, worker_id, return_until)
 
     def expire_penalties(
         self,
@@ -164,9 +163,8 @@ class PoolState:
         next.
         """
         while self.returns and self.returns[0][0] <= now:
-            _, job_id, worker_id = heappop(self.returns)
-            self.awaiting.pop(worker_id, None)
-            self._give_up_return(job_id, worker_id)
+            until, job_id, worker_id = heappop(self.returns)
+            self._give_up_return(job_id, worker_id, until)
         while self.refusals and self.refusals[0][0] <= now:
             _, job_id, worker_id = self.refusals.popleft()
             if (job := self.jobs.get(job_id)) is None:
@@ -352,7 +350,11 @@ class PoolState:
                 if fact.failed and before is not None:
                     self._record_failure(job, before, reason, now)
                 self._end_leases(job, cut=fact.handed_over)
-                self._queue(job)
+                if fact.awaited:
+                    assert before is not None, "a worker was lost"
+                    self._await_worker(job, before, now + LOSS_GRACE)
+                else:
+                    self._queue(job)
                 if job.gang is not None:
                     self.gangs.queue(job.gang, job.rank)
                     if refused_by is None and not fact.handed_over:
@@ -530,16 +532,25 @@ class PoolState:
         if context := worker.context_of(key):
             job.tokens_min = max(job.tokens_min, context + 1)
 
+    def _await_worker(self, job: OpenJob, worker_id: WorkerId, until: float) -> None:
+        """Keep a job out of its queue until its worker reconnects, or time is up."""
+        job.awaits, job.awaits_until = worker_id, until
+        self.awaiting.setdefault(worker_id, []).append(job.job.id)
+        heappush(self.returns, (until, job.job.id, worker_id))
+
     def _await_return(self, job: OpenJob, worker_id: WorkerId, until: float) -> None:
         """Keep a gang's member for its worker, which may still run it, for a while."""
         assert job.gang is not None, "only members of gangs wait"
         self.gangs.queue(job.gang, job.rank, worker_id)
         heappush(self.returns, (until, job.job.id, worker_id))
 
-    def _give_up_return(self, job_id: JobId, worker_id: WorkerId) -> None:
+    def _give_up_return(
+        self, job_id: JobId, worker_id: WorkerId, until: float = math.inf
+    ) -> None:
         if (job := self.jobs.get(job_id)) is None:
             return
-        if job.awaits == worker_id:
+        if job.awaits == worker_id and job.awaits_until <= until:  # not once more since
+            self.awaiting.pop(worker_id, None)
             job.awaits = None
             self._queue(job)
         gang = job.gang
