@@ -1,5 +1,6 @@
 """The choice of the coordinator and its API key."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
-from shoal.tasks.running_call import COORDINATOR_FINGERPRINT, COORDINATOR_URL, RUNNING
+from shoal.tasks.running_call import (
+    COORDINATOR_FINGERPRINT,
+    COORDINATOR_URL,
+    RUNNING,
+    set_openai_variables,
+)
 
 VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
 
@@ -120,15 +126,28 @@ def test_local_coordinator_is_found_by_its_runtime_file(
 def test_task_uses_the_access_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_URL", "http://of-the-worker:1")
     monkeypatch.setenv("SHOAL_API_KEY", "sk-of-the-worker")
-    monkeypatch.setenv(COORDINATOR_URL, "https://joined:4010")
+    monkeypatch.setenv(COORDINATOR_URL, "https://joined:4010,https://other:4010")
     monkeypatch.setenv(COORDINATOR_FINGERPRINT, "ab" * 32)
     monkeypatch.setattr(RUNNING, "grant", "sk-shoal-call-job1.2.secret")
 
     found = find_coordinator()
     other = find_coordinator("http://other:1", "sk-other")
 
-    assert found.url == "https://joined:4010"
+    assert found.urls == ("https://joined:4010", "https://other:4010")
     assert found.api_key.startswith("sk-shoal-call-job1.2.0.")
     assert "secret" not in found.api_key
     assert found.tls is not None
     assert (other.url, other.api_key) == ("http://other:1", "sk-other")
+
+
+def test_clients_of_openai_get_the_address_that_the_worker_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(COORDINATOR_URL, "https://joined:4010,https://other:4010")
+    monkeypatch.setattr(RUNNING, "grant", "sk-shoal-call-job1.2.secret")
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "")
+
+    set_openai_variables()
+
+    assert os.environ["OPENAI_BASE_URL"] == "https://joined:4010/v1"

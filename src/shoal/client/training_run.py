@@ -230,7 +230,7 @@ class TrainingRun:
         ``remark``.  Yields None after each ``wait`` seconds without one.
         """
         link = RunLink(
-            self._address.url,
+            ",".join(self._address.urls),
             self._token,
             tls=self._address.tls,
             purpose=EVENTS,

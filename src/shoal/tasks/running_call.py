@@ -14,7 +14,10 @@ from shoal.tasks.limits import PROGRESS_INTERVAL, PROGRESS_TEXT_MAX
 
 COORDINATOR_URL = "SHOAL_COORDINATOR_URL"
 COORDINATOR_FINGERPRINT = "SHOAL_COORDINATOR_FINGERPRINT"
-"""Variables of a worker's processes: the coordinator that it joined, and its key."""
+"""Variables of a worker's processes: the URLs of the pool, and its coordinators' key.
+
+The first URL is that of the coordinator that the worker joined; commas separate them.
+"""
 
 
 LEND_AFTER = 0.05  # seconds of a wait after which the slot is lent
@@ -37,7 +40,7 @@ RUNNING = RunningCall()
 
 
 def call_access() -> tuple[str, str] | None:
-    """Return the URL of the coordinator, and the credential of the running call.
+    """Return the URLs of the coordinator, and the credential of the running call.
 
     None: the coordinator gave it none, or has no URL.
     """
@@ -55,7 +58,8 @@ def call_access() -> tuple[str, str] | None:
 def set_openai_variables() -> None:
     """Let OpenAI's clients in this process use the pool as the running call."""
     if (access := call_access()) is not None:
-        url, credential = access
+        urls, credential = access
+        url = urls.partition(",")[0]  # these clients know one
         os.environ |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": credential}
 
 

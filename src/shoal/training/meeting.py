@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
@@ -84,8 +83,8 @@ def reachable_hosts(
     hosts: Sequence[str], own: str, environment: Mapping[str, str] = os.environ
 ) -> Sequence[str]:
     """Return where this rank, at an address of its own, finds another of its run."""
-    coordinator = urlsplit(environment.get(script.RUN_URL, "")).hostname
-    if coordinator is None or is_loopback(own):
+    coordinator = script.Coordinator(environment.get(script.RUN_URL, ""), "").host
+    if not coordinator or is_loopback(own):
         return hosts
     # A rank with a loopback address is on the coordinator's machine.
     return [coordinator if is_loopback(each) else each for each in hosts]

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import aiohttp
 
+from shoal.domain.addresses import split_addresses
 from shoal.domain.errors import Unavailable
 from shoal.training.run_events import MESSAGE_MAX, Message, run_id_of
 from shoal.transports.http_client import as_given, describe_http_error
@@ -79,20 +80,39 @@ class RunOver(Unavailable):
     """The run has ended, or the coordinator does not know it."""
 
 
+class _RunUrl:
+    """The URL of a part of a run, at each of the coordinator's addresses in turn.
+
+    ``urls`` are those of the coordinator, separated by commas.
+    """
+
+    def __init__(self, urls: str, token: str, part: str) -> None:
+        path = f"/v1/runs/{run_id_of(token)}/{part}"
+        self._urls = [each.rstrip("/") + path for each in split_addresses(urls)]
+
+    def __str__(self) -> str:
+        return self._urls[0]
+
+    def turn(self) -> None:
+        """Go on to the next address, since this one does not answer."""
+        self._urls.append(self._urls.pop(0))
+
+
 def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -> str:
     """Store a part of a file at a run's coordinator; return its SHA-256 in hex.
 
+    ``url`` is as in ``RunLink``.
     Waits while the coordinator is unreachable.  Raises RunOver, and Unavailable if it
     refuses.
     """
     digest = hashlib.sha256(data).hexdigest()
-    path = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/pieces/{digest}"
+    path = _RunUrl(url, token, f"pieces/{digest}")
 
     async def store() -> None:
         async with run_session(token, tls) as session:
             for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
                 try:
-                    async with session.put(path, data=data) as response:
+                    async with session.put(str(path), data=data) as response:
                         if response.status in FINAL_STATUSES:
                             raise RunOver(f"no such open run: {path}")
                         if response.ok:
@@ -101,6 +121,7 @@ def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -
                             raise Unavailable(await response.text())
                 except (aiohttp.ClientError, OSError) as error:
                     log.debug("url=%s error=%s", path, describe_http_error(error))
+                path.turn()
                 await asyncio.sleep(delay)
 
     asyncio.run(store())
@@ -111,7 +132,8 @@ class RunLink:
     """One participant's connection to a run.
 
     Args:
-        url: the coordinator's, http:// or https://.
+        url: the coordinator's, http:// or https://; several, separated by commas, are
+            tried in turn.
         token: the run's.
         fingerprint: that of the coordinator's certificate, in hexadecimal digits;
             empty: it has none, or the system's authorities vouch for it.
@@ -135,7 +157,7 @@ class RunLink:
         greeting: Callable[[], Sequence[Message]] = tuple,
     ) -> None:
         self.member = secrets.token_hex(8)
-        self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/{purpose}"
+        self._url = _RunUrl(url, token, purpose)
         self._token = token
         self._tls = tls or tls_for(fingerprint)
         self._query = {"member": self.member, "round": str(round_number)}
@@ -200,7 +222,7 @@ class RunLink:
         try:
             await self._connect_again_and_again()
         finally:
-            if self._url.startswith("https:"):
+            if str(self._url).startswith("https:"):
                 await asyncio.sleep(TLS_CLOSE_DELAY)
 
     async def _connect_again_and_again(self) -> None:
@@ -209,7 +231,7 @@ class RunLink:
             while not self._closing:
                 try:
                     async with session.ws_connect(
-                        as_given(self._url),
+                        as_given(str(self._url)),
                         params=self._query,
                         heartbeat=HEARTBEAT,
                         max_msg_size=MESSAGE_MAX,
@@ -221,6 +243,7 @@ class RunLink:
                         self._end(f"the coordinator has no such open run: {self._url}")
                 except (aiohttp.ClientError, OSError) as error:
                     log.debug("run=%s error=%s", self._url, describe_http_error(error))
+                    self._url.turn()
                 if self._over is not None:
                     return
                 if not self._closing:
@@ -284,13 +307,12 @@ class RelayedSockets:
     """The way of one process to other ranks of its run, over the coordinator.
 
     Args:
-        url: the coordinator's, http:// or https://.
-        token: the run's.
+        url, token: as those of ``RunLink``.
         fingerprint: as that of ``RunLink``.
     """
 
     def __init__(self, url: str, token: str, fingerprint: str = "") -> None:
-        self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/relay"
+        self._url = _RunUrl(url, token, "relay")
         self._token = token
         self._tls = tls_for(fingerprint)
         self._stop = asyncio.Event()
@@ -355,7 +377,7 @@ class RelayedSockets:
             await self._stop.wait()
             await _end(self._listening, 0)
             await _end(self._carrying, DRAIN_TIMEOUT)
-        if self._url.startswith("https:"):
+        if str(self._url).startswith("https:"):
             await asyncio.sleep(TLS_CLOSE_DELAY)
 
     async def _listen(self, port_id: str, accept: Accept) -> None:
@@ -371,6 +393,7 @@ class RelayedSockets:
                     return
             except (aiohttp.ClientError, OSError) as error:
                 log.debug("run=%s error=%s", self._url, describe_http_error(error))
+                self._url.turn()
             await asyncio.sleep(RETRY_INTERVAL)
 
     async def _carry(self, query: Mapping[str, str], local: socket.socket) -> None:
@@ -401,7 +424,7 @@ class RelayedSockets:
 
     def _connect(self, query: Mapping[str, str]) -> Any:
         return self._session.ws_connect(
-            as_given(self._url), params=query, heartbeat=HEARTBEAT, compress=0
+            as_given(str(self._url)), params=query, heartbeat=HEARTBEAT, compress=0
         )
 
 

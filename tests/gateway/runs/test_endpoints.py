@@ -1,6 +1,7 @@
 """Training runs over HTTP: their two WebSockets, and what operators see of them."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,14 @@ from shoal.gateway.runs import hosted_runs
 from shoal.gateway.runs.hosted_runs import new_entries
 from shoal.training.generations.messages import RankState
 from shoal.training.run_events import MESSAGE_MAX, Message, member_key, run_id_of
-from shoal.training.run_link import CONNECTED, EVENTS, REPLACED, RunLink, RunOver
+from shoal.training.run_link import (
+    CONNECTED,
+    EVENTS,
+    REPLACED,
+    RunLink,
+    RunOver,
+    store_piece,
+)
 
 pytestmark = pytest.mark.shared_pool
 
@@ -59,8 +67,8 @@ async def open_run(
 
 
 @asynccontextmanager
-async def link(pool: Pool, **options: Any) -> AsyncIterator[RunLink]:
-    opened = RunLink(pool.url, TOKEN, **options)
+async def link(pool: Pool, urls: str = "", **options: Any) -> AsyncIterator[RunLink]:
+    opened = RunLink(urls or pool.url, TOKEN, **options)
     try:
         yield opened
     finally:
@@ -100,6 +108,14 @@ async def next_event(socket: ClientWebSocketResponse) -> Any:
 
 def ended_lines(*lines: str) -> dict[str, Any]:
     return {"event": "output", "rank": 1, "lines": [*lines]}
+
+
+async def test_a_link_finds_the_address_that_answers(pool: Pool) -> None:
+    urls = f"http://127.0.0.1:1,{pool.url}"
+    async with open_run(pool), link(pool, urls, purpose=EVENTS) as opened:
+        assert await next_of(opened, CONNECTED) == {CONNECTED: 1}
+        digest = await beside(store_piece, urls, TOKEN, None, b"a piece")
+    assert digest == hashlib.sha256(b"a piece").hexdigest()
 
 
 async def test_reports_of_a_member_reach_those_who_watch(pool: Pool) -> None:

@@ -77,6 +77,12 @@ def test_machine_of_the_coordinator_is_reached_where_that_is(
     assert reachable_host(published, own, COORDINATOR) == reached
 
 
+def test_first_of_several_urls_says_where_the_coordinator_is() -> None:
+    several = Coordinator("https://one,https://two:4010", "")
+
+    assert (several.host, several.port) == ("one", 443)
+
+
 def test_own_address_is_that_on_the_way_to_the_coordinator() -> None:
     assert address_towards("127.0.0.1", 4010) == "127.0.0.1"
     local = Coordinator("https://localhost", "")

@@ -100,12 +100,13 @@ async def start_functions(
 
 def _coordinator_variables(target: join_target.JoinTarget) -> Mapping[str, str]:
     """Return the address of a coordinator with HTTP, for its functions' processes."""
-    parts = urlsplit(target.url)
-    if parts.scheme not in join_target.HTTP:
+    places = [urlsplit(each) for each in (target.url, *target.others)]
+    if any(each.scheme not in join_target.HTTP for each in places):
         return {}
+    urls = [f"{join_target.HTTP[each.scheme]}://{each.netloc}" for each in places]
     fingerprint = b"" if target.fingerprint is None else target.fingerprint
     return {
-        COORDINATOR_URL: ",".join(target.http_urls),
+        COORDINATOR_URL: ",".join(urls),
         COORDINATOR_FINGERPRINT: fingerprint.hex(),
     }
 

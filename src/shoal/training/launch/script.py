@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from shoal.domain.addresses import is_loopback
+from shoal.domain.addresses import is_loopback, split_addresses
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.tasks.running_call import COORDINATOR_FINGERPRINT as COORDINATOR_FINGERPRINT
 from shoal.tasks.running_call import COORDINATOR_URL as COORDINATOR_URL
@@ -52,18 +52,25 @@ Contents: TypeAlias = bytes | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """The coordinator of a worker, as its processes reach it."""
+    """The coordinator of a worker, as its processes reach it.
+
+    Of several URLs, separated by commas, the first says where it is.
+    """
 
     url: str
     fingerprint: str  # in hexadecimal digits; empty: none
 
     @property
     def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
+        return self._parts.hostname or ""
+
+    @property
+    def _parts(self) -> SplitResult:
+        return urlsplit(split_addresses(self.url)[0])
 
     @property
     def port(self) -> int:
-        parts = urlsplit(self.url)
+        parts = self._parts
         return parts.port or (443 if parts.scheme == "https" else 80)
 
 
