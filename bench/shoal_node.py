@@ -2,7 +2,8 @@
 
 As a program: ``shoal_node.py PORT COUNT [SECONDS]`` has that many join, prints a line
 when all have, and keeps them connected.  Each does one chat at a time, for so many
-seconds, and prints a line with the time when it begins.
+seconds, and prints a line with the time when it gets one, or one again that it still
+runs.
 """
 
 import asyncio
@@ -15,12 +16,14 @@ from collections.abc import AsyncIterator
 from random import Random
 
 from shoal.domain.outcome import Usage
+from shoal.domain.vocabulary import Command, RunJob
 from shoal.domain.work import JobKind, Work
 from shoal.domain.worker import Offer, ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.ledger.keys import Signer
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.session import Admitted
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
@@ -38,10 +41,18 @@ class _Engine:
     async def run(
         self, work: Work, continues: str = "", thoughts: str = ""
     ) -> AsyncIterator[Item]:
-        print(json.dumps({"began": time.monotonic()}), flush=True)
         await asyncio.sleep(self._seconds)
         yield "word"
         yield Finished("stop", Usage(1, 1))
+
+
+class _Worker(Agent):
+    """Prints when it gets a job."""
+
+    def _receive(self, command: Command | Admitted) -> None:
+        if isinstance(command, RunJob):
+            print(json.dumps({"began": time.monotonic()}), flush=True)
+        super()._receive(command)
 
 
 async def _run(
@@ -67,7 +78,7 @@ async def _run(
         if event.kind == "joined":
             joined.set()
 
-    agent = Agent(
+    agent = _Worker(
         discover()["shoal"].dial(f"http://127.0.0.1:{port}", profile),
         dialer.dial,
         only_model(_Engine(seconds), EngineSlots(1)),

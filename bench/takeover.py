@@ -1,4 +1,5 @@
-"""From the kill of a hub to the first job that the next one gives out.
+"""From the kill of a hub to the first job that the next one gives out, or again to the
+worker that still runs it.
 
 A coordinator with one front, 100 workers and 10,000 background responses, each of which
 takes a worker 8 s.  Its hub is killed again and again, each time once there is a
@@ -51,7 +52,7 @@ def measure(rounds: int) -> Results:
 
 
 class _Begun:
-    """Reads when workers have begun jobs."""
+    """Reads when workers have got jobs."""
 
     def __init__(self, nodes: Program) -> None:
         self._nodes = nodes
@@ -88,7 +89,7 @@ async def _submit(port: int) -> None:
 
 
 def _takeover(coordinator: Program, begun: _Begun) -> float:
-    """Kill the hub; return the seconds until a worker begins a job."""
+    """Kill the hub; return the seconds until a worker has a job of the next one."""
     standby_of(coordinator)
     time.sleep(SETTLE)
     killed = time.monotonic()
