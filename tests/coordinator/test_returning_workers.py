@@ -22,7 +22,7 @@ from shoal.domain.errors import WorkerLost
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta
-from shoal.domain.vocabulary import CancelJob, RunJob, RunningJobNames
+from shoal.domain.vocabulary import AnswerChunk, CancelJob, RunJob, RunningJobNames
 from shoal.domain.work import Chat
 from shoal.pool.react import STILL_RUNS
 from shoal.pool.state import LOSS_GRACE
@@ -125,23 +125,38 @@ def test_a_job_whose_client_does_not_come_back_is_stopped() -> None:
     virtual.run(script())
 
 
-def test_answers_that_are_more_than_text_begin_again_or_end() -> None:
+def test_an_answer_of_more_than_text_comes_again_as_a_whole() -> None:
+    other_call = Delta(0, {"tool_calls": [{"index": 1, "function": {"name": "g"}}]})
+
     async def unread() -> None:
         async with taken_over(TOOL_CALL, key="a key") as (second, _, run):
             worker = await second.join(running=named(run))
             assert worker.runs[0].resumes == run.lease
             assert worker.runs[0].beginning == []
 
-    async def read() -> None:
-        async with taken_over(TOOL_CALL, await_clients=GATE) as (second, client, run):
+    async def read(whole: list[AnswerPiece]) -> Client:
+        async with taken_over("Hm", TOOL_CALL, await_clients=GATE) as (
+            second,
+            client,
+            run,
+        ):
             worker = await second.join(running=named(run))
             again = await come_back(second, client)
-            assert isinstance(again.error, WorkerLost)
-            assert worker.runs == []
-            assert worker.cancelled == [run.job_id]
+            assert worker.runs[0].beginning == []
+            if whole:
+                job = worker.runs[0]
+                worker.emit(AnswerChunk(job.job_id, job.lease, whole))
+            worker.complete()
+            await run_pending()
+            return again
 
     virtual.run(unread())
-    virtual.run(read())
+    again = virtual.run(read(["Hm", TOOL_CALL, other_call]))
+    assert again.pieces == [other_call]
+    assert again.outcome is not None
+    others: list[list[AnswerPiece]] = [["Hm", other_call], ["Hm"], []]
+    for other in others:
+        assert isinstance(virtual.run(read(other)).error, WorkerLost)
 
 
 def test_a_job_waits_for_its_worker_only_for_a_while() -> None:

@@ -75,7 +75,7 @@ def test_nothing_runs_twice_though_coordinators_are_lost(
 
 async def cut_wires(world: World, count: int) -> None:
     for _ in range(count):
-        await asyncio.sleep(world.random.uniform(0.5, 2.0))
+        await asyncio.sleep(world.random.uniform(1.0, 3.0))
         if (wire := world.any_wire()) is not None:
             wire.cut()
 
@@ -92,17 +92,14 @@ async def cut_connections(seed: int) -> None:
     fleet = Fleet(world.random, 6, work)
     await asyncio.sleep(1.0)
     asked = [asyncio.create_task(world.ask(MODELS[0])) for _ in range(60)]
-    await cut_wires(world, 12)
+    await cut_wires(world, 6)
     await asyncio.gather(*asked)
     await world.settle()
 
     await check_laws(world)
-    # Only what is more than text, or failed, may end so.
-    special = [
-        prompt for prompt in world.runs if "rich" in prompt or "poison" in prompt
-    ]
-    assert world.tally.ended_badly <= len(special)
-    assert world.tally.whole >= 60 - len(special)
+    failed = [prompt for prompt in world.runs if "poison" in prompt]
+    assert world.tally.ended_badly == len(failed)
+    assert world.tally.whole == 60 - len(failed)
     await fleet.stop()
     await world.close()
 

@@ -125,6 +125,7 @@ class Answer:
         self._cost = 0  # characters, as memory is counted
         self._expected = ""  # text that the present worker has to repeat
         self._repeated = 0  # characters of it that it has
+        self._repeats_all = False  # whether its first output is all it has so far
         self._readings: list[AnswerCursor] = []
 
     @classmethod
@@ -204,12 +205,15 @@ class Answer:
         *,
         continues: bool,
         repeats: bool = True,
+        resumes: bool = False,
     ) -> str:
         """Let ``lease`` write from now on; return the text that it continues.
 
         Only a worker that ``continues`` gets a beginning.  Any other starts over; if a
         client has read text already, it must repeat that.  An answer that was read in
-        its thoughts restarts after them, unless the worker continues these.
+        its thoughts restarts after them, unless the worker continues these.  One that
+        ``resumes`` has given this very answer: if it is more than text, it comes again
+        as a whole.
 
         Raises UnusableOutput if the worker cannot do that, as it ``repeats`` none.
         """
@@ -219,6 +223,7 @@ class Answer:
         self._rival = None
         self._expected = ""
         self._repeated = 0
+        self._repeats_all = False
         if not self._cost:  # nothing was written yet
             return ""
         text = self.text
@@ -226,6 +231,8 @@ class Answer:
             return text
         if not self.was_read:
             self._begin_anew()
+        elif not self._joinable and resumes:
+            self._repeats_all = True
         elif not self._joinable:
             raise UnusableOutput(
                 "the worker was lost in the middle of an answer that is more than text "
@@ -274,7 +281,7 @@ class Answer:
         """
         first = self.last_output is None
         self.last_output = now
-        if self._expected:
+        if self._expected or self._repeats_all:
             pieces = self._skip_repeated(pieces)
             if not pieces:
                 return first
@@ -310,7 +317,7 @@ class Answer:
 
     def check_complete(self) -> None:
         """Raise UnusableOutput if a successor ended before it had repeated all."""
-        if self._expected:
+        if self._expected or self._repeats_all:
             raise UnusableOutput(
                 "the worker that took over ended its answer before the place where the "
                 "lost worker was",
@@ -369,7 +376,13 @@ class Answer:
             reading.clear()
 
     def _skip_repeated(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
-        """Return the part of ``pieces`` that goes beyond the expected text."""
+        """Return the part of ``pieces`` that goes beyond what is repeated."""
+        if self._repeats_all:
+            self._repeats_all = False
+            rest = pieces_after(pieces, self._pieces.all())
+            if rest is None:
+                raise _different_answer()
+            return rest
         beyond: list[AnswerPiece] = []
         for piece in pieces:
             if not isinstance(piece, str):

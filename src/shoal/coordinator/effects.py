@@ -214,6 +214,7 @@ class Effects:
                 *(fact.lease, fact.worker_id),
                 continues=continues,
                 repeats=is_repeatable(job.job.work),
+                resumes=resumes,
             )
         except UnusableOutput as spoilt:
             # No worker got the job, so none has to stop but one that has it.

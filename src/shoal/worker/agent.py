@@ -56,7 +56,7 @@ class MachineProbe:
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
-RETRY_WITH_JOBS = 2.0  # the longest delay while jobs wait, for a while
+RETRY_WITH_JOBS = 1.0  # the longest delay while jobs wait, for a while
 AWAY_MAX = 60.0  # seconds without a connection until jobs are given up
 STABLE_AFTER = 10.0  # seconds of connection after which the retry delay is reset
 ADMISSION_DELAY = 0.5  # seconds; some wires admit a worker by not disconnecting it
