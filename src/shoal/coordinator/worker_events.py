@@ -140,9 +140,7 @@ class WorkerEvents:
             running = event.running
             connection.running = running or ()
             self._post(
-                inputs.WorkerConnected(
-                    worker_id, event.offer, cancels, shared, running
-                )
+                inputs.WorkerConnected(worker_id, event.offer, cancels, shared, running)
             )
             return
         sender = self._workers.worker_of(connection)
