@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -112,14 +112,42 @@ def test_streams_at_other_nodes_outlive_the_one_that_has_the_pool(
     readings = [Reading(second, each) for each in STREAMS]
     readings += [Reading(third, each) for each in STREAMS]
     eventually(lambda: all(each.text for each in readings), "each has begun")
+    begun = slow_model.requests
 
     lose(first)
     slow_model.go_on.set()
 
     assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
+    assert slow_model.requests == begun  # the workers went on with what they had
     for node in (second, third):
         assert chat_with(KEY, node) == ANSWERS["ping"]
         assert "Traceback" not in node.pool.program.errors
+
+
+def test_a_worker_of_a_lost_node_goes_on_at_another(
+    nodes: Nodes, slow_model: GatedModel
+) -> None:
+    first, second = nodes.first(), nodes.standby()
+    eventually(lambda: len(join_urls(first)) > 1, "the first knows the other")
+    worker = first.pool.joined("one", *slow_model.flags)
+    reading = Reading(second, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    lose_power(first)
+    lost = worker.event("lost")
+    assert second.pool.url.removeprefix("http://") in str(lost["reason"])
+    worker.event("joined")
+    slow_model.go_on.set()
+
+    assert reading.end() == ANSWERS[STORY]
+    assert slow_model.requests == 1
+    assert chat_with(KEY, second) == ANSWERS["ping"]
+
+
+def join_urls(node: Fronts) -> Sequence[str]:
+    """Return the URLs that a node names in its invitations."""
+    found: Sequence[str] = node.ask("/admin/join")["urls"]
+    return found
 
 
 def test_a_node_that_stops_breaks_no_stream(

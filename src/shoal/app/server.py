@@ -329,7 +329,7 @@ async def run_coordinator(
             port = http.port
             urls = partial(public_urls, config.host, port, secure=https is not None)
             if node is not None:
-                urls = partial(getattr, node, "all_urls")
+                urls = admission.addresses = partial(getattr, node, "all_urls")
             admission.urls = urls
             admission.join_token = stored.token
             admission.prints_limited_tokens = config.join_token is None
