@@ -1,7 +1,6 @@
 """Several coordinators that share a database: one has the pool, the others stand by."""
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -45,15 +44,10 @@ class Nodes:
         folder.mkdir()
         programs = Programs(folder)
         self._programs.append(programs)
-        if number > 1:
-            first = self._programs[0].data
-            programs.data.mkdir(mode=0o700)
-            for name in ("signing-key", "signing-log"):
-                shutil.copy(first / name, programs.data / name)
         host = f"127.0.0.{number}"
         return programs.start(
             *("--store", self._server.url(), "--fronts", "1", "--host", host),
-            *("--node", f"{host}:0", "--no-discovery", "--log-level", "debug", *flags),
+            *("--node", f"{host}:0", "--no-discovery", *flags),
         )
 
     def first(self, *flags: str) -> Fronts:
