@@ -11,7 +11,17 @@ from urllib.request import urlopen
 import pytest
 
 from harness.postgres import PostgresServer, postgres_server
-from live.programs import KEY, GatedModel, Pool, Program, Programs, eventually
+from live.programs import (
+    KEY,
+    TINY,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
 from live.test_fronts import STREAMS, Fronts, Reading, chat_with
 from models.tiny_answers import ANSWERS
 from shoal.app.parts import HUB_NAME
@@ -37,13 +47,19 @@ class Nodes:
         self._server = server
         self._programs: list[Programs] = []
 
-    def start(self, *flags: str) -> Program:
+    def alone(self) -> None:
+        """Start a coordinator that is no node."""
+        self.start(alone=True).event("ready")
+
+    def start(self, *flags: str, alone: bool = False) -> Program:
         """Start a node on an address of its own, as a machine has."""
         number = len(self._programs) + 1
         folder = self._folder / f"node{number}"
         folder.mkdir()
         programs = Programs(folder)
         self._programs.append(programs)
+        if alone:
+            return programs.start("--store", self._server.url())
         host = f"127.0.0.{number}"
         return programs.start(
             *("--store", self._server.url(), "--fronts", "1", "--host", host),
@@ -62,6 +78,9 @@ class Nodes:
         port = int(event["url"].rpartition(":")[2])
         ready = {"url": event["url"], "ports": {"http": port}}
         return Fronts(Pool(self._programs[-1], program, ready))
+
+    def data(self, number: int) -> Path:
+        return self._programs[number].data
 
     def close(self) -> None:
         for programs in self._programs:
@@ -162,6 +181,32 @@ def test_a_node_that_stops_breaks_no_stream(
     assert first.pool.program.wait() == 0
     assert third.pool.program.wait() == 0
     assert chat_with(KEY, second) == ANSWERS["ping"]
+
+
+def test_nodes_have_one_identity(nodes: Nodes) -> None:
+    """Also with TLS, whose key a client knows by its fingerprint."""
+    first = nodes.first("--tls", "auto")
+    second = nodes.standby("--tls", "auto")
+    folders = [nodes.data(number) for number in (0, 1)]
+
+    for name in ("api-key", "signing-key", "tls/authority.pem", "tls/server-key.pem"):
+        assert len({(folder / name).read_text() for folder in folders}) == 1
+
+    lose_power(first)
+    _, _, token = first.pool.ready["join"].partition("--token ")
+    worker = second.pool.join("one", "--model", f"tiny={TINY}", token=token)
+    worker.event("joined")
+    with second.pool.client() as client, answer_to(client, STORY) as stream:
+        assert "".join(text_in(stream)) == ANSWERS[STORY]
+
+
+def test_a_node_does_not_stand_by_for_a_coordinator_alone(nodes: Nodes) -> None:
+    nodes.alone()
+
+    second = nodes.start()
+
+    assert second.wait() == 1
+    assert "start it with --node, too" in second.errors
 
 
 def test_nobody_takes_over_while_the_database_is_away(

@@ -15,14 +15,14 @@ from contextlib import (
     suppress,
 )
 
-from shoal.app.database import lease_at, shared_store_at
+from shoal.app.database import lease_at, shared_secrets, shared_store_at
 from shoal.app.https import AUTO
 from shoal.app.node_tunnel import SUBJECT, Bridge, Entrance
 from shoal.app.parts import LINK_SOCKET, HubPart, report_alive, report_taking_over
 from shoal.config import ServeConfig
 from shoal.config.runtime_file import publish_url
 from shoal.domain.addresses import host_and_port
-from shoal.domain.errors import ConfigError, Fenced, StoreError
+from shoal.domain.errors import ConfigError, Fenced, InUse, StoreError
 from shoal.store.blobs import BlobStore
 from shoal.store.lease import LeaseRow, LeaseVerdict, LeaseWatch, SharedStore
 from shoal.transports.clock import Clock
@@ -34,6 +34,7 @@ LOOK_EVERY = 0.25  # seconds between looks at the lease
 BEAT_EVERY = 0.5  # seconds between signs that the holder runs
 RETRY_EVERY = 0.1  # seconds between attempts to reach a database that was lost
 NOTE_EVERY = 5.0  # seconds between notes that a node is there
+STRANGE_LOOKS = 20  # at a holder that is no node; one that starts is not yet
 LOOKS_WITHOUT_FRONTS = 4  # after which none will come back
 
 log = logging.getLogger("shoal.app")
@@ -88,10 +89,13 @@ class Node:
         ``on_standby`` is called once if another has it, with where that is.  After
         ``stop``, what is open at its fronts goes on until it ends.
 
-        Raises StoreError if the database cannot be reached at the beginning.
+        Raises StoreError if the database cannot be reached at the beginning,
+        ConfigError if it is another pool's, InUse if what has it is no node.
         """
         watch = LeaseWatch(at_once=not self._part.announces)
         stands_by = False
+        strange_looks = 0
+        followed = ""  # the secret of the one that has the pool
         config = self._config
         async with self._bridge() as bridge, AsyncExitStack() as published:
             while not stop.is_set():
@@ -104,8 +108,20 @@ class Node:
                     if verdict is LeaseVerdict.END_HOLDER:
                         log.warning("the node %s is silent: taking over", row.node)
                         await self._end_holder()
+                    strange_looks = (
+                        strange_looks + 1 if row.held and not row.node else 0
+                    )
+                    if strange_looks >= STRANGE_LOOKS:
+                        raise InUse(
+                            "a coordinator that is no node has the database: start it "
+                            "with --node, too",
+                            self._lease.name,
+                        )
+                    if row.secret not in ("", followed):
+                        followed = row.secret
+                        await self._fetch_secrets(may_fail=stands_by)
                     await bridge.follow(row)
-                    if not stands_by:
+                    if followed and not stands_by:
                         stands_by = True
                         # For commands on this machine.
                         url = (config.data_dir, config.host, self._part.port)
@@ -134,6 +150,17 @@ class Node:
                 await bridge.follow(row)
             report_alive()
             await asyncio.sleep(LOOK_EVERY)
+
+    async def _fetch_secrets(self, *, may_fail: bool) -> None:
+        """Write what the nodes share into the data folder, before fronts read it."""
+        shared = shared_secrets(self._config)
+        assert shared is not None, "it has a store on a server"
+        try:
+            await asyncio.to_thread(shared.fetch)
+        except (StoreError, ConfigError) as error:
+            if not may_fail:
+                raise
+            log.error("cannot read the secrets of the pool: %s", error)
 
     def make_store(self, blobs: BlobStore) -> SharedStore:
         """Return the store of a node that has the pool."""

@@ -36,8 +36,10 @@ class LeaseRow(NamedTuple):
 class Lease(Protocol):
     """Looks at the lease, and keeps it for its holder.
 
-    All methods raise StoreError if the database cannot be reached.
+    All methods raise StoreError if the database cannot be reached; ``name`` names it.
     """
+
+    name: str
 
     async def look(self) -> LeaseRow:
         """Return who has it."""
