@@ -16,7 +16,8 @@ from shoal.app.node_secrets import AUTHORITY, NAMES, SERVER_KEY, NodeSecrets
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.config.secret_files import KEY_FILE, SEED_FILE, SIGNING_LOG_FILE, TOKEN_FILE
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, StoreError
+from shoal.store.postgres import database
 from shoal.store.postgres.secrets import SecretsChanged
 from shoal.store.postgres.store import PostgresStore
 from shoal.store.signing_keys import begin_new_log, open_keys
@@ -134,6 +135,25 @@ async def test_new_log_has_a_new_key_where_nothing_shows_that_the_old_one_may_go
         assert running.hub.public_key == key
     async with run_coordinator(settings(tmp_path / "a")) as running:
         assert running.hub.public_key == key
+
+
+async def test_start_that_fails_leaves_no_secrets_of_its_own(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOCK_ATTEMPTS", 1)
+    other = PostgresStore(database_url)
+    await other.open()  # it is about to store the secrets of a new pool
+    folder = with_files(tmp_path / "a", join_token="given")
+    config = ServeConfig(
+        port=0, data_dir=folder, store=database_url, tls="auto", no_discovery=True
+    )
+
+    with pytest.raises(StoreError, match="is in use by"):
+        async with run_coordinator(config):
+            pass
+
+    assert contents(folder) == {TOKEN_FILE: "given"}
+    await other.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")

@@ -101,12 +101,20 @@ class NodeSecrets:
             try:
                 replace_secrets(self._url, self._stored, present)
             except SecretsChanged:
-                for name in {*present} - self._kept:
-                    (self._folder / name).unlink()
+                self.take_back()
                 raise
             self._stored = {**self._stored, **present}
             self._note_seen()
         self._kept = {*present}
+
+    def take_back(self) -> None:
+        """Delete what this start has made: another may have begun the pool.
+
+        Raises ConfigError as ``fetch``.
+        """
+        with self._folder_errors():
+            for name in {*self._read()} - self._kept:
+                (self._folder / name).unlink()
 
     @contextmanager
     def _folder_errors(self) -> Iterator[None]:

@@ -182,12 +182,17 @@ async def run_coordinator(
             if node is None
             else node.make_store(blobs)
         )
-        signing = await finally_.enter_async_context(
-            _opened(
-                *(store, config, clock.wall()),
-                lacked_witness=shared is not None and shared.lacked_witness,
+        try:
+            signing = await finally_.enter_async_context(
+                _opened(
+                    *(store, config, clock.wall()),
+                    lacked_witness=shared is not None and shared.lacked_witness,
+                )
             )
-        )
+        except BaseException:
+            if shared is not None:  # as where another node has the pool
+                await asyncio.to_thread(shared.take_back)
+            raise
         if shared is not None:
             await asyncio.to_thread(shared.publish)
         if node is not None:
