@@ -95,7 +95,7 @@ class Node:
         watch = LeaseWatch(at_once=not self._part.announces)
         stands_by = False
         strange_looks = 0
-        followed = ""  # the secret of the one that has the pool
+        followed = ""  # the holder that was reached last
         config = self._config
         async with self._bridge() as bridge, AsyncExitStack() as published:
             while not stop.is_set():
@@ -117,8 +117,8 @@ class Node:
                             "with --node, too",
                             self._lease.name,
                         )
-                    if row.secret not in ("", followed):
-                        followed = row.secret
+                    if row.secret and row.holder != followed:
+                        followed = row.holder
                         await self._fetch_secrets(may_fail=stands_by)
                     await bridge.follow(row)
                     if followed and not stands_by:
