@@ -327,7 +327,7 @@ def test_without_a_hub_new_work_is_refused_with_the_reason(fronts: Fronts) -> No
             fronts.ask(path, body)
         assert refused.value.code == 503
         assert refused.value.headers["Retry-After"]
-        assert "the coordinator restarts" in refused.value.read().decode()
+        assert "the coordinator is restarting" in refused.value.read().decode()
 
     parent.send_signal(signal.SIGCONT)
     eventually(lambda: {*fronts.pids(HUB_NAME)} - {hub}, "another hub")
