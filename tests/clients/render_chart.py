@@ -13,7 +13,7 @@ import kubernetes_validate
 import yaml
 
 KUBERNETES = ("1.29", "1.37")  # the chart's ``kubeVersion``, and the newest known
-OF_OPERATORS = {"ServiceMonitor"}  # Kubernetes' own schemas lack them
+OF_OPERATORS = {"ServiceMonitor", "ScrapeConfig"}  # Kubernetes' own schemas lack them
 WARNING = 2  # severities of the linter
 
 

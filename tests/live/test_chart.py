@@ -14,6 +14,7 @@ from harness.documents import blocks_of
 from live.container_files import DATA, ROOT, SECRETS
 from live.helm_chart import CHART, pods, render, variables
 from shoal import __version__
+from shoal.app.parts import STOP_TIMEOUT
 from shoal.config import JoinConfig, ServeConfig
 from shoal.config.loader import variable
 
@@ -57,14 +58,22 @@ CHANGED: dict[str, Any] = {
 }
 """Each value that a cluster may need otherwise."""
 
-(SHOWN,) = (
-    yaml.safe_load(block.code)
-    for block in blocks_of(ROOT / "docs" / "deployment.md")
+NODES: dict[str, Any] = {
+    "coordinator": {
+        "replicas": 3,
+        "database": {"secret": "pool-database", "key": "uri"},
+        "fronts": 2,
+        "drain": 600,
+    },
+    "serviceMonitor": {"enabled": True, "keySecret": {"name": "prometheus"}},
+}
+SHOWN = {
+    f"documented {number}": yaml.safe_load(block.code)
+    for number, block in enumerate(blocks_of(ROOT / "docs" / "deployment.md"), 1)
     if block.language == "yaml"
-)
-ALL = pytest.mark.parametrize(
-    "values", [{}, CHANGED, SHOWN], ids=["defaults", "changed", "documented"]
-)
+}
+EXAMPLES = {"defaults": {}, "changed": CHANGED, "nodes": NODES, **SHOWN}
+ALL = pytest.mark.parametrize("values", EXAMPLES.values(), ids=EXAMPLES.keys())
 
 
 @pytest.mark.short
@@ -86,6 +95,7 @@ def test_objects_are_valid(values: dict[str, Any]) -> None:
 def test_commands_and_variables_exist(values: dict[str, Any]) -> None:
     declared = (("serve", ServeConfig), ("join", JoinConfig))
     known = {variable(name, each) for name, of in declared for each in fields(of)}
+    known.add("POD_IP")  # for the value of another
     for pod in pods(render(**values)).values():
         container = pod["containers"][0]
         check_command(container["args"])
@@ -134,12 +144,78 @@ def test_values_reach_the_objects() -> None:
     assert "https://pool.example.com" in rendered["notes"]
 
 
+def test_nodes_share_a_database_and_no_machine() -> None:
+    rendered = render(**NODES)
+    kinds = {
+        each["kind"]: each["spec"] for each in rendered["objects"] if "spec" in each
+    }
+    pod = pods(rendered)["shoal"]
+    (node,) = pod["containers"]
+    given = {each["name"]: each for each in node["env"]}
+
+    assert "StatefulSet" not in kinds
+    assert "PersistentVolumeClaim" not in kinds
+    assert {"name": "data", "emptyDir": {}} in pod["volumes"]
+    assert given["SHOAL_STORE"]["valueFrom"] == {
+        "secretKeyRef": {"name": "pool-database", "key": "uri"}
+    }
+    names = list(given)
+    assert names.index("POD_IP") < names.index("SHOAL_NODE")  # it is in its value
+    assert given["SHOAL_NODE"]["value"] == "$(POD_IP):4011"
+    assert given["SHOAL_FRONTS"]["value"] == "2"
+    assert kinds["PodDisruptionBudget"]["maxUnavailable"] == 1
+    (spread,) = pod["affinity"]["podAntiAffinity"].values()
+    assert spread[0]["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert node["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    # A pool that does not answer is no reason to kill its nodes.
+    assert "livenessProbe" not in node
+    # Each node answers for the pool: one of them is asked.
+    assert kinds["ScrapeConfig"]["staticConfigs"] == [
+        {"targets": ["shoal.ai.svc:4010"]}
+    ]
+
+
+def test_only_nodes_reach_the_port_of_nodes() -> None:
+    rendered = render(**NODES)
+    (policy,) = (e for e in rendered["objects"] if e["kind"] == "NetworkPolicy")
+    (pod,) = (
+        each["spec"]["template"]
+        for each in rendered["objects"]
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "shoal"
+    )
+    (container,) = pod["spec"]["containers"]
+    (port,) = (e["containerPort"] for e in container["ports"] if e["name"] == "node")
+    everybody, nodes = policy["spec"]["ingress"]
+    ranges = [(each["port"], each["endPort"]) for each in everybody["ports"]]
+
+    assert "from" not in everybody
+    assert not any(first <= port <= last for first, last in ranges)
+    assert [each["port"] for each in nodes["ports"]] == [port]
+    (of,) = nodes["from"]
+    labels = of["podSelector"]["matchLabels"]
+    assert labels.items() <= pod["metadata"]["labels"].items()
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+
+
+@pytest.mark.parametrize("values", [{}, NODES], ids=["file", "nodes"])
+def test_a_pod_is_killed_only_after_open_answers_had_their_time(
+    values: dict[str, Any],
+) -> None:
+    pod = pods(render(**values))["shoal"]
+    (container,) = pod["containers"]
+    before = container.get("lifecycle", {}).get("preStop")
+    seconds = float(before["exec"]["command"][-1]) if before else 0.0
+    seconds += float(variables(container)["SHOAL_DRAIN"])
+
+    assert pod["terminationGracePeriodSeconds"] > seconds + STOP_TIMEOUT
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
         ({"image": {"repository": ""}}, "image.repository"),
         ({"image": {"repositry": "shoal"}}, "repositry"),
-        ({"coordinator": {"replicas": 2}}, "replicas"),
+        ({"coordinator": {"replicas": 2}}, "coordinator.database.secret"),
         ({"workers": {"GPU": {}}}, "GPU"),
         ({"workers": {"gpu": {"kind": "Job"}}}, "gpu"),
         ({"ingress": {"enabled": True}}, "ingress.host"),

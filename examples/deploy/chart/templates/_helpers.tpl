@@ -50,7 +50,6 @@ securityContext:
   fsGroup: 1000
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: { type: RuntimeDefault }
-terminationGracePeriodSeconds: 45 # open answers have 30
 {{- end -}}
 
 {{- define "shoal.env" -}}
