@@ -32,15 +32,19 @@ def instruction(name: str) -> str:
     return [rest for each, rest in instructions() if each == name][-1]
 
 
-def compose() -> Any:
-    return yaml.safe_load((ROOT / "compose.yaml").read_text())
+def compose(file: str = "compose.yaml") -> Any:
+    return yaml.safe_load((ROOT / file).read_text())
 
 
 class Image:
     """What the Dockerfile installs, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Run its first stage, in a folder with what it copies and nothing else."""
+    def __init__(self, folder: Path, **arguments: str) -> None:
+        """Run its first stage, in a folder with what it copies and nothing else.
+
+        ``arguments`` are in place of those of the Dockerfile.
+        """
+        self.arguments = arguments
         self._installed = folder / "shoal"
         build = folder / "build"
         build.mkdir()
@@ -50,7 +54,9 @@ class Image:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # Compiling all that is installed takes longer than what is imported of it.  The
         # variable is the value of ``compile``, whatever its name says.
-        environment = {**os.environ, **rest, "PATH": path, "PIP_NO_COMPILE": "0"}
+        assert arguments.keys() <= rest.keys()
+        environment = {**os.environ, **rest, **arguments}
+        environment |= {"PATH": path, "PIP_NO_COMPILE": "0"}
         environment.pop("PYTHONPATH", None)
         for name, given in instructions()[1:]:
             if name == "FROM":

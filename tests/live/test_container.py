@@ -10,11 +10,13 @@ import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
+from harness.postgres import postgres_server
 from live.container_files import (
     DATA,
     ROOT,
@@ -26,6 +28,8 @@ from live.container_files import (
 )
 from live.helm_chart import pods, render, variables
 from live.programs import PATIENCE, eventually
+
+NODES = "examples/deploy/compose-nodes.yaml"
 
 
 @pytest.mark.short
@@ -52,9 +56,38 @@ def test_services_have_no_rights_and_no_secret_in_sight() -> None:
     assert instruction("VOLUME") == DATA
 
 
+@pytest.mark.short
+def test_only_the_proxy_is_reached_from_outside_the_network_of_nodes() -> None:
+    found = compose(NODES)
+    services = found["services"]
+    nodes = {name: each for name, each in services.items() if name.startswith("node")}
+
+    assert found["networks"]["nodes"] == {"internal": True}
+    assert [name for name, each in services.items() if "ports" in each] == ["proxy"]
+    assert services["database"]["networks"] == ["nodes"]  # it asks for no password
+    assert {
+        name for name, each in services.items() if "nodes" in each.get("networks", ())
+    } == {
+        *nodes,
+        "database",
+    }
+    assert services["proxy"]["environment"]["NODES"].split() == [
+        f"{name}:4010" for name in nodes
+    ]
+    for node in nodes.values():
+        # Its port for the others is open in their network alone.
+        assert (
+            node["command"][-1].partition(":")[0]
+            in node["networks"]["nodes"]["aliases"]
+        )
+        assert node["cap_drop"] == services["worker"]["cap_drop"] == ["ALL"]
+        assert node["read_only"] is True
+    assert len(nodes) == 3
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    return Image(tmp_path_factory.mktemp("image"))
+    return Image(tmp_path_factory.mktemp("image"), EXTRAS="llm,postgres")
 
 
 @contextmanager
@@ -78,7 +111,7 @@ def container(
         name: value.replace(SECRETS, str(mounted)) for name, value in given.items()
     }
     environment = dict(image.environment(data, SHOAL_PORT="0", **given))
-    command = [re.sub(r"^http://[a-z]+:4010$", url, word) for word in command]
+    command = [re.sub(r"^http://[a-z]+:[0-9]+$", url, word) for word in command]
     process = image.start(command, environment, folder / "log")
     try:
         yield environment
@@ -95,7 +128,7 @@ def mounted(tmp_path: Path) -> Path:
     """The folder of secrets, those of the chart in a folder of their own."""
     folder = tmp_path / "secrets"
     (folder / "shoal").mkdir(parents=True)
-    for name in ("join-token", "shoal/join-token", "shoal/api-key"):
+    for name in ("api-key", "join-token", "shoal/join-token", "shoal/api-key"):
         (folder / name).write_text(secrets.token_hex(20) + "\n")
     return folder
 
@@ -168,3 +201,68 @@ def test_pods_of_the_chart_answer_a_chat(
         subprocess.run(
             ["shoal", *words], env={**served, "SHOAL_API_KEY": key}, check=True
         )
+
+
+@pytest.mark.long
+def test_nodes_of_compose_answer_a_chat(
+    image: Image, mounted: Path, tmp_path: Path
+) -> None:
+    services = compose(NODES)["services"]
+    assert services["node1"]["build"]["args"] == image.arguments
+    key = (mounted / "api-key").read_text().strip()
+    with postgres_server() as server, ExitStack() as stack:
+
+        def run(name: str, url: str = "") -> str:
+            """Start a service; return its address when it is healthy."""
+            service = services[name]
+            given = dict(service["environment"])
+            if name != "worker":
+                given["SHOAL_STORE"] = server.url()
+            command = [
+                re.sub(r"^node[0-9]\.nodes:4011$", "127.0.0.1:0", each)
+                for each in service["command"]
+            ]
+            folder = tmp_path / name
+            served = stack.enter_context(
+                container(image, command, given, folder, mounted, url)
+            )
+            if name == "worker":
+                return url
+            eventually((folder / "data" / "url").exists, "it has an address")
+            address = url_in(folder)
+            _, *check = services[name]["healthcheck"]["test"]
+            check[-1] = check[-1].replace("http://127.0.0.1:4010", address)
+            subprocess.run(check, env=served, check=True)
+            asks.append(dict(served, SHOAL_API_KEY=key))
+            return address
+
+        asks: list[dict[str, str]] = []
+        run("node1")
+        run("worker", run("node2"))
+        for each in asks:
+            eventually(partial(answer, each), "the worker answers")
+
+
+@pytest.mark.long
+def test_nodes_of_the_chart_share_a_pool(
+    image: Image, mounted: Path, tmp_path: Path
+) -> None:
+    database = {"replicas": 2, "database": {"secret": "pool-database"}}
+    (described,) = pods(render(coordinator=database))["shoal"]["containers"]
+    with postgres_server() as server, ExitStack() as stack:
+
+        def run(name: str) -> None:
+            given = variables(described)
+            assert given.pop("POD_IP") == given["SHOAL_STORE"] == "pod"
+            node = given["SHOAL_NODE"].replace("$(POD_IP):4011", "127.0.0.1:0")
+            given |= {"SHOAL_STORE": server.url(), "SHOAL_NODE": node}
+            stack.enter_context(
+                container(image, described["args"], given, tmp_path / name, mounted)
+            )
+
+        run("one")
+        eventually((tmp_path / "one" / "data" / "url").exists, "it has the pool")
+        run("two")
+        eventually((tmp_path / "two" / "data" / "url").exists, "the other stands by")
+        url = url_in(tmp_path / "two")
+        assert answers(url + described["readinessProbe"]["httpGet"]["path"])
