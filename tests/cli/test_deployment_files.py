@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from cli.test_documented_commands import check_command
+from shoal.app.node import check_node
 from shoal.cli.main import EXIT_STORE_BROKEN
 from shoal.config import ServeConfig
 from shoal.config.loader import load
+from shoal.domain.addresses import host_and_port
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 UNIT = FOLDER / "shoal.service"
@@ -56,6 +58,17 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     )
 
     assert verified.stderr == ""
+
+
+def test_settings_of_a_node_are_accepted() -> None:
+    node = load(ServeConfig, "serve", {}, FOLDER / "node.toml", {})
+
+    check_node(node)
+    host, port = host_and_port(node.node) or ("", 0)
+    assert port not in (0, node.port)
+    text = (FOLDER / "Caddyfile.nodes").read_text("utf-8")
+    assert f"{host}:{node.port} " in text
+    assert all(name in text for name in node.allowed_host)
 
 
 def test_settings_are_those_of_a_coordinator_behind_a_proxy() -> None:

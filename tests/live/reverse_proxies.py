@@ -1,17 +1,21 @@
-"""nginx and Caddy, with the files of ``examples/deploy`` in front of a coordinator."""
+"""nginx and Caddy, with the files of ``examples/deploy``, before coordinators."""
 
+import os
+import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.documents import blocks_of
 from harness.ports import free_port
+from live.container_files import ROOT
 from live.programs import eventually
 from transports.certificates import Certificate
 
-FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
+FOLDER = ROOT / "examples" / "deploy"
 NAME = "pool.example.com"
 """What the files call the coordinator; here it is ``localhost``."""
 
@@ -41,19 +45,33 @@ CADDY = """\
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """What a file has to name here: ports, and the files of a certificate."""
+    """What a file has to name here: addresses, and the files of a certificate."""
 
     folder: Path
     port: int
-    coordinator: int
+    coordinators: Sequence[str]
     certificate: Certificate
+
+    @property
+    def site(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of the file for nodes."""
+        return {**os.environ, "SITE": self.site, "NODES": " ".join(self.coordinators)}
 
 
 def nginx(here: Replacements) -> list[str]:
     """Write the configuration; return the command that checks or runs it."""
     text = (FOLDER / "nginx.conf").read_text()
+    if len(here.coordinators) > 1:
+        text = re.sub(
+            r"^upstream.*?^}\n", _upstream_of_nodes(), text, flags=re.M | re.S
+        )
+    addresses = re.findall(r"^    server ([0-9.]+:[0-9]+)", text, re.M)
     for old, new in (
-        ("127.0.0.1:4010", f"127.0.0.1:{here.coordinator}"),
+        *zip(addresses, here.coordinators, strict=True),
         ("listen 443", f"listen 127.0.0.1:{here.port}"),
         (f"/etc/letsencrypt/live/{NAME}/fullchain.pem", str(here.certificate.file)),
         (f"/etc/letsencrypt/live/{NAME}/privkey.pem", str(here.certificate.key)),
@@ -68,17 +86,25 @@ def nginx(here: Replacements) -> list[str]:
     return ["nginx", "-p", str(here.folder), "-c", str(file)]
 
 
+def _upstream_of_nodes() -> str:
+    """Return what the page shows in place of the file's upstream."""
+    (shown,) = (
+        block.code
+        for block in blocks_of(ROOT / "docs" / "deployment.md")
+        if block.language == "nginx" and block.code.startswith("upstream")
+    )
+    return shown
+
+
 def caddy(here: Replacements) -> list[str]:
     """Write the configuration; return the command that checks or runs it."""
-    text = (FOLDER / "Caddyfile").read_text()
-    tls = f"tls {here.certificate.file} {here.certificate.key}"
-    for old, new in (
-        ("127.0.0.1:4010", f"127.0.0.1:{here.coordinator}"),
-        (
-            f"\n{NAME} {{",
-            f"\nhttps://localhost:{here.port} {{\n\tbind 127.0.0.1\n\t{tls}",
-        ),
-    ):
+    several = len(here.coordinators) > 1
+    text = (FOLDER / ("Caddyfile.nodes" if several else "Caddyfile")).read_text()
+    tls = f"bind 127.0.0.1\n\ttls {here.certificate.file} {here.certificate.key}"
+    named = f"{{$SITE:{NAME}}} {{" if several else f"\n{NAME} {{"
+    found = [] if several else [("127.0.0.1:4010", here.coordinators[0])]
+    new_site = named if several else f"\n{here.site} {{"
+    for old, new in (*found, (named, f"{new_site}\n\t{tls}")):
         assert old in text, old
         text = text.replace(old, new)
     here.folder.mkdir(parents=True, exist_ok=True)
@@ -94,22 +120,27 @@ WRITERS: dict[str, Callable[[Replacements], list[str]]] = {
 
 @contextmanager
 def reverse_proxy(
-    kind: str, folder: Path, coordinator: int, certificate: Certificate
+    kind: str, folder: Path, coordinators: Sequence[str], certificate: Certificate
 ) -> Iterator[str]:
-    """Run a reverse proxy in front of a coordinator; yield its URL."""
-    here = Replacements(folder, free_port(), coordinator, certificate)
+    """Run a reverse proxy in front of a coordinator, or of nodes; yield its URL.
+
+    ``coordinators`` are their addresses, as HOST:PORT.
+    """
+    here = Replacements(folder, free_port(), coordinators, certificate)
     command = WRITERS[kind](here)
     if kind == "nginx":
         checked, run = [*command, "-t"], [*command, "-g", "daemon off;"]
     else:
         flags = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
         checked, run = [*command, "validate", *flags], [*command, "run", *flags]
-    subprocess.run(checked, check=True, capture_output=True)
+    subprocess.run(checked, check=True, capture_output=True, env=here.environment)
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(run, stdin=subprocess.DEVNULL, stderr=log)
+        process = subprocess.Popen(
+            run, stdin=subprocess.DEVNULL, stderr=log, env=here.environment
+        )
     try:
         eventually(lambda: _listens(here.port), f"{kind} listens")
-        yield f"https://localhost:{here.port}"
+        yield here.site
     finally:
         process.terminate()
         process.wait()

@@ -65,7 +65,8 @@ def url(
 ) -> Iterator[str]:
     kind = request.param
     assert shutil.which(kind), f"{kind} is missing: apt-get install nginx-light caddy"
-    with reverse_proxy(kind, tmp_path / kind, pool.port, certificate) as address:
+    served = [f"127.0.0.1:{pool.port}"]
+    with reverse_proxy(kind, tmp_path / kind, served, certificate) as address:
         yield address
 
 
