@@ -209,7 +209,6 @@ def test_nodes_of_compose_answer_a_chat(
 ) -> None:
     services = compose(NODES)["services"]
     assert services["node1"]["build"]["args"] == image.arguments
-    key = (mounted / "api-key").read_text().strip()
     with postgres_server() as server, ExitStack() as stack:
 
         def run(name: str, url: str = "") -> str:
@@ -228,18 +227,14 @@ def test_nodes_of_compose_answer_a_chat(
             )
             if name == "worker":
                 return url
-            eventually((folder / "data" / "url").exists, "it has an address")
-            address = url_in(folder)
-            _, *check = services[name]["healthcheck"]["test"]
-            check[-1] = check[-1].replace("http://127.0.0.1:4010", address)
-            subprocess.run(check, env=served, check=True)
-            asks.append(dict(served, SHOAL_API_KEY=key))
-            return address
+            eventually(lambda: image.healthy(served), "it is healthy")
+            nodes.append(served)
+            return url_in(folder)
 
-        asks: list[dict[str, str]] = []
+        nodes: list[dict[str, str]] = []
         run("node1")
         run("worker", run("node2"))
-        for each in asks:
+        for each in nodes:
             eventually(partial(answer, each), "the worker answers")
 
 
@@ -251,18 +246,17 @@ def test_nodes_of_the_chart_share_a_pool(
     (described,) = pods(render(coordinator=database))["shoal"]["containers"]
     with postgres_server() as server, ExitStack() as stack:
 
-        def run(name: str) -> None:
+        def run(name: str) -> dict[str, str]:
             given = variables(described)
             assert given.pop("POD_IP") == given["SHOAL_STORE"] == "pod"
             node = given["SHOAL_NODE"].replace("$(POD_IP):4011", "127.0.0.1:0")
             given |= {"SHOAL_STORE": server.url(), "SHOAL_NODE": node}
-            stack.enter_context(
+            return stack.enter_context(
                 container(image, described["args"], given, tmp_path / name, mounted)
             )
 
-        run("one")
-        eventually((tmp_path / "one" / "data" / "url").exists, "it has the pool")
-        run("two")
-        eventually((tmp_path / "two" / "data" / "url").exists, "the other stands by")
+        for name in ("one", "two"):
+            served = run(name)
+            eventually(partial(image.healthy, served), "it is healthy")
         url = url_in(tmp_path / "two")
         assert answers(url + described["readinessProbe"]["httpGet"]["path"])
