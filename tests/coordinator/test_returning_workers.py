@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from msgspec.structs import replace
 
 from coordinator.hubs import (
@@ -107,6 +108,33 @@ def test_a_worker_goes_on_after_what_the_client_has_though_it_comes_first() -> N
             assert again.text == "a time"
             assert again.outcome is not None
             assert again.outcome.text == "Once upon a time"
+
+    virtual.run(script())
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_connections_that_break_before_the_coordinator_ends_change_nothing(
+    stops: bool,
+) -> None:
+    async def script() -> None:
+        store = SlowStore()
+        await store.open()
+        async with running_coordinator(store) as first:
+            worker = await first.join(running=())
+            await first.request(key="a key")
+            run = worker.runs[0]
+            if stops:
+                other = await first.join("other", running=())
+                first.hub.disconnect_all("stopping")
+                other.port.on_disconnect("closed")
+            worker.port.on_disconnect("closed")
+            await run_pending()
+        async with running_coordinator(store) as second:
+            other = await second.join("other", running=())
+            assert other.runs == []
+            worker = await second.join(running=named(run))
+            assert [each.resumes for each in worker.runs] == [run.lease]
+        await store.close()
 
     virtual.run(script())
 

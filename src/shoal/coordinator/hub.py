@@ -542,7 +542,11 @@ class Hub:
         await self._idle.wait()
 
     def disconnect_all(self, reason: str) -> None:
-        """Disconnect every worker; they may reconnect."""
+        """Disconnect every worker, which may go on at the next coordinator.
+
+        Their jobs stay theirs: this one gives them to no others.
+        """
+        self._worker_events.is_over = True
         for peer in self._connections:
             peer.disconnect(reason, CloseCode.GOING_AWAY, reason)
 

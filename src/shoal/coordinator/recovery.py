@@ -101,7 +101,11 @@ def _last_worker(
                 since = since if resumes else lease
             case JobHedged():
                 last = None  # the two are no longer told apart
-            case JobRequeued(reason=reason) if reason != RESTARTED:
-                if stored.job.terms.gang is None:
+            case JobRequeued(refused_by=refused_by, handed_over=handed_over):
+                # One that was lost just before the restart may come back, too.
+                gave_up = refused_by is not None or handed_over
+                if gave_up and stored.job.terms.gang is None:
                     last = None
+            case _:
+                pass
     return last, since

@@ -116,6 +116,7 @@ class WorkerEvents:
     _has_room: Callable[[WorkerId | None], bool]
     _hedges: bool
     health: dict[WorkerId, MachineHealth] = field(default_factory=dict)
+    is_over: bool = False  # whether the coordinator has disconnected all workers
     _load_reports: LoadReports = field(init=False)
     _timer: Timer | None = None  # for those that have begun
     # The first outputs that the hub does not know, and their monotonic times.
@@ -180,7 +181,8 @@ class WorkerEvents:
             self.health.pop(worker_id, None)
             self._load_reports.forget(worker_id)
             self.tell_begun()
-            self._post(inputs.WorkerDisconnected(worker_id, reason))
+            if not self.is_over:
+                self._post(inputs.WorkerDisconnected(worker_id, reason))
 
     def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
         """Note a first output; notify the hub shortly."""
