@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from ssl import create_default_context
 from urllib.error import HTTPError
@@ -13,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from harness.postgres import PostgresServer, postgres_server
+from live.machines import two_machines
 from live.programs import (
     KEY,
     TINY,
@@ -51,7 +53,9 @@ class Nodes:
         """Start a coordinator that is no node."""
         self.start(alone=True).event("ready")
 
-    def start(self, *flags: str, alone: bool = False) -> Program:
+    def start(
+        self, *flags: str, alone: bool = False, url: str = "", host: str = ""
+    ) -> Program:
         """Start a node on an address of its own, as a machine has."""
         number = len(self._programs) + 1
         folder = self._folder / f"node{number}"
@@ -60,20 +64,20 @@ class Nodes:
         self._programs.append(programs)
         if alone:
             return programs.start("--store", self._server.url())
-        host = f"127.0.0.{number}"
+        host = host or f"127.0.0.{number}"
         return programs.start(
-            *("--store", self._server.url(), "--fronts", "1", "--host", host),
+            *("--store", url or self._server.url(), "--fronts", "1", "--host", host),
             *("--node", f"{host}:0", "--no-discovery", *flags),
         )
 
-    def first(self, *flags: str) -> Fronts:
+    def first(self, *flags: str, url: str = "", host: str = "") -> Fronts:
         """Start the node that has the pool."""
-        program = self.start(*flags)
+        program = self.start(*flags, url=url, host=host)
         return Fronts(Pool(self._programs[-1], program, program.event("ready")))
 
-    def standby(self, *flags: str) -> Fronts:
+    def standby(self, *flags: str, url: str = "", host: str = "") -> Fronts:
         """Start a node that stands by."""
-        program = self.start(*flags)
+        program = self.start(*flags, url=url, host=host)
         event = program.event("standby")
         port = int(event["url"].rpartition(":")[2])
         ready = {"url": event["url"], "ports": {"http": port}}
@@ -211,6 +215,44 @@ def test_a_node_does_not_stand_by_for_a_coordinator_alone(nodes: Nodes) -> None:
 
     assert second.wait() == 1
     assert "start it with --node, too" in second.errors
+
+
+def test_a_node_that_is_cut_off_is_replaced_and_stands_by(
+    tmp_path: Path, slow_model: GatedModel
+) -> None:
+    """The database, the other node and all clients are at the other end of a cable."""
+    with two_machines() as (one, other), ExitStack() as ending:
+        with other.inside():
+            server = ending.enter_context(postgres_server("listen_addresses=*"))
+            server.admit(f"{one.address}/32")
+            model = GatedModel(1)  # the first piece, until it may go on
+            ending.callback(model.close)
+        nodes = Nodes(tmp_path, server)
+        ending.callback(nodes.close)
+        with one.inside():
+            url = server.url().replace("127.0.0.1", other.address)
+            first = nodes.first(url=url, host=one.address)
+        with other.inside():
+            second = nodes.standby(host=other.address)
+            second.pool.joined("one", *model.flags)
+            reading = Reading(second, "chat")
+            eventually(lambda: reading.text, "it has begun")
+
+            one.ip("link", "set", one.cable, "down")
+            eventually(
+                lambda: "is silent: taking over" in second.pool.program.errors,
+                "the other takes over",
+            )
+            eventually(lambda: ready(second) == 200, "it has the pool")
+            model.go_on.set()
+            assert reading.end() == ANSWERS[STORY]
+
+        one.ip("link", "set", one.cable, "up")
+        eventually(
+            lambda: "has taken over" in first.pool.program.errors, "it stands by"
+        )
+        with one.inside():
+            eventually(lambda: chat_with(KEY, first) == ANSWERS["ping"], "it serves")
 
 
 def test_nobody_takes_over_while_the_database_is_away(

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from harness.postgres import POOLER, PostgresServer, postgres_server
-from shoal.domain.errors import Fenced, StoreBroken, StoreError
+from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError
 from shoal.domain.facts import JobSubmitted, WorkerMarked
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
@@ -284,6 +284,30 @@ async def test_a_session_lost_to_another_coordinator_is_not_replaced(url: str) -
         await store.append([submitted(1)], 1.0)
 
     await store.close()
+
+
+async def test_a_node_whose_lock_another_has_is_fenced(url: str) -> None:
+    """As after its network was cut: it stands by then, and does not fail."""
+    store, other = (PostgresStore(url, node=f"10.0.0.{each}:4011") for each in (1, 2))
+    await store.open()
+    run_apart(url, "SELECT pg_terminate_backend(pid) FROM lease")
+    await until_open(other)
+
+    with pytest.raises(Fenced, match="another coordinator has taken over"):
+        await store.append([submitted(1)], 1.0)
+
+    await store.close()
+    await other.append([submitted(2)], 2.0, commit=None)
+    await other.close()
+
+
+async def until_open(store: PostgresStore) -> None:
+    """Open a node's store; the server ends a session a moment after it was asked to."""
+    while True:
+        try:
+            return await store.open()
+        except InUse:
+            continue
 
 
 @pytest.mark.long

@@ -230,10 +230,15 @@ class Agent:
         for job_id, lease in handed_over:
             self._try_send(words.Rejected(job_id, lease, reason))
 
-    def _longest_pause(self) -> float:
-        """Return for how long the coordinator may miss this worker's answers."""
-        missed = self._jobs or self._clock.now() - self._ended_at < AWAY_MAX
-        return RETRY_WITH_JOBS if missed else RETRY_MAX
+    def _longest_pause(self, lost_at: float) -> float:
+        """Return the longest delay: a short one while answers are missed.
+
+        ``lost_at``: when a connection that was stable was lost.  One that always ends
+        soon must not be dialled so often for ever.
+        """
+        now = self._clock.now()
+        missed = self._jobs or now - self._ended_at < AWAY_MAX
+        return RETRY_WITH_JOBS if missed and now - lost_at < AWAY_MAX else RETRY_MAX
 
     def _give_up(self) -> None:
         """Stop the jobs whose coordinator has been away for long."""
@@ -245,7 +250,7 @@ class Agent:
             self._away = None
 
     async def _stay_connected(self) -> str:
-        delay = RETRY_FIRST
+        delay, lost_at = RETRY_FIRST, self._clock.now()
         while not self._leaving.is_set():
             began = self._clock.now()
             end = await self._connect()
@@ -265,9 +270,11 @@ class Agent:
             next_url = self._dialer.url.partition("?")[0].removeprefix("noise+")
             next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
-                delay = RETRY_FIRST
+                delay, lost_at = RETRY_FIRST, self._clock.now()
             # Jitter: after a restart, a coordinator's workers all reconnect.
-            pause = min(delay, self._longest_pause()) * self._random.uniform(0.5, 1.0)
+            pause = min(delay, self._longest_pause(lost_at)) * self._random.uniform(
+                0.5, 1.0
+            )
             log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
             if not self._waiting:
                 self._waiting = True

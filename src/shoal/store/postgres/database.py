@@ -38,6 +38,10 @@ SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Classes of errors, and errors, after which the same may succeed later: the server
 # stops, starts, has too many connections or a full disk, or has ended a transaction.
 TEMPORARY = ("08", "40", "53", "57", "58", "25P03", "25006", "55P03")
+TAKEN_OVER = (
+    "another coordinator has taken over the database while this one could not reach "
+    "it: this one stops"
+)
 UNREACHABLE = "the database cannot be reached"
 DAMAGED = ("XX001", "XX002")
 
@@ -115,7 +119,7 @@ class PostgresDatabase(Database[Session]):
             writer.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
             migrate(writer, create=create)
             writer.execute("COMMIT")
-            self._lock(writer)
+            self._lock(writer, 1 if self._node else LOCK_ATTEMPTS)
             query = """UPDATE lease SET holder = ?, pid = ?, node = ?, secret = '',
                            beat = beat + 1, at = clock_timestamp()"""
             writer.execute(query, (self.holder, self._pid, self._node))
@@ -186,14 +190,14 @@ class PostgresDatabase(Database[Session]):
         try:
             # The server may not have noticed yet that the session was lost.
             writer.execute(f"{TERMINATE} AND pid = ?", (lost,))
-            self._lock(writer)
+            try:
+                self._lock(writer)
+            except InUse as error:
+                raise Fenced(TAKEN_OVER) from error
             query = """UPDATE lease SET pid = ?, at = clock_timestamp()
                        WHERE holder = ?"""
             if not writer.execute(query, (self._pid, self.holder)).rowcount:
-                raise Fenced(
-                    "another coordinator has taken over the database while this one "
-                    "could not reach it: this one stops"
-                )
+                raise Fenced(TAKEN_OVER)
         except BaseException:
             writer.close()
             raise
@@ -227,13 +231,13 @@ class PostgresDatabase(Database[Session]):
         finally:
             other.close()
 
-    def _lock(self, sql: Session) -> None:
+    def _lock(self, sql: Session, attempts: int = LOCK_ATTEMPTS) -> None:
         """Lock the database, for as long as the session lasts.
 
         Raises InUse if another process has locked it.
         """
         (self._pid,) = sql.execute(BACKEND).fetchone()
-        for _ in range(1 if self._node else LOCK_ATTEMPTS):
+        for _ in range(attempts):
             query = f"SELECT pg_try_advisory_lock({LOCK})"
             if sql.execute(query).fetchone()[0]:
                 return
