@@ -173,7 +173,6 @@ def test_streams_outlive_their_hub(
     workers = [fronts.pool.joined(name, *slow_model.flags) for name in ("one", "two")]
     readings = [Reading(fronts, dialect) for dialect in STREAMS]
     eventually(lambda: all(each.text for each in readings), "each has begun")
-    begun = slow_model.requests
 
     if number == signal.SIGHUP:
         (hub,) = fronts.pids(HUB_NAME)
@@ -185,7 +184,6 @@ def test_streams_outlive_their_hub(
     slow_model.go_on.set()
 
     assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
-    assert slow_model.requests == begun  # the workers went on with what they had
     whole = fronts.ask(
         "/v1/chat/completions", {"model": "tiny", "messages": USER, "temperature": 0}
     )
@@ -224,6 +222,7 @@ def test_a_standby_takes_over_each_time(
     slow_model.go_on.set()
 
     assert reading.end() == ANSWERS[STORY]
+    assert slow_model.requests == 1  # the worker went on with what it had
     assert "standby" not in fronts.pool.program.errors
 
 

@@ -129,13 +129,11 @@ def test_streams_at_other_nodes_outlive_the_one_that_has_the_pool(
     readings = [Reading(second, each) for each in STREAMS]
     readings += [Reading(third, each) for each in STREAMS]
     eventually(lambda: all(each.text for each in readings), "each has begun")
-    begun = slow_model.requests
 
     lose(first)
     slow_model.go_on.set()
 
     assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
-    assert slow_model.requests == begun  # the workers went on with what they had
     for node in (second, third):
         assert chat_with(KEY, node) == ANSWERS["ping"]
         assert "Traceback" not in node.pool.program.errors
