@@ -14,6 +14,7 @@ from harness.profiles import some_long
 from protocols.dispatch.recorded import SIGNERS
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
+from shoal.config.loader import check_secrets
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.errors import ConfigError
 from shoal.protocols import discover
@@ -68,6 +69,10 @@ async def test_weak_secret_of_an_earlier_start_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match=f"{KEY_FILE} .*could guess this secret"):
         await serve(tmp_path, EVERYWHERE, "serve")
+
+
+def test_what_a_server_elsewhere_asks_for_is_not_judged() -> None:
+    check_secrets("serve", ServeConfig(store="postgresql://shoal@db/shoal"))
 
 
 GUESSES = [30, 300]  # well within the minute after which ten more are tried

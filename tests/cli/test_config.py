@@ -66,6 +66,7 @@ def test_secrets_are_masked(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHOAL_TEALENET_PASSCODE", SECRET)
+    monkeypatch.setenv("SHOAL_STORE", f"postgresql://shoal:{SECRET}@db/shoal")
 
     shown = settings(capsys, "--config", str(file))
     assert main(["config", "show", "--config", str(file)]) == 0
@@ -73,6 +74,7 @@ def test_secrets_are_masked(
     assert SECRET not in capsys.readouterr().out + json.dumps(shown)
     assert shown["join.token"]["value"] == "********"
     assert shown["tealenet.passcode"]["value"] == "********"
+    assert shown["serve.store"]["value"] == "********"
     assert shown["serve.api_key"]["value"] == ""
 
 

@@ -77,9 +77,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return home
 
 
+DATABASE = "postgresql://shoal:wild@db.example.com/shoal"
+
+
 def test_secrets_become_variables_and_the_rest_stays() -> None:
     arguments = ["--port", "0", "--no-tealenet-lan", "--peer", "a:1", "--peer", "b:2"]
-    secrets = ["--api-key", "sk-1", "--tealenet-passcode=wild"]
+    secrets = ["--api-key", "sk-1", "--tealenet-passcode=wild", "--store", DATABASE]
 
     service = define_service(serve, [*arguments, *secrets, "--drain", "90"], {})
 
@@ -89,6 +92,7 @@ def test_secrets_become_variables_and_the_rest_stays() -> None:
     ]
     assert service.variables == {
         "SHOAL_API_KEY": "sk-1",
+        "SHOAL_STORE": DATABASE,
         "SHOAL_TEALENET_PASSCODE": "wild",
     }
     assert service.folder == Path.cwd()

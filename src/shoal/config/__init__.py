@@ -51,6 +51,8 @@ class ServeConfig:
         "data folder)",
         "",
         "URL",
+        secret=True,  # it may have a password
+        bearer=False,
     )
     contents: str = setting(
         "S3 bucket for clients' files and large values of calls, s3://BUCKET/PREFIX "

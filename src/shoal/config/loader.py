@@ -167,13 +167,13 @@ def metavar(each: "Field[Any]") -> str:
 
 
 def check_secrets(section: str, config: object) -> None:
-    """Raise ConfigError if a secret of a configuration can be guessed.
+    """Raise ConfigError if a bearer secret of a configuration can be guessed.
 
     Empty secrets mean that none is asked for.  Only for configurations of what other
     machines can reach.
     """
     for each in fields(config):  # type: ignore[arg-type]  # it is a dataclass
-        if each.metadata.get("secret") and (given := getattr(config, each.name)):
+        if each.metadata.get("bearer") and (given := getattr(config, each.name)):
             check_secret(flag(section, each), given)
 
 

@@ -55,18 +55,20 @@ def setting(
     metavar: str = "",
     *,
     secret: bool = False,
+    bearer: bool = True,
     everyday: bool = False,
 ) -> Any:
     """Declare a field of a configuration, with the help text of its flag.
 
-    The default ``metavar`` is the last word of the field's name.  A ``secret`` is a
-    bearer credential, see ``check_secrets``, and should be readable only to its user.
-    ``everyday``: its flag is in the short help.
+    The default ``metavar`` is the last word of the field's name.  A ``secret`` should
+    be readable only to its user, and is a ``bearer`` credential, see ``check_secrets``,
+    unless it is for a server elsewhere.  ``everyday``: its flag is in the short help.
     """
     metadata = {
         "help": help,
         "metavar": metavar,
         "secret": secret,
+        "bearer": secret and bearer,
         "everyday": everyday,
     }
     return field(default=default, metadata=metadata)
