@@ -156,9 +156,10 @@ def test_nodes_share_a_database_and_no_machine() -> None:
     assert "StatefulSet" not in kinds
     assert "PersistentVolumeClaim" not in kinds
     assert {"name": "data", "emptyDir": {}} in pod["volumes"]
-    assert given["SHOAL_STORE"]["valueFrom"] == {
-        "secretKeyRef": {"name": "pool-database", "key": "uri"}
-    }
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["database"]["secret"]["secretName"] == "pool-database"
+    mounts = {each["name"]: each["mountPath"] for each in node["volumeMounts"]}
+    assert given["SHOAL_STORE_FILE"]["value"] == f"{mounts['database']}/uri"
     names = list(given)
     assert names.index("POD_IP") < names.index("SHOAL_NODE")  # it is in its value
     assert given["SHOAL_NODE"]["value"] == "$(POD_IP):4011"

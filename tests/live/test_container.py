@@ -244,13 +244,15 @@ def test_nodes_of_the_chart_share_a_pool(
 ) -> None:
     database = {"replicas": 2, "database": {"secret": "pool-database"}}
     (described,) = pods(render(coordinator=database))["shoal"]["containers"]
+    (mounted / "database").mkdir()
     with postgres_server() as server, ExitStack() as stack:
+        (mounted / "database" / "url").write_text(server.url() + "\n")
 
         def run(name: str) -> dict[str, str]:
             given = variables(described)
-            assert given.pop("POD_IP") == given["SHOAL_STORE"] == "pod"
+            assert given.pop("POD_IP") == "pod"
             node = given["SHOAL_NODE"].replace("$(POD_IP):4011", "127.0.0.1:0")
-            given |= {"SHOAL_STORE": server.url(), "SHOAL_NODE": node}
+            given["SHOAL_NODE"] = node
             return stack.enter_context(
                 container(image, described["args"], given, tmp_path / name, mounted)
             )
