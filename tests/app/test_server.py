@@ -72,7 +72,7 @@ async def test_webhook_is_delivered_for_a_committed_job(tmp_path: Path) -> None:
 async def test_open_jobs_are_recorded_by_the_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.app.server.RECORD_EVERY", 0.02)
+    monkeypatch.setattr("shoal.app.background.RECORD_EVERY", 0.02)
     async with (
         run_coordinator(settings(tmp_path)) as running,
         ClientSession(
@@ -243,7 +243,7 @@ async def test_missing_package_is_named_with_its_installation(
 async def test_a_broken_database_ends_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.app.server.BROKEN_NOTICE", 0.0)
+    monkeypatch.setattr("shoal.app.background.BROKEN_NOTICE", 0.0)
     gone = "deleted or replaced"
 
     broken = pytest.RaisesExc(StoreBroken, match=gone)
@@ -258,7 +258,7 @@ async def test_a_broken_database_ends_the_coordinator(
 async def test_a_coordinator_ends_when_another_takes_its_database_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.app.server.BROKEN_NOTICE", 0.0)
+    monkeypatch.setattr("shoal.app.background.BROKEN_NOTICE", 0.0)
 
     fenced = pytest.RaisesExc(Fenced, match="another coordinator has taken over")
     with pytest.RaisesGroup(fenced, flatten_subgroups=True):
@@ -274,7 +274,7 @@ async def test_a_coordinator_ends_when_another_takes_its_database_over(
 async def test_checkpoint_that_cannot_be_recorded_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shoal.app.server.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("shoal.app.background.CHECK_EVERY", 0.0)
     asked = threading.Semaphore(0)
     show = SigningKeys.show
 

@@ -53,8 +53,8 @@ class WorkerAdmission:
     coordinator ``prints_limited_tokens``, invitations have one of those instead, and
     ``last_printed`` is the newest.  ``ports`` has the ports beside HTTP, by wire and by
     ``tcp`` or ``tls``; ``loopback_only`` says that only this machine can reach them.
-    The coordinator sets them when its ports are open.  Failures are counted with those
-    of other kinds of secrets.
+    The coordinator sets ``urls``, ``addresses`` and ``ports`` when its ports are open.
+    Failures are counted with those of other kinds of secrets.
     """
 
     tokens: CredentialCache[JoinToken]

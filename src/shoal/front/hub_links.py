@@ -44,7 +44,7 @@ class FrontLinks:
         self._links: dict[Channel, _Link] = {}
         self._models: tuple[str, ...] = ()
         self._handed_over: list[_Link] = []
-        self._refuses = False  # new links
+        self.is_handed_over = False  # then it refuses new links
         hub.subscribe(self._on_facts)
         access.keyring.cache.on_change(self._on_keys)
 
@@ -78,7 +78,7 @@ class FrontLinks:
         links, self._links = self._links, {}
         for channel in links:
             channel.close()
-        self._refuses = True
+        self.is_handed_over = True
 
     def _cut(self) -> None:
         for channel in [*self._links]:
@@ -86,7 +86,7 @@ class FrontLinks:
             self._on_lost(channel)
 
     def _on_open(self, channel: Channel) -> None:
-        if self._refuses:
+        if self.is_handed_over:
             channel.close()
             return
         self._links[channel] = _Link(self, channel)
