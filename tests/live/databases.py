@@ -8,7 +8,11 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime
 from pathlib import Path
+
+import psycopg
+from psycopg import sql
 
 NAME = "shoal.db"
 HEADER = struct.Struct(">8I")  # of the log; the third is the size of a page
@@ -78,3 +82,30 @@ def _as_it_stands(file: Path) -> Iterator[sqlite3.Connection]:
     """Open a database file alone, whatever is in its log."""
     with closing(sqlite3.connect(f"file:{file}?immutable=1", uri=True)) as database:
         yield database
+
+
+def copied_from_server(url: str, to: Path) -> Path:
+    """Copy the database of a PostgreSQL server, as of one commit, into a file.
+
+    The tables have the same names and columns, but no keys and indexes.
+    """
+    with psycopg.connect(url) as server, closing(sqlite3.connect(to)) as file:
+        server.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        tables = server.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        ).fetchall()
+        for (name,) in tables:
+            table = sql.Identifier(name)
+            rows = server.execute(sql.SQL("SELECT * FROM {}").format(table))
+            assert rows.description is not None
+            columns = ", ".join(f'"{each.name}"' for each in rows.description)
+            file.execute(f"CREATE TABLE {name} ({columns})")
+            marks = ", ".join("?" * len(rows.description))
+            values = ([*map(_plain, row)] for row in rows)
+            file.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
+        file.commit()
+    return to
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, datetime) else value

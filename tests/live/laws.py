@@ -21,7 +21,7 @@ VIEWS = """
     CREATE TEMP VIEW named AS
         SELECT id, state,
             json_extract(json_extract(unpacked(packed_work), '$.form'), '$.key') AS key
-        FROM jobs;
+        FROM jobs WHERE key IS NOT NULL;
     CREATE TEMP VIEW stories AS
         SELECT jobs.id AS job, line.key AS number,
             json_extract(line.value, '$[0]') AS at,

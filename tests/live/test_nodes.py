@@ -78,10 +78,20 @@ class Nodes:
     def standby(self, *flags: str, url: str = "", host: str = "") -> Fronts:
         """Start a node that stands by."""
         program = self.start(*flags, url=url, host=host)
+        return self._standing_by(self._programs[-1], program)
+
+    def standbys(self, count: int, *flags: str) -> list[Fronts]:
+        """Start nodes that stand by, all at once."""
+        started = [self.start(*flags) for _ in range(count)]
+        pairs = zip(self._programs[-count:], started, strict=True)
+        return [self._standing_by(*each) for each in pairs]
+
+    @staticmethod
+    def _standing_by(programs: Programs, program: Program) -> Fronts:
         event = program.event("standby")
         port = int(event["url"].rpartition(":")[2])
         ready = {"url": event["url"], "ports": {"http": port}}
-        return Fronts(Pool(self._programs[-1], program, ready))
+        return Fronts(Pool(programs, program, ready))
 
     def data(self, number: int) -> Path:
         return self._programs[number].data
