@@ -16,7 +16,7 @@ from shoal.transports.clock import Clock
 T = TypeVar("T")
 
 RETRY_MIN = 1.0  # seconds until a write that failed is repeated
-RETRY_MAX = 30.0  # seconds until it is repeated again; each pause doubles the last
+RETRY_MAX = 2.0  # seconds until it is repeated again: a database may come back soon
 SLOW = 1.0  # seconds of a write from which on it is slow
 SLOW_SHOWN = 60.0  # seconds for which that is shown after its end
 
