@@ -1,9 +1,10 @@
 """Workers of Shoal's own protocol: the real worker, many times in one process.
 
-As a program: ``shoal_node.py PORT COUNT [SECONDS]`` has that many join, prints a line
-when all have, and keeps them connected.  Each does one chat at a time, for so many
-seconds, and prints a line with the time when it gets one, or one again that it still
-runs.
+As a program: ``shoal_node.py PORTS COUNT [SECONDS [MODEL PACE]]`` has that many join
+a pool at these ports, with commas between, prints a line when all have, and keeps them
+connected.  Each does one chat at a time,
+for so many seconds, with a word after each PACE seconds, or one at the end; and prints
+a line with the time when it gets one, or one again that it still runs.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 
 from shoal.domain.outcome import Usage
@@ -33,17 +34,19 @@ JOINING_AT_ONCE = 50
 
 
 class _Engine:
-    """Answers with one word, after a while."""
+    """Answers with one word after the other, or with a single one after a while."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, pace: float) -> None:
+        self._pace = pace or seconds
+        self._words = round(seconds / pace) if pace else 1
 
     async def run(
         self, work: Work, continues: str = "", thoughts: str = ""
     ) -> AsyncIterator[Item]:
-        await asyncio.sleep(self._seconds)
-        yield "word"
-        yield Finished("stop", Usage(1, 1))
+        for _ in range(self._words):
+            await asyncio.sleep(self._pace)
+            yield "word "
+        yield Finished("stop", Usage(1, self._words))
 
 
 class _Worker(Agent):
@@ -56,17 +59,24 @@ class _Worker(Agent):
 
 
 async def _run(
-    port: int, name: str, seconds: float, clock: LoopClock, joined: asyncio.Event
+    ports: Sequence[str],
+    name: str,
+    model: str,
+    engine: _Engine,
+    clock: LoopClock,
+    joined: asyncio.Event,
 ) -> None:
     """Join and stay; set ``joined`` when that is done."""
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     signer = Signer.from_seed(secrets.token_bytes(32))
-    kinds, models = frozenset({JobKind.CHAT}), frozenset({"m"})
+    kinds, models = frozenset({JobKind.CHAT}), frozenset({model})
     offers = (Offer(kinds, models, slots=1, public_key=signer.public_key.hex()),)
     profile = WorkerProfile(
         name,
-        ServedModel("m"),
+        ServedModel(model),
         slots=1,
         token="t",
+        addresses=tuple(urls[1:]),
         identity=signer,
         epoch=clock.wall() - clock.now(),
         offers=offers,
@@ -79,9 +89,9 @@ async def _run(
             joined.set()
 
     agent = _Worker(
-        discover()["shoal"].dial(f"http://127.0.0.1:{port}", profile),
+        discover()["shoal"].dial(urls[0], profile),
         dialer.dial,
-        only_model(_Engine(seconds), EngineSlots(1)),
+        only_model(engine, EngineSlots(1)),
         clock,
         Random(),
         report,
@@ -90,7 +100,13 @@ async def _run(
     await agent.run()
 
 
-async def _stay(port: int, count: int, seconds: float) -> None:
+async def _stay(
+    ports: Sequence[str],
+    count: int,
+    seconds: float = 0.0,
+    model: str = "m",
+    pace: float = 0.0,
+) -> None:
     at_once = asyncio.Semaphore(JOINING_AT_ONCE)
     clock = LoopClock()
 
@@ -98,7 +114,8 @@ async def _stay(port: int, count: int, seconds: float) -> None:
         joined = asyncio.Event()
         async with at_once:
             name = f"{os.getpid()}-{number}"
-            running.create_task(_run(port, name, seconds, clock, joined))
+            engine = _Engine(seconds, pace)
+            running.create_task(_run(ports, name, model, engine, clock, joined))
             await joined.wait()
 
     async with asyncio.TaskGroup() as running:
@@ -110,5 +127,8 @@ if __name__ == "__main__":
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        port, count, seconds = *map(int, sys.argv[1:3]), float([*sys.argv, 0][3])
-        runner.run(_stay(port, count, seconds))
+        ports, count, *more = sys.argv[1:]
+        kinds = zip((float, str, float), more, strict=False)
+        runner.run(
+            _stay(ports.split(","), int(count), *(kind(it) for kind, it in kinds))
+        )
