@@ -125,7 +125,7 @@ def test_connections_that_break_before_the_coordinator_ends_change_nothing(
             run = worker.runs[0]
             if stops:
                 other = await first.join("other", running=())
-                first.hub.disconnect_all("stopping")
+                first.hub.leave_all("stopping")
                 other.port.on_disconnect("closed")
             worker.port.on_disconnect("closed")
             await run_pending()

@@ -384,6 +384,6 @@ async def _end_jobs(gateway: Gateway, workers: _Workers, drain: float) -> None:
             "stopped while the store was failing: jobs without stored results run "
             "again after the next start"
         )
-    gateway.hub.disconnect_all(STOPPING)
+    gateway.hub.leave_all(STOPPING)
     workers.peers.disconnect_all(STOPPING)
     await workers.websockets.close()

@@ -541,12 +541,16 @@ class Hub:
         self._stopping = True
         await self._idle.wait()
 
-    def disconnect_all(self, reason: str) -> None:
+    def leave_all(self, reason: str) -> None:
         """Disconnect every worker, which may go on at the next coordinator.
 
         Their jobs stay theirs: this one gives them to no others.
         """
         self._worker_events.is_over = True
+        self.disconnect_all(reason)
+
+    def disconnect_all(self, reason: str) -> None:
+        """Disconnect every worker; they may reconnect."""
         for peer in self._connections:
             peer.disconnect(reason, CloseCode.GOING_AWAY, reason)
 
@@ -732,7 +736,7 @@ class Hub:
         reconnect to it.
         """
         if isinstance(error, Fenced):
-            self.disconnect_all(str(error))
+            self.leave_all(str(error))
         for job_id in list(self._answers.unaccepted):
             self._answers.resolve(job_id, error)
         self._fail_waiting(error)
