@@ -153,6 +153,23 @@ async def test_nothing_passes_unless_both_ends_know_each_other(
         writer.close()
 
 
+async def test_a_node_that_cannot_be_reached_is_logged_once(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fronts try many times a second; after it was reached, it is logged again."""
+    lost = hub.row._replace(certificate="00" * 32)
+    async with bridged(tmp_path, lost) as (bridge, path):
+        for row, logged in ((lost, 1), (lost, 1), (hub.row, 1), (lost, 2)):
+            await bridge.follow(row)
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"a")
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await reader.readexactly(1)
+            writer.close()
+
+            assert caplog.text.count("is another program than the node") == logged
+
+
 @pytest.mark.parametrize(
     "line",
     [

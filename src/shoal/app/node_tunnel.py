@@ -26,7 +26,7 @@ from shoal.store.lease import LeaseRow
 from shoal.transports.acceptor import BACKLOG
 from shoal.transports.http_server import describe_bind_error
 from shoal.transports.splice import Spliced
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.tcp import set_options
 from shoal.transports.tls import ServerTls, context_of_any
 
@@ -137,7 +137,8 @@ class Entrance:
             near.abort()
             return
         if not compare_digest(first.secret.encode(), self._secret.encode()):
-            log.warning("a connection of another node has a wrong secret")
+            wrong = "a connection of another node has a wrong secret"
+            log.warning(wrong, extra=BY_STRANGER)
             near.abort()
             return
         near.early = bytearray(rest)
@@ -192,6 +193,7 @@ class Bridge:
         self._work = _Work()
         self._uses = Counter[str]()
         self._tried = set[str]()
+        self._unreached: Destination | None = None  # of which the log knows
         self._listening: AsyncExitStack
 
     @asynccontextmanager
@@ -274,17 +276,25 @@ class Bridge:
                     server_hostname="",
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are, too
-            log.info("the node %s cannot be reached: %s", to.node, error)
+            self._on_unreached(to, "the node %s cannot be reached: %s", to.node, error)
             near.abort()
             return
         if far.transport is None or _certificate(far) != to.certificate:
-            log.error("what answers at %s is another program than the node", to.node)
+            other = "what answers at %s is another program than the node"
+            self._on_unreached(to, other, to.node)
             far.abort()
             near.abort()
             return
+        self._unreached = None
         _tune(far)
         far.write(msgspec.json.encode(FirstLine(to.secret, name, client)) + b"\n")
         near.join(far)
+
+    def _on_unreached(self, to: Destination, why: str, *values: object) -> None:
+        """Log why, once until the node is reached: fronts try 20 times a second."""
+        if self._unreached != to:
+            self._unreached = to
+            log.warning(why, *values)
 
 
 def _tune(end: Spliced) -> None:

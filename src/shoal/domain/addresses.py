@@ -23,7 +23,9 @@ def host_and_port(address: str) -> tuple[str, int] | None:
         host, port = parts.hostname, parts.port
     except ValueError:
         return None
-    if parts.netloc != address or "@" in address or not host or port is None:
+    if parts.netloc != address or "@" in address or has_space(address):
+        return None
+    if not host or port is None:
         return None
     return host, port
 
