@@ -30,6 +30,8 @@ from shoal.gateway.metrics.requests import AnsweredRequest
 from shoal.transports.clock import Clock, Timer
 
 RETRY_EVERY = 0.05  # seconds between attempts to reach the hub
+BEAT_EVERY = 1.0  # seconds between questions to the hub, which show that it runs
+SILENT_BEATS = 3  # without a frame, after which it counts as gone
 LEAVE_EVERY = 0.1  # seconds between looks whether a front may leave
 LEAVE_PATIENCE = 3.0  # seconds without a hub, until it leaves
 SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
@@ -128,6 +130,7 @@ class LinkedJobs:
         self._giving_up: Timer | None = None
         self._refusal: OtherVersion | None = None
         self._stopping = False
+        self._silent_beats = 0
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -143,7 +146,8 @@ class LinkedJobs:
             self._lost.clear()
             try:
                 await self._connect(self._make_channel)
-                await self._lost.wait()
+                while not await self._is_lost():
+                    self._beat()
             except OSError:
                 pass
             if self._refusal is not None:
@@ -304,13 +308,49 @@ class LinkedJobs:
         self._channel = None
         self._up.clear()
         self._forget_keys()
-        queries, self._queries = self._queries, {}
-        for waiting in queries.values():
-            if not waiting.done():
-                waiting.set_result(None)
+        self._end_queries()
         self._await_hub()
         # A stop ends the hub, too, and is known here a moment later, perhaps.
         self._clock.call_at(self._clock.now() + RETRY_EVERY, self._log_loss)
+
+    async def _is_lost(self) -> bool:
+        """Wait a while; return whether the link is lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_EVERY):
+                await self._lost.wait()
+        return self._lost.is_set()
+
+    def _beat(self) -> None:
+        """Ask the hub something, and refuse new work while it does not answer.
+
+        The link stays: a hub that was stopped goes on with what it has.
+        """
+        if self._channel is None:
+            return
+        self._silent_beats += 1
+        if self._silent_beats == SILENT_BEATS:
+            log.warning("the hub is silent streams=%d", len(self._streams))
+            self._up.clear()
+            self._end_queries()
+            self._await_hub()
+        if self._silent_beats * BEAT_EVERY >= SUBMIT_PATIENCE:
+            for stream in [*self._streams.values()]:
+                if stream.answer is None:
+                    stream.fail(ShuttingDown(NO_HUB))
+        self._channel.send(frames.WaitQuery(next(self._numbers), JobId("")))
+
+    def _on_heard(self) -> None:
+        """Note that the hub runs."""
+        if self._silent_beats >= SILENT_BEATS:
+            self._stay()
+            self._up.set()
+        self._silent_beats = 0
+
+    def _stay(self) -> None:
+        """Give no streams up."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
     def _log_loss(self) -> None:
         if not self._stopping:
@@ -350,7 +390,16 @@ class LinkedJobs:
         finally:
             self._queries.pop(number, None)
 
+    def _end_queries(self) -> None:
+        """Leave queries without an answer."""
+        queries, self._queries = self._queries, {}
+        for waiting in queries.values():
+            if not waiting.done():
+                waiting.set_result(None)
+
     def _on_frame(self, channel: Channel, frame: frames.HubFrame) -> None:
+        if self._silent_beats:
+            self._on_heard()
         match frame:
             case frames.LinkOpening():
                 self._welcome(channel, frame)
@@ -377,9 +426,8 @@ class LinkedJobs:
             channel.close()
             return
         self._channel = channel
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
+        self._silent_beats = 0
+        self._stay()
         self.epoch, self.models = opening.epoch, opening.models
         for stream in self._streams.values():
             self._submit(stream)
