@@ -29,6 +29,7 @@ def _operation_name(kind: JobKind) -> str:
             | JobKind.TASK
             | JobKind.CALL
             | JobKind.CALL_STREAM
+            | JobKind.MODEL
         ):
             return kind.name.lower()  # OpenTelemetry has no name for it
 

@@ -13,6 +13,7 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     JobKind,
+    ModelOrder,
     Rerank,
     Task,
     Transcription,
@@ -27,7 +28,7 @@ class _Traits:
     generates_text: bool = False
     answers_in_numbers: bool = False
     calls_function: bool = False
-    shared_with_pools: bool = True  # call streams stay between a pool and its workers
+    shared_with_pools: bool = True  # else it stays between a pool and its workers
 
 
 def _traits(kind: JobKind) -> _Traits:
@@ -48,6 +49,8 @@ def _traits(kind: JobKind) -> _Traits:
             return _Traits(Call, calls_function=True)
         case JobKind.CALL_STREAM:
             return _Traits(CallStream, calls_function=True, shared_with_pools=False)
+        case JobKind.MODEL:
+            return _Traits(ModelOrder, shared_with_pools=False)
 
 
 _TRAITS = {kind: _traits(kind) for kind in JobKind}

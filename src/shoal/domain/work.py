@@ -26,6 +26,7 @@ class JobKind(Enum):
     TASK = "task"  # named, with any input and output
     CALL = "call"  # one call of a Python function
     CALL_STREAM = "lane"  # a slot held for many calls of one function
+    MODEL = "model"  # load or unload a model
 
     __hash__ = object.__hash__  # members are singletons, hashed very often
 
@@ -269,14 +270,50 @@ class CallStream(msgspec.Struct, frozen=True):
 NamedWork: TypeAlias = Task | Call | CallStream
 """Work that a worker is found for by a task's or function's name."""
 
-Work: TypeAlias = Inference | NamedWork
+MODEL_QUEUE = "*models"
+"""Stands for the model of orders about models, which wait in one queue."""
 
-JsonWork: TypeAlias = Inference | Task
+
+class ModelAction(Enum):
+    """What a machine does with a model."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+
+    __hash__ = object.__hash__  # members are singletons, hashed often
+
+
+class ModelOrder(msgspec.Struct, frozen=True):
+    """An order to one machine to load a model of its library, or to unload it.
+
+    ``machine`` is the id of the worker that has the library (``Offer.library``): only
+    that carries it out.  ``context`` is in tokens, for each of the ``slots``; 0: as the
+    machine chooses.  The answer is empty: the machine then offers the model, or no
+    longer does.
+    """
+
+    kind: ClassVar[JobKind] = JobKind.MODEL
+    model: ClassVar[str] = MODEL_QUEUE
+    needs: ClassVar[frozenset[Feature]] = frozenset()
+    text: ClassVar[str] = ""  # no model reads any
+
+    action: ModelAction
+    name: str
+    machine: str
+    context: int = 0
+    slots: int = 0
+
+
+Work: TypeAlias = Inference | NamedWork | ModelOrder
+
+JsonWork: TypeAlias = Inference | Task | ModelOrder
 """Work that is all JSON, as most wires carry it."""
 
 
 def describe_target(work: Work) -> str:
     """Describe the model, task or function that the work requires, for messages."""
+    if isinstance(work, ModelOrder):
+        return f"an order to {work.action.value} {work.name} on {work.machine}"
     if isinstance(work, NamedWork):
         name = work.name[:NAME_SHOWN_MAX_LENGTH]
         what = "task" if isinstance(work, Task) else "function"
@@ -348,7 +385,7 @@ def texts_read(work: Work) -> Sequence[str]:
             return inputs
         case Rerank(query=query, documents=documents):
             return [f"{query}\n{each}" for each in documents]
-        case Chat() | Transcription() | Task() | Call() | CallStream():
+        case _:
             return (work.text,)
 
 
@@ -370,5 +407,5 @@ def values_of(work: Work) -> list[JSON]:
             return [audio, options]
         case Task(payload=payload):
             return [payload]
-        case Call() | CallStream():
+        case Call() | CallStream() | ModelOrder():
             return []

@@ -1,4 +1,4 @@
-"""The offer and load of a worker."""
+"""The offer and load of a worker, and what its machine could offer."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -9,7 +9,14 @@ import msgspec
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import Privacy
 from shoal.domain.money import Micros, parse_dollars
-from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE, Feature, JobKind
+from shoal.domain.work import (
+    ANY_MODEL,
+    CALL_QUEUE,
+    MODEL_QUEUE,
+    TASK_QUEUE,
+    Feature,
+    JobKind,
+)
 
 CHAT_ONLY = frozenset({JobKind.CHAT})
 
@@ -154,6 +161,60 @@ def machine_load(
     return WorkerLoad(speed=speed, thermal=thermal, throttle=throttle)
 
 
+MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a reserve
+RESERVE_SHARE = 10  # a tenth of a model's size is for what an engine computes with
+
+
+class LoadableModel(msgspec.Struct, frozen=True):
+    """A model on a machine's disk, or one that an engine there can load.
+
+    ``size`` is in bytes; 0: unknown.  ``context`` is the longest that it was trained
+    for, in tokens; 0: unknown.  ``cache`` is how many bytes of memory each token of a
+    slot's context takes; 0: unknown.  ``digest`` is the address of its contents
+    (``sha256:`` and hexadecimal); empty: unknown.  ``engine`` is what would load it,
+    for users.
+    """
+
+    name: str
+    size: int = 0
+    kinds: frozenset[JobKind] = frozenset({JobKind.CHAT})
+    features: frozenset[Feature] = frozenset()
+    context: int = 0
+    cache: int = 0
+    quantization: str = ""
+    digest: str = ""
+    engine: str = ""
+
+    def memory(self, context: int, slots: int) -> int:
+        """Return the bytes that it needs once it is loaded; 0: unknown."""
+        if not self.cache or not context:
+            return int(self.size * MEMORY_FACTOR)
+        reserve = self.size // RESERVE_SHARE
+        return self.size + reserve + self.cache * context * max(1, slots)
+
+
+class ModelLibrary(msgspec.Struct, frozen=True):
+    """The models that a machine can load, and how much of its memory they may take.
+
+    ``memory`` is in bytes, for all models of the library that are loaded at a time; 0:
+    unknown.  ``bandwidth`` is that of the memory that holds them, in GB of 10^9 bytes a
+    second; 0: unknown.  ``context`` and ``slots`` are what a model gets that is loaded
+    without a choice of these.  ``fetches``: it also loads models that other machines of
+    the pool have, after copying them.
+    """
+
+    models: tuple[LoadableModel, ...] = ()
+    memory: int = 0
+    bandwidth: float = 0.0
+    context: int = 4096
+    slots: int = 1
+    fetches: bool = False
+
+    def find(self, name: str) -> LoadableModel | None:
+        """Return the model of a name; None if it has none."""
+        return next((each for each in self.models if each.name == name), None)
+
+
 class Offer(msgspec.Struct, frozen=True):
     """What a worker will run, as it declared when it joined.
 
@@ -170,6 +231,7 @@ class Offer(msgspec.Struct, frozen=True):
     of Python (``3.12``) that run code which clients send; empty: not stated.
     ``engine`` names what the slots are of: all workers of a machine that name the same
     share them, one for each of its models.  Empty: they are the worker's own.
+    ``library`` is what the machine can load, for a worker of kind ``MODEL``.
     """
 
     kinds: frozenset[JobKind]
@@ -191,6 +253,7 @@ class Offer(msgspec.Struct, frozen=True):
     pythons: frozenset[str] = frozenset()
     privacy: Privacy | None = None
     engine: str = ""
+    library: ModelLibrary | None = None
 
     @property
     def ask(self) -> Micros | None:
@@ -229,6 +292,8 @@ def _queues_of(models: frozenset[str], kinds: frozenset[JobKind]) -> frozenset[s
         beyond.add(TASK_QUEUE)
     if JobKind.CALL in kinds:
         beyond.add(CALL_QUEUE)
+    if JobKind.MODEL in kinds:
+        beyond.add(MODEL_QUEUE)
     if models and not CHAT_ONLY.isdisjoint(kinds):
         beyond.add(ANY_MODEL)
     return models | beyond

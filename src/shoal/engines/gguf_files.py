@@ -17,12 +17,12 @@ from pathlib import Path
 from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
+from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines.resources import free_memory
 from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
 FILES_MAX = 2000  # files of one folder that are examined
 HEADER_MAX = 1024 * 1024  # bytes of a file that are searched for its pooling
-MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a reserve
 UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 
 PROJECTOR = "mmproj"  # in the name of a file that belongs to a model

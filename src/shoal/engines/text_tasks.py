@@ -14,7 +14,16 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from shoal.domain.errors import InvalidRequest, JobError
-from shoal.domain.work import ANY_MODEL, JSON, Call, CallStream, JobKind, Task, Work
+from shoal.domain.work import (
+    ANY_MODEL,
+    JSON,
+    Call,
+    CallStream,
+    JobKind,
+    ModelOrder,
+    Task,
+    Work,
+)
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Engine, Finished, Item
 from shoal.engines.structured_prompts import (
@@ -270,8 +279,8 @@ class TaskRunner:
         """
         if isinstance(work, Task):
             return _run(self._engine, self._model, work)
-        if isinstance(work, Call | CallStream):
-            raise InvalidRequest("a model calls no functions")
+        if isinstance(work, Call | CallStream | ModelOrder):
+            raise InvalidRequest(f"a model does no {work.kind.value} jobs")
         if work.model == ANY_MODEL:
             work = replace(work, model=self._model.name)
         return self._engine.run(work, continues, thoughts)

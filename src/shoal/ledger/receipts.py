@@ -245,7 +245,7 @@ def output_of(work: works.Work, outcome: Outcome) -> bytes:
         case works.Call() | works.CallStream():
             # The value is the result, so the receipt is about its digest.
             return outcome.value
-        case works.Task():
+        case works.Task() | works.ModelOrder():
             return without_surrogates(outcome.text).encode()
         case (
             works.Chat(model=model)

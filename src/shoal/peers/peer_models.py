@@ -31,6 +31,8 @@ MODELS_MAX = 256  # models per peer; further ones are ignored
 NAME_MAX = 256  # characters of the name of a peer or a model
 ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
+LIBRARY = "*models"  # ends the name of the worker that loads a machine's models
+
 UNLOADED = "no longer loaded"
 
 CHANGES_AT_ONCE = 512  # models added or removed in one burst
@@ -244,7 +246,7 @@ class PeerModels:
             return {self._name: offer}
         usable: dict[str, Offer] = {}
         for offer in offers:
-            model = _model_label(offer.models)
+            model = LIBRARY if offer.library else _model_label(offer.models)
             if len(model) <= NAME_MAX and len(usable) < MODELS_MAX:
                 name = f"{self._name}/{model}" if model else self._name
                 usable.setdefault(name, offer)

@@ -73,6 +73,7 @@ def length_of(work: works.Work) -> RequestLength:
             | works.Task()
             | works.Call()
             | works.CallStream()
+            | works.ModelOrder()
         ):
             return UNKNOWN_LENGTH
 

@@ -68,9 +68,13 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
     if job.kind not in offer.kinds:
         if job.kind in FUNCTION_KINDS:
             return "cannot call functions"
+        if job.kind is works.JobKind.MODEL:
+            return "loads no models for the pool"
         return f"does not run {job.kind.value} jobs"
     if job.model not in worker.queues:
         return _missing_queue(job)
+    if job.kind is works.JobKind.MODEL:
+        return None if job.task == worker.id else "is another machine"
     if job.task is not None and not offers_task(offer, job.task):
         return f"does not have {works.describe_target(job.job.work)}"
     if job.trusted_keys is not None and offer.public_key not in job.trusted_keys:
@@ -337,6 +341,7 @@ def _missing_queue(job: OpenJob) -> str:
     lacks = {
         works.TASK_QUEUE: "cannot run tasks",
         works.CALL_QUEUE: "cannot call functions",
+        works.MODEL_QUEUE: "loads no models for the pool",
         works.ANY_MODEL: "has no chat model",
     }
     return lacks.get(job.model, f"does not have {job.model}")

@@ -48,6 +48,8 @@ def required_name(work: works.Work) -> str | None:
             return name
         case works.Call(name=name) | works.CallStream(name=name):
             return None if works.Feature.CODE in work.needs else name
+        case works.ModelOrder(machine=machine):
+            return machine
         case _:
             return None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
-from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
+from shoal.domain.work import ANY_MODEL, CALL_QUEUE, MODEL_QUEUE, TASK_QUEUE
 from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
 from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, EngineWorkers, Worker
@@ -21,7 +21,7 @@ FINDINGS_MAX = 1000  # kept of each kind: clients choose what they ask for
 SUGGESTED_MAX = 5  # names that are suggested if none is similar
 COMPARED_MAX = 100  # names compared, which takes time
 
-SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE})
+SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE, MODEL_QUEUE})
 """Queue names that are not models."""
 
 Key = TypeVar("Key")

@@ -30,6 +30,7 @@ from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
+    ModelOrder,
     Rerank,
     Task,
     Transcription,
@@ -219,5 +220,5 @@ def _estimated_tokens(work: Work) -> int:
             return tokens_to_read(work)
         case Task() | Transcription():
             return tokens_to_read(work) + ANSWER_GUESS
-        case Call() | CallStream():
+        case Call() | CallStream() | ModelOrder():
             return 0

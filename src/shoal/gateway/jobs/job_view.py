@@ -37,7 +37,14 @@ STATUSES: Mapping[JobState, JobStatus] = {
 }
 
 JobType: TypeAlias = Literal[
-    "LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "RERANK", "TRANSCRIPTION", "CALL"
+    "LLM_INFER",
+    "TASK",
+    "COMPLETION",
+    "EMBEDDING",
+    "RERANK",
+    "TRANSCRIPTION",
+    "CALL",
+    "MODEL",
 ]
 
 NO_WORKER = "no_eligible_worker"
@@ -173,6 +180,8 @@ def job_type_of(kind: JobKind) -> JobType:
             return "TRANSCRIPTION"
         case JobKind.CALL:
             return "CALL"
+        case JobKind.MODEL:
+            return "MODEL"
         case JobKind.CALL_STREAM:
             raise AssertionError("call streams are not stored")
 

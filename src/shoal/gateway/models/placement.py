@@ -9,8 +9,7 @@ import msgspec
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.worker import Hardware
-from shoal.engines.gguf_files import MEMORY_FACTOR
+from shoal.domain.worker import MEMORY_FACTOR, Hardware
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations

@@ -172,6 +172,8 @@ def _plain_payload(work: works.Work) -> works.JSON:
             raise Unsupported(f"this protocol carries no {work.kind.value} jobs")
         case works.Call() | works.CallStream():
             raise Unsupported("this protocol cannot call functions")
+        case works.ModelOrder():
+            raise Unsupported("this protocol cannot order models")
 
 
 def _token_limit(limit: object, default: int) -> int:

@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from shoal.cli.options import json_option
 from shoal.cli.terminal import console, printable, transfer_progress
 from shoal.domain.errors import ConfigError
+from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines import gguf_files, local_servers
-from shoal.engines.gguf_files import MEMORY_FACTOR
 from shoal.engines.resources import free_memory
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
 from shoal.models.names import GgufModel, HubFile, choose_model, gguf_models
