@@ -36,6 +36,8 @@ from shoal.domain.work import (
     Embedding,
     Feature,
     JobKind,
+    ModelAction,
+    ModelOrder,
     Rerank,
     Task,
     Transcription,
@@ -234,6 +236,7 @@ class Coordinator:
             JobKind.TRANSCRIPTION: Transcription(model, "AA==", "wav"),
             JobKind.TASK: Task("classify", {"input": prompt}),
             JobKind.CALL: Call("f", b"\x90", b"\x80"),
+            JobKind.MODEL: ModelOrder(ModelAction.LOAD, "m", "wire:worker"),
         }
         return Job(
             self.hub.new_id(),

@@ -48,7 +48,7 @@ async def claims_of(coordinator: Coordinator, job_id: JobId) -> list[Claims]:
 )
 def test_receipt_names_the_request(kind: JobKind) -> None:
     async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(kinds=frozenset({kind}))
+        worker = await coordinator.join("worker", kinds=frozenset({kind}))
         job = coordinator.job(kind=kind, terms=JobTerms(price=1))
         Client(coordinator.hub, job)
         await run_pending()

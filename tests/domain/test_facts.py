@@ -5,9 +5,9 @@ from typing import get_args
 from shoal.domain.facts import (
     FACT_NAMES,
     AccountFact,
-    AliasFact,
     JobFact,
     LateResult,
+    ModelFact,
     ReceiptPresented,
     WorkerFact,
 )
@@ -18,7 +18,7 @@ def test_every_fact_has_a_stored_name() -> None:
         *get_args(JobFact),
         *get_args(WorkerFact),
         *get_args(AccountFact),
-        *get_args(AliasFact),
+        *get_args(ModelFact),
         LateResult,
         ReceiptPresented,
     }
@@ -31,6 +31,8 @@ def test_stored_names_never_change() -> None:
         "AliasRemoved",
         "AliasSet",
         "CameLate",
+        "DeploymentRemoved",
+        "DeploymentSet",
         "JobCancelled",
         "JobCompleted",
         "JobExpired",

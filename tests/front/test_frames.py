@@ -20,6 +20,7 @@ ERRORS = [
 ]
 ARGUMENTS = {
     errors.LimitExceeded: ("body", 3, 2),
+    errors.ModelLoading: ("loading", 7, {"model": "m", "bytes": 5, "step": None}),
     errors.PaymentDue: ("pay", {"x-price": "1"}),
     errors.Refused: (4001, "no"),
 }

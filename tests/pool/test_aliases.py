@@ -16,7 +16,10 @@ from shoal.domain.facts import (
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import JobTerms
 from shoal.domain.work import ANY_MODEL, JobKind, Task
-from shoal.pool.aliases import (
+from shoal.pool.explanation import explain_fact
+from shoal.pool.inputs import AliasOrder
+from shoal.pool.job_admission import permanent_rejection
+from shoal.pool.models.aliases import (
     ALIASES_MAX,
     MODELS_MAX,
     NAME_MAX,
@@ -25,9 +28,6 @@ from shoal.pool.aliases import (
     served_aliases,
     with_real_model,
 )
-from shoal.pool.explanation import explain_fact
-from shoal.pool.inputs import AliasOrder
-from shoal.pool.job_admission import permanent_rejection
 from shoal.pool.react import react
 from shoal.pool.state import PoolState
 

@@ -15,6 +15,7 @@ SMALL = {
     "aliases",
     "approvals",
     "browser_sessions",
+    "deployments",
     "join_token_workers",
     "join_tokens",
     "keys",

@@ -15,9 +15,10 @@ from shoal.domain.facts import (
     AccountCredited,
     AccountFact,
     AccountLimited,
-    AliasFact,
     AliasRemoved,
     AliasSet,
+    DeploymentRemoved,
+    DeploymentSet,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -31,6 +32,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     LateResult,
+    ModelFact,
     PassedOver,
     ReceiptPresented,
     WorkerApproved,
@@ -192,6 +194,8 @@ OF_ACCOUNTS: list[Fact] = [
 OF_ALIASES: list[Fact] = [
     AliasSet("gpt-*", ("m", "n"), "al"),
     AliasRemoved("gpt-*", "al"),
+    DeploymentSet("m", 1, "al", 3, ("anna",), True, None, 8192, 2),
+    DeploymentRemoved("m", "al"),
 ]
 
 
@@ -211,7 +215,7 @@ def test_every_fact_is_tested() -> None:
         *get_args(JobFact),
         *get_args(WorkerFact),
         *get_args(AccountFact),
-        *get_args(AliasFact),
+        *get_args(ModelFact),
         LateResult,
         ReceiptPresented,
     }
@@ -322,6 +326,19 @@ async def test_aliases_hold_until_they_are_removed(store: Store) -> None:
     assert await store.aliases() == [changed]
     await store.append([AliasRemoved("gpt", "bo")], 3.0)
     assert await store.aliases() == []
+
+
+async def test_deployments_hold_until_they_are_removed(store: Store) -> None:
+    qwen = DeploymentSet("qwen3", 1, "al", 4, ("anna", "ben"), idle=60.0)
+    llama = DeploymentSet("llama", 2, "al", pinned=True)
+    await store.append([qwen, llama], 1.0)
+    await store.prune(1e12)
+    assert await store.deployments() == [llama, qwen]
+
+    changed = DeploymentSet("qwen3", 0, "bo")
+    await store.append([changed, DeploymentRemoved("llama", "bo")], 2.0)
+
+    assert await store.deployments() == [changed]
 
 
 async def test_approvals_hold_until_they_are_withdrawn(store: Store) -> None:

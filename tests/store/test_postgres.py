@@ -417,6 +417,7 @@ async def contents(store: SqlStore) -> list[object]:
         await store.suspensions(),
         await store.approvals(),
         await store.aliases(),
+        await store.deployments(),
         await store.batches.listed(None, None, 100),
         await store.take_over(),
     ]

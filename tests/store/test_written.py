@@ -9,6 +9,7 @@ import pytest
 from shoal.domain.credentials import BrowserSession, Key, KeyUsage, Scope, digest_of
 from shoal.domain.facts import (
     AliasSet,
+    DeploymentSet,
     JobCancelled,
     JobCompleted,
     JobLeased,
@@ -41,6 +42,7 @@ WITH_APPROVALS = 13  # and approvals of workers
 WITH_OPEN_JOBS = 17  # and the open jobs of a minute
 WITH_ALIASES = 19  # and an alias
 WITH_SIGN_INS = 20  # and a browser that is signed in, and a code
+WITH_DEPLOYMENTS = 21  # and a model that is to be loaded
 
 W = WorkerId("w")
 STATES = {
@@ -312,6 +314,15 @@ async def test_migration_keeps_aliases(version: int, tmp_path: Path) -> None:
 
     kept = [AliasSet("gpt-*", ("m", "n"), "admin")]
     assert await store.aliases() == (kept if version >= WITH_ALIASES else [])
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_migration_keeps_deployments(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    kept = [DeploymentSet("qwen3", 2, "admin", 0, ("anna",), True, 60.0)]
+    assert await store.deployments() == (kept if version >= WITH_DEPLOYMENTS else [])
     await store.close()
 
 

@@ -11,6 +11,7 @@ from shoal.app.https import keep_valid
 from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.node import Node
 from shoal.app.setup import Setup
+from shoal.coordinator.placer import Placer
 from shoal.coordinator.spot_checks import SpotChecks
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import Fenced, StoreBroken, StoreError
@@ -36,6 +37,8 @@ def start_background(
 ) -> Sequence[asyncio.Task[None]]:
     """Start them; the caller cancels them once all jobs have ended."""
     publish = None if setup.shared is None else setup.shared.publish
+    directory = gateway.directory
+    Placer(gateway.hub, setup.clock, lambda peer: directory.profile_of(peer).name)
     return [
         tasks.create_task(each)
         for each in (

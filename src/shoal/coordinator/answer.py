@@ -112,6 +112,7 @@ class Answer:
         self.lease = LeaseNumber(0)
         self.worker_id: WorkerId | None = None
         self.last_output: float | None = None  # of the present lease
+        self.progress: tuple[float | None, str] = (None, "")  # that was reported last
         self.left_at: float | None = None  # when it lost its last reader
         self.end: Outcome | ShoalError | None = None  # None: it has not ended
         self.refused = False  # whether it ended because the job was not accepted
@@ -338,6 +339,7 @@ class Answer:
     def report_progress(self, share: float | None, remark: str, now: float) -> None:
         """Pass on the progress of a call; it counts as output for time limits."""
         self.last_output = now
+        self.progress = (share, remark)
         if self.listener is not None and self.end is None:
             self.listener.on_progress(self.job_id, share, remark)
 

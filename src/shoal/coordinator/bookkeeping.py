@@ -372,7 +372,7 @@ def is_stored(fact: facts.Fact, pool: PoolState) -> bool:
     """Say whether a fact, which is not applied yet, belongs in the store."""
     if isinstance(fact, facts.JobSubmitted):
         return fact.job.terms.kept
-    if isinstance(fact, facts.WorkerFact | facts.AccountFact | facts.AliasFact):
+    if isinstance(fact, facts.WorkerFact | facts.AccountFact | facts.ModelFact):
         return not isinstance(fact, facts.WorkerLoadChanged)
     opened = pool.jobs.get(fact.job_id)
     return opened is None or opened.job.terms.kept

@@ -141,6 +141,8 @@ class Effects:
                 | facts.AccountLimited()
                 | facts.AliasSet()
                 | facts.AliasRemoved()
+                | facts.DeploymentSet()
+                | facts.DeploymentRemoved()
                 | facts.ReceiptPresented()
                 | facts.LateResult()
             ):

@@ -20,6 +20,7 @@ UNLOGGED = (
     "output_hash",
     "worker_receipt",
     "first_output",
+    "loading",
 )  # long, or free text
 UNQUOTED = frozenset(
     {"fact", "job", "limit", "fault", "verdict", "how"}

@@ -30,6 +30,7 @@ from shoal.coordinator.connections import (
 )
 from shoal.coordinator.effects import Deadlines, Effects
 from shoal.coordinator.fact_log import FactLog
+from shoal.coordinator.loads import describe_loads, with_load_state
 from shoal.coordinator.mailbox import Mailbox
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
@@ -47,6 +48,7 @@ from shoal.ledger.keys import Signer
 from shoal.pool import inputs
 from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import (
+    awaits_load,
     has_suitable_worker,
     no_worker_reason,
     waits_for_another,
@@ -252,8 +254,8 @@ class Hub:
         elif job.unattended < math.inf:
             self._clock.call_at(left_at + job.unattended, end)
 
-    def submit(self, job: Job, listener: JobListener) -> None:
-        """Run ``job``; ``listener`` gets its events.
+    def submit(self, job: Job, listener: JobListener | None = None) -> None:
+        """Run ``job``; ``listener``, if any, gets its events.
 
         Its idempotency key, if any, must be fresh: the store is not searched for it.
         ``cancel`` ends it early.
@@ -279,6 +281,10 @@ class Hub:
             return None
         if job.awaits is not None:
             return "its worker, which may still run it, to reconnect"
+        if awaits_load(self.pool, job.model):
+            return describe_loads(
+                self.pool, job.model, self._answers, self._clock.now()
+            )
         if not has_suitable_worker(self.pool, job):
             return no_worker_reason(self.pool, job)
         turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
@@ -657,6 +663,8 @@ class Hub:
 
         Otherwise a client that disconnects just before the end would use up no quota.
         """
+        if isinstance(fact, JobExpired):
+            fact = with_load_state(fact, self.pool, self._answers, self._clock.now())
         answer = self._answers.get(fact.job_id)
         return fact if answer is None else replace(fact, written=answer.size)
 
@@ -685,7 +693,9 @@ class Hub:
         self._bookkeeper.discard(job.id)
 
     def _update_idle(self) -> None:
-        if self.pool.jobs or self._answers.unaccepted:
+        # Orders to load models go on at the next start.
+        orders = len(self.pool.model_orders)
+        if len(self.pool.jobs) > orders or self._answers.unaccepted:
             self._idle.clear()
         else:
             self._idle.set()

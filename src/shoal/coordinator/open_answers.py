@@ -5,14 +5,14 @@ from collections.abc import KeysView, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shoal.coordinator.answer import Answer, JobListener
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.domain import errors
 from shoal.domain.errors import KeyReused, ShoalError, StoreError
-from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
+from shoal.domain.facts import JobCancelled, JobExpired, JobFailed, LoadState
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault
@@ -267,6 +267,8 @@ def error_of(fact: JobFailed | JobCancelled | JobExpired) -> errors.ShoalError:
             return FAULT_ERRORS[fault](error)
         case JobCancelled(reason=reason):
             return errors.Cancelled(reason)
+        case JobExpired(error=error, retry_after=seconds, loading=LoadState() as load):
+            return errors.ModelLoading(error, seconds, asdict(load))
         case JobExpired(error=error, retry_after=seconds) if seconds:
             return errors.NoWorker(error, seconds)
         case JobExpired(limit=limit, error=error):

@@ -48,6 +48,8 @@ async def restore_pool(
         pool.apply(approved, now)
     for alias in await store.aliases():
         pool.apply(alias, now)
+    for deployment in await store.deployments():
+        pool.apply(deployment, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:

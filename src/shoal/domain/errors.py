@@ -1,5 +1,7 @@
 """The exceptions that Shoal raises, by the party at fault."""
 
+from collections.abc import Mapping
+
 
 class ShoalError(Exception):
     """Base class of all exceptions that Shoal raises."""
@@ -132,6 +134,19 @@ class TooManyFailures(Unavailable):
 
 class NoWorker(Unavailable):
     """No worker became available before the job's time limit."""
+
+
+class ModelLoading(NoWorker):
+    """The same, because the model is still being loaded.
+
+    ``loading`` says how far that is, see ``LoadState``.
+    """
+
+    def __init__(
+        self, message: str, retry_after: int, loading: Mapping[str, object]
+    ) -> None:
+        super().__init__(message, retry_after)
+        self.loading = loading
 
 
 class EngineFailed(Unavailable):

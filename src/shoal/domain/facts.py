@@ -265,10 +265,26 @@ class JobCancelled(msgspec.Struct, frozen=True):
     written: int = 0
 
 
+class LoadState(msgspec.Struct, frozen=True):
+    """How far the load of a model is, for a client that does not wait for it.
+
+    ``step`` is in the machine's words.  ``bytes`` counts what is loaded, of ``size``;
+    ``seconds`` estimates the rest.  None: unknown.
+    """
+
+    model: str
+    machine: str
+    step: str
+    bytes: int | None
+    size: int | None
+    seconds: float | None
+
+
 class JobExpired(msgspec.Struct, frozen=True):
     """The job exceeded a limit after ``written`` characters of output.
 
     ``retry_after``: seconds until another try may find a worker; 0: unknown.
+    ``loading``: the job waited for a model that is still being loaded.
     """
 
     job_id: JobId
@@ -276,6 +292,7 @@ class JobExpired(msgspec.Struct, frozen=True):
     error: str
     written: int = 0
     retry_after: int = 0
+    loading: LoadState | None = None
 
 
 class LateResult(msgspec.Struct, frozen=True):
@@ -343,8 +360,37 @@ class AliasRemoved(msgspec.Struct, frozen=True):
     by: str
 
 
+class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator deployed a model, with the key ``by``, or changed its deployment.
+
+    The pool keeps it loaded on ``replicas`` machines.  ``most`` other than 0: on one to
+    so many, as its requests need, and at least ``replicas``.  ``on`` names the machines
+    that may have it; empty: any.  Nothing else evicts a ``pinned`` replica.  ``idle``
+    is after how many seconds without a request a replica above the least number is
+    unloaded; None: never.  ``context`` is in tokens, for each of the ``slots``; 0: as
+    the machine chooses.
+    """
+
+    name: str
+    replicas: int
+    by: str
+    most: int = 0
+    on: tuple[str, ...] = ()
+    pinned: bool = False
+    idle: float | None = None
+    context: int = 0
+    slots: int = 0
+
+
+class DeploymentRemoved(msgspec.Struct, frozen=True):
+    """An operator ended the deployment of a model, which may stay loaded."""
+
+    name: str
+    by: str
+
+
 AccountFact: TypeAlias = AccountCredited | AccountLimited
-AliasFact: TypeAlias = AliasSet | AliasRemoved
+ModelFact: TypeAlias = AliasSet | AliasRemoved | DeploymentSet | DeploymentRemoved
 WorkerFact: TypeAlias = (
     WorkerJoined
     | WorkerDraining
@@ -360,7 +406,7 @@ WorkerFact: TypeAlias = (
     | WorkerDistrusted
 )
 Fact: TypeAlias = (
-    JobFact | WorkerFact | AccountFact | AliasFact | LateResult | ReceiptPresented
+    JobFact | WorkerFact | AccountFact | ModelFact | LateResult | ReceiptPresented
 )
 
 
@@ -393,5 +439,7 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     AccountLimited: "AccountLimited",
     AliasSet: "AliasSet",
     AliasRemoved: "AliasRemoved",
+    DeploymentSet: "DeploymentSet",
+    DeploymentRemoved: "DeploymentRemoved",
 }
 """The name of each fact in the database, the log and the metrics: it never changes."""

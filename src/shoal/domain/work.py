@@ -288,8 +288,8 @@ class ModelOrder(msgspec.Struct, frozen=True):
 
     ``machine`` is the id of the worker that has the library (``Offer.library``): only
     that carries it out.  ``context`` is in tokens, for each of the ``slots``; 0: as the
-    machine chooses.  The answer is empty: the machine then offers the model, or no
-    longer does.
+    machine chooses.  ``room_for`` is the model that an unload makes room for; empty:
+    none.  The answer is empty: the machine then offers the model, or no longer does.
     """
 
     kind: ClassVar[JobKind] = JobKind.MODEL
@@ -302,6 +302,7 @@ class ModelOrder(msgspec.Struct, frozen=True):
     machine: str
     context: int = 0
     slots: int = 0
+    room_for: str = ""
 
 
 Work: TypeAlias = Inference | NamedWork | ModelOrder

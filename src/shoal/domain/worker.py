@@ -193,7 +193,7 @@ class LoadableModel(msgspec.Struct, frozen=True):
         return self.size + reserve + self.cache * context * max(1, slots)
 
 
-class ModelLibrary(msgspec.Struct, frozen=True):
+class ModelLibrary(msgspec.Struct, frozen=True, cache_hash=True):
     """The models that a machine can load, and how much of its memory they may take.
 
     ``memory`` is in bytes, for all models of the library that are loaded at a time; 0:
@@ -212,7 +212,13 @@ class ModelLibrary(msgspec.Struct, frozen=True):
 
     def find(self, name: str) -> LoadableModel | None:
         """Return the model of a name; None if it has none."""
-        return next((each for each in self.models if each.name == name), None)
+        return _by_name(self).get(name)
+
+
+# Machines keep their libraries, and each is asked for many models at a time.
+@lru_cache(4096)
+def _by_name(library: ModelLibrary) -> Mapping[str, LoadableModel]:
+    return {each.name: each for each in reversed(library.models)}
 
 
 class Offer(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import Work
 from shoal.gateway.http.job_quotas import JobQuotas, Pay
-from shoal.pool.aliases import with_real_model
 from shoal.pool.job_admission import without_tools
+from shoal.pool.models.aliases import with_real_model
 
 
 class JobService(Protocol):

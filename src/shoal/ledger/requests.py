@@ -8,7 +8,7 @@ import hashlib
 
 from shoal.domain.ids import JobId
 from shoal.domain.job_kinds import WORK_TYPES
-from shoal.domain.work import JSON, Call, CallStream, JobKind, Work
+from shoal.domain.work import JSON, Call, CallStream, JobKind, ModelAction, Work
 from shoal.ledger.canonical import encode_any
 from shoal.ledger.keys import Signer
 from shoal.ledger.worker_receipts import HASH
@@ -32,7 +32,8 @@ def request_of(work: Work) -> bytes:
             found |= _call_fields(work)
         case _:
             for name in _NAMES[type(work)]:
-                found[name] = getattr(work, name)
+                given = getattr(work, name)
+                found[name] = given.value if isinstance(given, ModelAction) else given
             found["options"] = found.get("options") or None
     return encode_any(
         {name: value for name, value in found.items() if value is not None}

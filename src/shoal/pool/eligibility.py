@@ -146,6 +146,11 @@ def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
     return found is None or any(True for _ in found)
 
 
+def awaits_load(pool: PoolState, model: str) -> bool:
+    """Return whether jobs wait for a model that no worker has, but could load."""
+    return pool.roster.has_to_load(model) and model in pool.queues
+
+
 def waits_for_another(pool: PoolState, job: OpenJob, worker_id: WorkerId) -> bool:
     """Return whether a job at which a worker's engine failed waits for another worker.
 

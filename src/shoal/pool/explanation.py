@@ -124,6 +124,20 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
             yield f"alias {name} set by {by}: {', '.join(models)}"
         case facts.AliasRemoved(name, by):
             yield f"alias {name} removed by {by}"
+        case facts.DeploymentSet(name, by=by):
+            yield f"deployment of {name} set by {by}: {describe_deployment(fact)}"
+        case facts.DeploymentRemoved(name, by):
+            yield f"deployment of {name} removed by {by}"
+
+
+def describe_deployment(deployment: facts.DeploymentSet) -> str:
+    """Describe a deployment in one line."""
+    least, most = deployment.replicas, deployment.most
+    where = f" on {', '.join(deployment.on)}" if deployment.on else ""
+    pinned = ", pinned" if deployment.pinned else ""
+    count = f"{least} to {most}" if most else f"{least}"
+    one = "replica" if (most or least) == 1 else "replicas"
+    return f"{count} {one}{where}{pinned}"
 
 
 def describe_submission(job: Job) -> str:

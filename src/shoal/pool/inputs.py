@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
@@ -194,6 +195,21 @@ class AliasOrder(msgspec.Struct, frozen=True):
     by: str
 
 
+class DeploymentOrder(msgspec.Struct, frozen=True):
+    """An operator sets how a model is deployed; None: no longer."""
+
+    name: str
+    deployment: DeploymentSet | None
+    by: str
+
+
+class ModelUnplaced(msgspec.Struct, frozen=True):
+    """No machine can load a model that jobs wait for, for a reason."""
+
+    model: str
+    reason: str
+
+
 HubInput: TypeAlias = (
     Submission
     | Cancellation
@@ -215,4 +231,6 @@ HubInput: TypeAlias = (
     | AccountTopUp
     | BudgetSet
     | AliasOrder
+    | DeploymentOrder
+    | ModelUnplaced
 )

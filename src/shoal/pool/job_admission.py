@@ -17,12 +17,20 @@ from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS, unknown_options
-from shoal.domain.work import CALL_QUEUE, TASK_QUEUE, Chat, Completion, Feature, Work
-from shoal.pool.aliases import unknown_alias
+from shoal.domain.work import (
+    CALL_QUEUE,
+    TASK_QUEUE,
+    Chat,
+    Completion,
+    Feature,
+    JobKind,
+    Work,
+)
 from shoal.pool.context_limits import length_of
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection, task_rejection
 from shoal.pool.gangs.rules import gang_rejection
+from shoal.pool.models.aliases import unknown_alias
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, has_question, size_of
 from shoal.pool.roster import SPECIAL_QUEUES, remember, suggest_names
 from shoal.pool.state import PoolState
@@ -63,7 +71,9 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         reason = unknown_alias(pool, job.terms.alias) if job.terms.alias else None
         return UnknownModel(reason or unknown_model(pool.roster.models, job.model))
     workers = pool.roster.with_model.get(job.model, {})
-    if not workers or len(workers) > WORKERS_EXAMINED_MAX:
+    if not workers:
+        return _load_rejection(pool, job)
+    if len(workers) > WORKERS_EXAMINED_MAX:
         return None
     peer, needs = job.terms.peer, job.work.needs
     accepted = pool.roster.findings.accepted
@@ -126,6 +136,33 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         ]
         remember(accepted, alike, max(contexts, default=-1))
     return too_long
+
+
+def _load_rejection(pool: PoolState, job: Job) -> ShoalError | None:
+    """Return the error if no machine can load the model for ``job``; None if not."""
+    found = pool.roster.loadable.get(job.model)
+    if not found:
+        return None  # a worker had it a short while ago
+    owners = [pool.workers[each].offer.only_for for each in found]
+    if all(each and job.owner not in each for each in owners):
+        return Forbidden(f"the machines with {job.model} work for other keys only")
+    kinds = frozenset[JobKind]().union(*(each.kinds for each in found.values()))
+    if job.kind not in kinds:
+        does = " and ".join(sorted(kind.value for kind in kinds))
+        return CannotDo(
+            f"{job.model} supports {does} here, but not {job.kind.value}; "
+            + _models_that_do(pool, job, frozenset()),
+            "model",
+        )
+    features = frozenset[Feature]().union(*(each.features for each in found.values()))
+    if missing := sorted(job.work.needs - features, key=lambda each: each.value):
+        field = _field_of(job, missing[0])
+        return CannotDo(
+            f"{field}: {job.model} can be loaded here, but cannot do this "
+            f"({missing[0].value}); {_models_that_do(pool, job, {missing[0]})}",
+            field,
+        )
+    return None
 
 
 def _tokens_min(job: Job) -> int:

@@ -46,6 +46,7 @@ class JobQueue(msgspec.Struct):
 
     shares: FairShares = field(default_factory=FairShares)
     number: int = 0  # orders the queues by age
+    since: float = 0.0  # when its first job began to wait
     _requeued: dict[Need, OrderedDict[JobId, OpenJob]] = field(default_factory=dict)
     _fresh: dict[Priority, "_Level"] = field(default_factory=dict)
     _size: int = 0

@@ -21,13 +21,13 @@ from shoal.domain.work import (
 )
 from shoal.domain.worker import HANDED_OVER
 from shoal.pool import eligibility, inputs
-from shoal.pool.aliases import alias_facts
 from shoal.pool.context_limits import least_known, overcount
 from shoal.pool.departures import approval_facts, suspension_facts
 from shoal.pool.functions import no_call_result
 from shoal.pool.gangs.rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.job_admission import retry_after
 from shoal.pool.lifecycle import JobState
+from shoal.pool.models.aliases import alias_facts
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.trust import trust_rejection
@@ -40,6 +40,7 @@ INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_COUNT_POINTS = 1  # points for a count of tokens that cannot be
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
 STILL_RUNS = "it has come back, and still runs the job"  # why it was leased
+UNPLACED_RETRY = 60  # seconds until a client may try again what cannot be loaded
 GRACE_LOOK = 5.0  # seconds: a worker may have come back since
 LENGTH_REFUSALS_MAX = 16  # workers that are asked to read a long request
 WORKERS_LOST_MAX = 3  # a job fails after losing this many workers
@@ -149,6 +150,14 @@ def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
             return [facts.AccountLimited(account, budget, by)]
         case inputs.AliasOrder(name, models, by):
             return [*alias_facts(pool, name, models, by)]
+        case inputs.DeploymentOrder(name, deployment, by):
+            if deployment is not None:
+                known = pool.deployments.get(name) == deployment
+                return [] if known else [deployment]
+            removed = facts.DeploymentRemoved(name, by)
+            return [removed] if name in pool.deployments else []
+        case inputs.ModelUnplaced(model, reason):
+            return _unplaced(pool, model, reason)
 
 
 REVOKING = (
@@ -424,6 +433,18 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[fact
     return [facts.JobExpired(job.job.id, limit, error)]
 
 
+def _unplaced(pool: PoolState, model: str, reason: str) -> list[facts.Fact]:
+    """End the jobs that wait for a model which no machine can load."""
+    if not eligibility.awaits_load(pool, model) or pool.model_orders.loading(model):
+        return []  # it was loaded, or is, by now
+    error = f"{model} cannot be loaded: {reason}"
+    jobs = [turn.job.job for turn in pool.queues[model].in_order()]
+    return [
+        facts.JobExpired(job.id, TimeLimit.QUEUE, error, 0, UNPLACED_RETRY)
+        for job in jobs
+    ]
+
+
 def next_limit(
     pool: PoolState, job: OpenJob, now: float, last_output: float | None
 ) -> TimeLimit | float:
@@ -439,7 +460,7 @@ def next_limit(
         ):
             due = min(job.grace_until, now + GRACE_LOOK)
         look = max(now, job.queued_at + limits.without_worker, job.grace_until)
-        if look < due:
+        if look < due and not eligibility.awaits_load(pool, job.model):
             if now == look and not eligibility.has_suitable_worker(pool, job):
                 return limit
             # A busy worker may leave: look again after a while.

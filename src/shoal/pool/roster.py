@@ -11,7 +11,13 @@ from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, MODEL_QUEUE, TASK_QUEUE
-from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
+from shoal.domain.worker import (
+    DeviceKind,
+    LoadableModel,
+    Offer,
+    Suspension,
+    WorkerLoad,
+)
 from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 
@@ -84,6 +90,9 @@ class Roster:
     slots: Counter[str] = field(default_factory=Counter)
     """Slots of all workers that take new jobs, by model; those of an engine once."""
 
+    loadable: dict[str, dict[WorkerId, LoadableModel]] = field(default_factory=dict)
+    """The models that machines can load, by the workers with these libraries."""
+
     devices: Counter[DeviceKind | None] = field(default_factory=Counter)
     """The number of workers of each kind of device."""
 
@@ -127,9 +136,17 @@ class Roster:
         """The models that workers offer."""
         return self.with_model.keys() - SPECIAL_QUEUES
 
+    def __contains__(self, model: str) -> bool:
+        """Return whether a worker has a model, or a machine can load it."""
+        return model in self.with_model or model in self.loadable
+
+    def has_to_load(self, model: str) -> bool:
+        """Return whether no worker has a model, but a machine can load it."""
+        return model not in self.with_model and model in self.loadable
+
     def knows_model(self, model: str, now: float) -> bool:
-        """Return whether a worker has the model, or had it a short while ago."""
-        if model in self.with_model:
+        """Return whether a worker has a model, had it lately, or may load it."""
+        if model in self:
             return True
         last = self.models_last_seen.get(model)
         return last is not None and now - last < MODEL_MEMORY
@@ -165,6 +182,9 @@ class Roster:
             worker.engine.workers[worker.id] = worker
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
+        if worker.offer.library is not None:
+            for each in worker.offer.library.models:
+                self.loadable.setdefault(each.name, {})[worker.id] = each
         self._count_slots(worker, before=False)
         self.index(worker)
 
@@ -281,6 +301,11 @@ class Roster:
                 self.models_last_seen.pop(model, None)
                 self.models_last_seen[model] = now
                 removed.append(model)
+        if worker.offer.library is not None:
+            for each in worker.offer.library.models:
+                self.loadable[each.name].pop(worker.id, None)
+                if not self.loadable[each.name]:
+                    del self.loadable[each.name]
         for task in worker.offer.tasks:
             self.functions_last_seen.pop(task, None)
             self.functions_last_seen[task] = now

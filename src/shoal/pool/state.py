@@ -17,6 +17,7 @@ from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.gangs.open_gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
+from shoal.pool.models.orders import ModelOrders
 from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
@@ -98,6 +99,10 @@ class PoolState:
     aliases: dict[str, facts.AliasSet] = field(default_factory=dict)
     """By name: see ``aliases``."""
 
+    deployments: dict[str, facts.DeploymentSet] = field(default_factory=dict)
+    """By model."""
+
+    model_orders: ModelOrders = field(default_factory=ModelOrders)
     leaving: dict[WorkerId, str] = field(default_factory=dict)
     """The removed workers to disconnect, with the reasons."""
 
@@ -242,7 +247,9 @@ class PoolState:
                 # What it goes on with is leased to it next.
                 for job_id in self.awaiting.pop(worker_id, ()):
                     self._give_up_return(job_id, worker_id)
-                worker = Worker(worker_id, offer, cancels, shared, keeps_jobs)
+                worker = Worker(
+                    worker_id, offer, cancels, shared, keeps_jobs, since=now, used=now
+                )
                 worker.suspension = self._suspension_of(worker)
                 self.workers[worker_id] = worker
                 worker.points = sum(
@@ -275,6 +282,10 @@ class PoolState:
                 self.aliases[name] = fact
             case facts.AliasRemoved(name):
                 del self.aliases[name]
+            case facts.DeploymentSet(name):
+                self.deployments[name] = fact
+            case facts.DeploymentRemoved(name):
+                del self.deployments[name]
             case facts.WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
             case facts.WorkerDraining(worker_id, reason):
@@ -411,12 +422,15 @@ class PoolState:
         _subtract(self.sizes_by_owner, job.job.owner, job.size)
         if job.gang is not None:
             self.gangs.end(job.gang, job.rank, job.state)
+        if job.kind is JobKind.MODEL:
+            self.model_orders.end(job.job, fact, now)
         if job.worker_id is None:
             self._unqueue(job)
             return
         if isinstance(fact, facts.JobCompleted):
             assert job.hedge is None, f"{fact.job_id} has two workers"
             worker = self.workers[job.worker_id]
+            worker.used = now
             self.speeds.measure(job, worker, fact.outcome, now)
             self._record_success(job)
         if (
@@ -458,6 +472,8 @@ class PoolState:
                 job, gang, opened.requirement, begun=lease > NO_LEASE
             )
         self.jobs[job.id] = opened
+        if job.kind is JobKind.MODEL:
+            self.model_orders.open(job)
         self.size += opened.size
         self.sizes_by_owner[job.owner] += opened.size
         self._queue(opened)
@@ -466,7 +482,8 @@ class PoolState:
         queue = self.queues.get(job.model)
         if queue is None:
             self.queues_made += 1
-            queue = self.queues[job.model] = JobQueue(self.shares, self.queues_made)
+            queue = JobQueue(self.shares, self.queues_made, since=job.queued_at)
+            self.queues[job.model] = queue
             self.roster.want(job.model)
         queue.add(job)
         self.queued += 1
@@ -583,6 +600,7 @@ class PoolState:
         assert free, f"{worker_id} has no free slot for it"
         assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
         worker.leases[job.job.id] = lease
+        worker.used = job.since
         if job.kind is JobKind.CALL_STREAM:
             worker.streams.add(job.job.id)
         if job.gang is not None:

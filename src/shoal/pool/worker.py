@@ -71,6 +71,8 @@ class Worker:
     cancels: bool
     shared: bool = False  # whether other workers may share its connection
     keeps_jobs: bool = False  # as in ``WorkerJoined``
+    since: float = 0.0  # when it joined
+    used: float = 0.0  # when its last lease began, or was completed
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes no new jobs
     suspension: Suspension | None = None  # by an operator

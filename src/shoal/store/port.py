@@ -15,6 +15,7 @@ from shoal.domain.credentials import BrowserSession, JoinToken, Key, KeyUsage
 from shoal.domain.errors import StoreBroken
 from shoal.domain.facts import (
     AliasSet,
+    DeploymentSet,
     Fact,
     WorkerApproved,
     WorkerSuspended,
@@ -438,6 +439,9 @@ class Store(Protocol):
 
     async def aliases(self) -> list[AliasSet]:
         """Return the aliases, by name."""
+
+    async def deployments(self) -> list[DeploymentSet]:
+        """Return the deployments of models, by name."""
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         """Return the ``WorkerMarked`` facts since a Unix time, the oldest first."""

@@ -22,6 +22,14 @@ from shoal.gateway.http.errors import (
 
 pytestmark = pytest.mark.shared_pool
 
+LOADING = {
+    "model": "m",
+    "machine": "shoal:anna",
+    "step": "reading weights",
+    "bytes": 5,
+    "size": 10,
+    "seconds": None,
+}
 EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.InvalidRequest("x", "top_p"), 400, "invalid_request"),
     (errors.CannotDo("x", "tools"), 400, "unsupported_value"),
@@ -58,6 +66,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.OutputStalled("x"), 504, "output_stalled"),
     (errors.NotReady("x"), 503, "not_ready"),
     (errors.TookTooLong("x"), 504, "total_timed_out"),
+    (errors.ModelLoading("x", 7, LOADING), 503, "model_loading"),
     (errors.ConfigError("x"), 500, "internal_error"),
     (errors.LimitExceeded("x", 2, 1), 500, "internal_error"),
 ]
@@ -72,7 +81,8 @@ async def test_errors_have_a_status_and_a_code(
     assert answer.status == status
     assert answer.content_type == "application/json"
     told = json.loads(error_body(error))["error"]
-    assert told.keys() == {"message", "type", "param", "code"}
+    loading = {"loading"} if isinstance(error, errors.ModelLoading) else set()
+    assert told.keys() == {"message", "type", "param", "code"} | loading
     assert told["message"] == str(error)
     assert told["code"] == code
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.training.launch.script import (
     Coordinator,
-    Placement,
+    NodePlace,
     free_port,
     reachable_host,
     run_variables,
@@ -20,7 +20,7 @@ COORDINATOR = Coordinator("http://192.0.2.1:4010", "")
 
 
 def test_ranks_are_counted_as_torchrun_does() -> None:
-    place = Placement(2, 3, 4)
+    place = NodePlace(2, 3, 4)
 
     variables = torchrun_variables(place, 1, ("192.0.2.7", 29500), "r", 1)
 

@@ -14,7 +14,7 @@ PENDING = "pending"  # the state of a machine that an operator has to approve
 
 
 @dataclass(slots=True)
-class Machine:
+class MachineRow:
     """A machine of the pool; ``names`` are WIRE:NAME for each peer that it is.
 
     ``orders`` are the names, also of single workers, that operators have paused,
@@ -93,7 +93,7 @@ class Machine:
         }
 
 
-def machines(status: Entry) -> list[Machine]:
+def machines(status: Entry) -> list[MachineRow]:
     """Return the machines of a coordinator's status, in the order of their names."""
     grouping = _Grouping()
     for worker in status["workers"]:
@@ -116,10 +116,10 @@ class _Grouping:
     """
 
     def __init__(self) -> None:
-        self._by_peer: dict[str, Machine] = {}
-        self._by_key: dict[str, Machine] = {}
+        self._by_peer: dict[str, MachineRow] = {}
+        self._by_key: dict[str, MachineRow] = {}
 
-    def machines(self) -> list[Machine]:
+    def machines(self) -> list[MachineRow]:
         """Return the machines found."""
         found = {id(each): each for each in self._by_peer.values()}.values()
         return sorted(found, key=lambda each: (each.ids, each.names))
@@ -169,8 +169,8 @@ class _Grouping:
             machine.since = node["since"]
             _add_state(machine, node["state"])
 
-    def _machine(self, peer: str, key: str) -> Machine:
-        machine = self._by_peer.get(peer) or self._by_key.get(key) or Machine()
+    def _machine(self, peer: str, key: str) -> MachineRow:
+        machine = self._by_peer.get(peer) or self._by_key.get(key) or MachineRow()
         self._by_peer[peer] = self._by_key[key] = machine
         if peer not in machine.names:
             machine.names.append(peer)
@@ -186,7 +186,7 @@ def _state(worker: Entry) -> str:
     return "unfit" if worker["unfit"] else "active"
 
 
-def _add_state(machine: Machine, state: str) -> None:
+def _add_state(machine: MachineRow, state: str) -> None:
     if state not in machine.states:
         machine.states.append(state)
 

@@ -13,7 +13,7 @@ import click
 
 from shoal.cli import terminal
 from shoal.cli.options import pass_api_with_json
-from shoal.cli.pool.machines import NOT_ADMITTED, PENDING, Machine, machines
+from shoal.cli.pool.machines import NOT_ADMITTED, PENDING, MachineRow, machines
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
 
@@ -142,7 +142,7 @@ def status_lines(
         yield from terminal.table(NODES, status["nodes"])
 
 
-def _urgency(machine: Machine) -> int:
+def _urgency(machine: MachineRow) -> int:
     """Return how soon an operator has to look at a machine; the lowest is first.
 
     First those that wait for an operator, then those that others turn away or that are
@@ -162,7 +162,7 @@ def _head(status: Mapping[str, Any], url: str, now: float) -> str:
     return f"Shoal {status['version']} at {url}, up {age}"
 
 
-def _counts(status: Mapping[str, Any], found: Sequence[Machine]) -> str:
+def _counts(status: Mapping[str, Any], found: Sequence[MachineRow]) -> str:
     jobs = status["jobs"]
     admitted = [each for each in found if each.states != [NOT_ADMITTED]]
     return ", ".join(
@@ -197,7 +197,7 @@ def _columns(now: float) -> terminal.Columns:
     }
 
 
-def _beneath(machine: Machine) -> Iterator[str]:
+def _beneath(machine: MachineRow) -> Iterator[str]:
     """Yield the machine's hardware, connections and models, and what is wrong."""
     connections = [
         " ".join(part for part in (wire, _protection(machine, wire)) if part)
@@ -235,7 +235,7 @@ def _continued(workers: Sequence[Mapping[str, Any]]) -> str:
     return f"continues answers of {', '.join(names)}"
 
 
-def _orders(machine: Machine, status: Mapping[str, Any]) -> Iterator[str]:
+def _orders(machine: MachineRow, status: Mapping[str, Any]) -> Iterator[str]:
     """Yield what operators ordered about a machine that is away."""
     for order in status["orders"]:
         if order["name"] in machine.orders and not order["workers"]:
@@ -262,7 +262,7 @@ def _indented(text: str, *, whole: bool = False) -> Iterator[str]:
     )
 
 
-def _protection(machine: Machine, wire: str) -> str:
+def _protection(machine: MachineRow, wire: str) -> str:
     found = {
         each["protection"]
         for each in (*machine.workers, *machine.peers)
@@ -338,7 +338,7 @@ def _slowdown(worker: Mapping[str, Any], others: int) -> str:
     return ", ".join(parts)
 
 
-def _highest(machine: Machine, field: str, form: str) -> str:
+def _highest(machine: MachineRow, field: str, form: str) -> str:
     """Return the highest value of a machine's workers; empty if none has one."""
     measured = [each[field] for each in machine.workers if each[field] is not None]
     return form.format(max(measured)) if measured else ""

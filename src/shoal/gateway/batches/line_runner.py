@@ -37,8 +37,8 @@ from shoal.gateway.chat.job_answers import check_work, shown_outcome
 from shoal.gateway.context import Gateway, JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.job_options import fitting_work
-from shoal.pool.aliases import alias_of, real_model
 from shoal.pool.job_admission import unknown_model
+from shoal.pool.models.aliases import alias_of, real_model
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.store.batches import BatchStatus, LineResult, StoredBatch, line_key
 
@@ -93,7 +93,9 @@ class PoolLineJobs:
 
     def room(self, owner: str, model: str) -> int:
         pool = self.gateway.hub.pool
-        slots = pool.roster.slots[real_model(pool, model, owner, None)]
+        real = real_model(pool, model, owner, None)
+        # One line has a model loaded that none has.
+        slots = pool.roster.slots[real] or int(pool.roster.has_to_load(real))
         waiting = min(QUEUED_MAX - pool.queued, self.gateway.hub.queue_room(owner))
         if slots <= 0 or waiting <= 0:
             return 0

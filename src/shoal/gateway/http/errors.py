@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 import msgspec
@@ -10,6 +10,7 @@ from aiohttp import web
 
 from shoal.client.reconnection import STOPPING
 from shoal.domain import errors
+from shoal.domain.facts import LoadState
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     ClientGone,
@@ -71,6 +72,7 @@ ERROR_STATUSES: Mapping[type[errors.ShoalError], ErrorStatus] = {
     errors.JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
     errors.WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
     errors.NoWorker: ErrorStatus(503, SERVER, "no_worker"),
+    errors.ModelLoading: ErrorStatus(503, SERVER, "model_loading"),
     errors.NotReady: ErrorStatus(503, SERVER, "not_ready"),
     errors.PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
     errors.ShuttingDown: ErrorStatus(503, SERVER, "shutting_down", {STOPPING: "1"}),
@@ -89,7 +91,7 @@ class ErrorReport:
     """What a response says about an error; ``type`` and ``code`` are OpenAI's.
 
     ``param`` names the field of the request that is at fault, if one is; empty
-    ``request_id``: it is in the headers alone.
+    ``request_id``: it is in the headers alone.  ``loading`` is as in ``ModelLoading``.
     """
 
     message: str
@@ -98,13 +100,17 @@ class ErrorReport:
     code: str
     status: int
     request_id: str = ""
+    loading: LoadState | None = None
 
 
-class ErrorDetail(msgspec.Struct, frozen=True):
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error; ``loading`` says how far the load of the model is that it lacks."""
+
     message: str
     type: str
     param: str | None
     code: str
+    loading: LoadState | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -130,7 +136,9 @@ class ErrorForm:
 
 def _openai_body(report: ErrorReport) -> ErrorBody:
     return ErrorBody(
-        ErrorDetail(report.message, report.type, report.param, report.code)
+        ErrorDetail(
+            report.message, report.type, report.param, report.code, report.loading
+        )
     )
 
 
@@ -149,7 +157,10 @@ def error_report(error: errors.ShoalError, request_id: str = "") -> ErrorReport:
     """Return what to say about an error."""
     row = error_status(error)
     param = error.field if isinstance(error, errors.InvalidRequest) else None
-    return _report(str(error), row.type, param, row.code, row.status, request_id)
+    report = _report(str(error), row.type, param, row.code, row.status, request_id)
+    if isinstance(error, errors.ModelLoading):
+        return replace(report, loading=msgspec.convert(error.loading, LoadState))
+    return report
 
 
 def error_body(error: errors.ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:

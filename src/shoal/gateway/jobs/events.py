@@ -209,6 +209,8 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | facts.AccountLimited()
             | facts.AliasSet()
             | facts.AliasRemoved()
+            | facts.DeploymentSet()
+            | facts.DeploymentRemoved()
         ):
             return b""
     return b"id: %d\n" % number + responses.encode_event(name, event)

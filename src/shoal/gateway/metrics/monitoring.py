@@ -91,7 +91,8 @@ async def health(gateway: HealthGateway) -> web.Response:
     Raises NotReady if none can.
     """
     reason = gateway.hub.unavailable_reason
-    if reason is None and not gateway.hub.pool.roster.models:
+    roster = gateway.hub.pool.roster
+    if reason is None and not (roster.models or roster.loadable):
         reason = "no worker offers a model yet"
     if reason is not None:
         raise NotReady(reason)

@@ -9,8 +9,8 @@ from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.models.listing import seen_by
-from shoal.pool.aliases import alias_rejection, served_model
 from shoal.pool.inputs import AliasOrder
+from shoal.pool.models.aliases import alias_rejection, served_model
 from shoal.pool.roster import suggest_names
 
 api = Operations()

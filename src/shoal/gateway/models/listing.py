@@ -20,8 +20,8 @@ from shoal.domain.work import Feature, JobKind
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
-from shoal.pool.aliases import real_model, served_aliases, unknown_alias
 from shoal.pool.job_admission import unknown_model
+from shoal.pool.models.aliases import real_model, served_aliases, unknown_alias
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
@@ -38,7 +38,8 @@ class ModelSummary:
     A job goes to a worker that can do all of it, so the most counts.  ``context`` is as
     in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
     jobs that they run at a time.  ``alias_of`` is the model that the name stands for
-    now; empty: it is a model.
+    now; empty: it is a model.  ``loaded``: a worker has it; else it is loaded for the
+    first request.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelSummary:
     workers: int
     slots: int
     alias_of: str = ""
+    loaded: bool = True
 
 
 def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
@@ -66,6 +68,20 @@ def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
     )
 
 
+def summarize_loadable(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
+    """Merge what machines can load for the jobs of ``owner`` (None: all)."""
+    found = [
+        known
+        for worker_id, known in pool.roster.loadable[name].items()
+        if _works_for(pool.workers[worker_id], owner)
+    ]
+    kinds = frozenset[JobKind]().union(*(each.kinds for each in found))
+    features = frozenset[Feature]().union(*(each.features for each in found))
+    context = max((each.context for each in found), default=0)
+    shown = features - HIDDEN
+    return ModelSummary(name, kinds, shown, context, 0, 0, loaded=False)
+
+
 def seen_by(caller: ApiCaller) -> str | None:
     """Return the owner whose models a caller sees; None: it sees all."""
     return None if caller.has_scope(Scope.MONITOR) else caller.name
@@ -82,11 +98,18 @@ def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
         for name in pool.roster.models
         if (workers := usable_workers(pool, name, owner))
     ]
+    cold = pool.roster.loadable.keys() - pool.roster.with_model.keys()
+    found += [
+        summary
+        for name in cold
+        if (summary := summarize_loadable(pool, name, owner)).kinds
+    ]
     done = pool.speeds.jobs_done
     return sorted(
         found,
         key=lambda each: (
             not each.kinds & TEXT_KINDS,
+            not each.loaded,
             not each.workers,
             -done[each.name],
             each.name,
@@ -114,6 +137,11 @@ def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary
     Raises UnknownModel or Forbidden.
     """
     model = real_model(pool, name, owner, None)
+    if pool.roster.has_to_load(model):
+        summary = summarize_loadable(pool, model, owner)
+        if not summary.kinds:
+            raise Forbidden(f"the machines with {model} work for other keys only")
+        return summary if model == name else replace(summary, name=name, alias_of=model)
     if model not in pool.roster.models:
         reason = unknown_alias(pool, name)
         raise UnknownModel(reason or unknown_model(pool.roster.models, name))
@@ -129,8 +157,13 @@ def usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worke
     return [
         worker
         for worker in pool.roster.with_model[model].values()
-        if owner is None or not worker.offer.only_for or owner in worker.offer.only_for
+        if _works_for(worker, owner)
     ]
+
+
+def _works_for(worker: Worker, owner: str | None) -> bool:
+    only_for = worker.offer.only_for
+    return owner is None or not only_for or owner in only_for
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -146,6 +179,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     display_name: str
     created_at: str  # RFC 3339
     alias_of: str | None  # the model that requests for an alias get now
+    state: Literal["loaded", "loadable"]  # the first request loads what is loadable
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "shoal"
@@ -189,6 +223,7 @@ def _model_object(gateway: ModelsGateway, model: ModelSummary) -> ModelObject:
         model.name,
         _rfc3339(gateway.created_at),
         model.alias_of or None,
+        "loaded" if model.loaded else "loadable",
     )
 
 

@@ -38,7 +38,7 @@ OF_WORKERS = frozenset(
     {
         *get_args(facts.WorkerFact),
         *get_args(facts.AccountFact),
-        *get_args(facts.AliasFact),
+        *get_args(facts.ModelFact),
     }
 )
 
@@ -117,6 +117,8 @@ class LeaseHolders:
                 | facts.AccountLimited()
                 | facts.AliasSet()
                 | facts.AliasRemoved()
+                | facts.DeploymentSet()
+                | facts.DeploymentRemoved()
             ):
                 return FactSubject(None, None, None)
 

@@ -387,6 +387,13 @@ MIGRATIONS = (
     );
     ALTER TABLE content_parts ALTER COLUMN data SET STORAGE EXTERNAL;
     """,
+    # ``body`` is a ``DeploymentSet`` in JSON.  A deployment outlives its fact.
+    f"""
+    CREATE TABLE deployments (
+        name {TEXT} PRIMARY KEY,
+        body {TEXT} NOT NULL
+    );
+    """,
 )
 
 

@@ -178,6 +178,16 @@ class _FactBatch:
                 self.sql.execute("DELETE FROM aliases WHERE name = ?", (name,))
                 self._facts.append(fact_row(recorded, None))
                 return
+            case facts.DeploymentSet(name):
+                query = """INSERT INTO deployments VALUES (?, ?)
+                           ON CONFLICT (name) DO UPDATE SET body = excluded.body"""
+                self.sql.execute(query, (name, msgspec.json.encode(fact).decode()))
+                self._facts.append(fact_row(recorded, None))
+                return
+            case facts.DeploymentRemoved(name):
+                self.sql.execute("DELETE FROM deployments WHERE name = ?", (name,))
+                self._facts.append(fact_row(recorded, None))
+                return
             case facts.AccountLimited():
                 write_limit(self.sql, fact)
                 self._facts.append(fact_row(recorded, None))

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from shoal.domain.errors import Fenced, NotFound, StoreBroken, WentBack
 from shoal.domain.facts import (
     AliasSet,
+    DeploymentSet,
     Fact,
     JobSubmitted,
     WorkerApproved,
@@ -227,6 +228,15 @@ class SqlStore:
             lambda sql: [
                 AliasSet(name, msgspec.json.decode(models, type=tuple[str, ...]), by)
                 for name, models, by in sql.execute(query)
+            ]
+        )
+
+    async def deployments(self) -> list[DeploymentSet]:
+        query = "SELECT body FROM deployments ORDER BY name"
+        return await self.database.read(
+            lambda sql: [
+                msgspec.json.decode(body, type=DeploymentSet)
+                for (body,) in sql.execute(query)
             ]
         )
 

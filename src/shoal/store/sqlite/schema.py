@@ -392,6 +392,13 @@ MIGRATIONS = (
         expires_at REAL NOT NULL
     ) STRICT;
     """,
+    # ``body`` is a ``DeploymentSet`` in JSON.  A deployment outlives its fact.
+    """
+    CREATE TABLE deployments (
+        name TEXT PRIMARY KEY,
+        body TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 

@@ -134,7 +134,7 @@ def _start(
     if plan["node"] not in current.nodes:
         raise LeftOut(current.reason or TOO_LATE)
     node = current.nodes.index(plan["node"])
-    place = script.Placement(node, len(current.nodes), plan["processes"])
+    place = script.NodePlace(node, len(current.nodes), plan["processes"])
     return _Start(plan, coordinator, folder, reports, current, place)
 
 
@@ -147,7 +147,7 @@ class _Start:
     folder: Path
     reports: MemberReports
     round: Round
-    place: script.Placement
+    place: script.NodePlace
 
     def run(self) -> bool:
         """Return whether the script is done; if not, there is another round.

@@ -102,7 +102,7 @@ def free_port(run_id: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NodePlace:
     """A place in a round: ``node`` of ``nodes``, with a number of processes each."""
 
     node: int
@@ -120,7 +120,7 @@ class Placement:
 
 
 def torchrun_variables(
-    place: Placement, local: int, master: tuple[str, int], run_id: str, starts: int
+    place: NodePlace, local: int, master: tuple[str, int], run_id: str, starts: int
 ) -> Mapping[str, str]:
     """Return what torchrun sets for the process ``local`` of a member.
 

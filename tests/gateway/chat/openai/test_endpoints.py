@@ -63,6 +63,7 @@ async def test_model_tells_what_its_workers_can_do(
         "type": "model",
         "display_name": "m1",
         "created_at": "1970-01-01T00:00:00Z",
+        "state": "loaded",
     }
 
 

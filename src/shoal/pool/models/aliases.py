@@ -38,7 +38,7 @@ def alias_rejection(pool: PoolState, name: str, models: Sequence[str]) -> str | 
             return f"{name}: it cannot stand for itself; name other models"
         if models.count(model) > 1:
             return f"{model}: named more than once"
-        if model in pool.aliases and model not in pool.roster.with_model:
+        if model in pool.aliases and model not in pool.roster:
             return f"{model} is an alias itself: name the models that it stands for"
     if name not in pool.aliases and len(pool.aliases) >= ALIASES_MAX:
         return f"there are {ALIASES_MAX} aliases already: remove some first"
@@ -58,9 +58,10 @@ def real_model(pool: PoolState, name: str, owner: str | None, work: Work | None)
 
     That is the name itself unless it is only an alias.  Of an alias's models it is the
     first that a worker serves now that does such work for ``owner`` (None: anybody),
-    else one that is connected, else the one that was there last, else the first.
+    else one that a machine can load, else one that is connected, else the one that was
+    there last, else the first.
     """
-    if name in pool.roster.with_model or not (alias := alias_of(pool, name)):
+    if name in pool.roster or not (alias := alias_of(pool, name)):
         return name
     ranked = [(_rank(pool, model, owner, work), model) for model in alias.models]
     return min(ranked, key=lambda each: each[0])[1]  # the first of equals
@@ -85,11 +86,12 @@ def served_aliases(pool: PoolState, owner: str | None) -> Iterator[tuple[str, st
 
 
 def served_model(pool: PoolState, alias: AliasSet, owner: str | None) -> str | None:
-    """Return the model that an alias gets if a worker serves it now; else None."""
-    if alias.name in pool.roster.with_model:
+    """Return the model that an alias gets if it is served, or can be loaded."""
+    if alias.name in pool.roster:
         return None
-    served = (m for m in alias.models if _rank(pool, m, owner, None)[0] == SERVED)
-    return next(served, None)
+    ranked = [(_rank(pool, model, owner, None)[0], model) for model in alias.models]
+    rank, model = min(ranked, key=lambda each: each[0])  # the first of equals
+    return model if rank <= LOADABLE else None
 
 
 def with_real_model(pool: PoolState, work: Work, owner: str) -> Work:
@@ -110,7 +112,7 @@ def unknown_alias(pool: PoolState, name: str) -> str | None:
     )
 
 
-SERVED, PAUSED, UNABLE, ABSENT = range(4)
+SERVED, LOADABLE, PAUSED, UNABLE, ABSENT = range(5)
 
 
 def _rank(
@@ -118,6 +120,8 @@ def _rank(
 ) -> tuple[int, float]:
     """Return how well a model serves: the less, the better."""
     workers = pool.roster.with_model.get(model)
+    if not workers and _can_load(pool, model, owner, work):
+        return LOADABLE, 0.0
     if not workers:
         return ABSENT, -pool.roster.models_last_seen.get(model, float("-inf"))
     best = UNABLE
@@ -127,6 +131,18 @@ def _rank(
                 return SERVED, 0.0
             best = PAUSED
     return best, 0.0
+
+
+def _can_load(
+    pool: PoolState, model: str, owner: str | None, work: Work | None
+) -> bool:
+    for worker_id, known in pool.roster.loadable.get(model, {}).items():
+        only_for = pool.workers[worker_id].offer.only_for
+        if owner is not None and only_for and owner not in only_for:
+            continue
+        if work is None or (work.kind in known.kinds and work.needs <= known.features):
+            return True
+    return False
 
 
 def _can_do(worker: Worker, owner: str | None, work: Work | None) -> bool:

@@ -1,0 +1,128 @@
+"""Orders machines to load and unload models, as the pool's placement decides."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from shoal.coordinator.hub import Hub
+from shoal.domain import facts
+from shoal.domain.errors import ShoalError
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job, JobTerms, TimeLimits
+from shoal.pool.inputs import ModelUnplaced
+from shoal.pool.models.demand import demands, machines
+from shoal.pool.models.placement import Placement, place
+from shoal.transports.clock import Clock, Timer
+
+SOON = 0.05  # seconds from a change to a placement: it is for all that changed by then
+INTERVAL = 2.0  # seconds between placements while jobs wait: demand changes
+UNPLACED_AFTER = 30.0  # seconds for room to appear, before jobs for a model are ended
+DAY = 86_400.0  # seconds
+LIMITS = TimeLimits(DAY, 120.0, 120.0, DAY, without_worker=10.0)
+"""Of an order: progress of a load counts as output."""
+
+TERMS = JobTerms(detached=True)
+
+RELEVANT = (
+    facts.WorkerJoined,
+    facts.WorkerLeft,
+    facts.WorkerDraining,
+    facts.WorkerSuspended,
+    facts.WorkerResumed,
+    facts.DeploymentSet,
+    facts.DeploymentRemoved,
+    facts.JobFailed,
+    facts.JobExpired,
+    facts.JobCancelled,
+)
+"""Facts after which something else may have to be loaded; the last are of orders."""
+
+log = logging.getLogger("shoal.coordinator")
+
+
+class Placer:
+    """Decides after each change, and from time to time, what is loaded where.
+
+    Args:
+        name_of: returns what a machine calls itself, by its peer's name.
+    """
+
+    def __init__(
+        self, hub: Hub, clock: Clock, name_of: Callable[[str], str] = lambda peer: peer
+    ) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._name_of = name_of
+        self._timer: Timer | None = None
+        self._due = 0.0
+        self._submitted: set[JobId] = set()
+        hub.subscribe(self._on_facts)
+
+    def placement(self) -> Placement:
+        """Return what would be ordered now, and why models are placed nowhere."""
+        pool, now = self._hub.pool, self._clock.now()
+        found = machines(pool, now, self._name_of)
+        return place(found, demands(pool, now), pool.deployments, now)
+
+    def stop(self) -> None:
+        """Order nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_facts(self, batch: Sequence[facts.Fact]) -> None:
+        roster = self._hub.pool.roster
+        if not roster.loadable:
+            return  # as in most pools
+        if any(each not in roster.with_model for each in roster.wanted) or any(
+            isinstance(each, RELEVANT) for each in batch
+        ):
+            self._place_at(self._clock.now() + SOON)
+        elif self._timer is None:
+            self._place_at(self._clock.now() + INTERVAL)
+
+    def _place_at(self, at: float) -> None:
+        if self._timer is not None:
+            if self._due <= at:
+                return
+            self._timer.cancel()
+        self._due = at
+        self._timer = self._clock.call_at(at, self._place)
+
+    def _place(self) -> None:
+        self._timer = None
+        pool, answers = self._hub.pool, self._hub.answers
+        if not pool.roster.loadable:
+            return
+        self._submitted = {
+            each
+            for each in self._submitted
+            if each in answers and each not in pool.jobs
+        }
+        if self._submitted:  # the pool does not know them yet
+            self._place_at(self._clock.now() + SOON)
+            return
+        placement = self.placement()
+        for each in placement.orders:
+            log.info(
+                "%s model=%s machine=%s: %s",
+                *(each.action.value, each.model, each.machine, each.reason),
+            )
+            job = Job(self._hub.new_id(), each.work, LIMITS, terms=TERMS)
+            try:
+                self._hub.submit(job)
+            except ShoalError as error:  # the store fails, or the coordinator stops
+                log.warning("not ordered model=%s: %s", each.model, error)
+            else:
+                self._submitted.add(job.id)
+        for model, reason in placement.unplaced.items():
+            self._end_waiting(model, reason, at_once=True)
+        for model, reason in placement.pending.items():
+            self._end_waiting(model, reason, at_once=False)
+        again = self._clock.now() + INTERVAL
+        self._place_at(again if self._hub.pool.queues else max(again, placement.again))
+
+    def _end_waiting(self, model: str, reason: str, *, at_once: bool) -> None:
+        """End the jobs that wait for a model in vain."""
+        pool, now = self._hub.pool, self._clock.now()
+        queue = pool.queues.get(model)
+        if queue is not None and (at_once or now - queue.since >= UNPLACED_AFTER):
+            self._hub.post(ModelUnplaced(model, reason))

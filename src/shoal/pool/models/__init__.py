@@ -1,0 +1,1 @@
+"""Which models the pool has: their aliases, and where they are loaded."""

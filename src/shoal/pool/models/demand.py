@@ -1,0 +1,84 @@
+"""What the pool's machines have loaded, and which models are wanted: for ``place``."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from shoal.domain.ids import peer_of
+from shoal.pool.models.machine import LoadedModel, Machine
+from shoal.pool.models.placement import Demand
+from shoal.pool.roster import SPECIAL_QUEUES
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+
+def machines(
+    pool: PoolState, now: float, name_of: Callable[[str], str]
+) -> list[Machine]:
+    """Return the machines that load models.
+
+    ``name_of`` returns what a machine calls itself, by its peer's name.
+    """
+    libraries = [
+        worker for worker in pool.workers.values() if worker.offer.library is not None
+    ]
+    serving: defaultdict[str, list[Worker]] = defaultdict(list)
+    for worker in pool.workers.values() if libraries else ():
+        if worker.offer.models:
+            serving[peer_of(worker.id)].append(worker)
+    found = []
+    for worker in libraries:
+        library = worker.offer.library
+        assert library is not None, "only those"
+        peer = peer_of(worker.id)
+        loaded = {}
+        for each in serving[peer]:
+            for model in each.offer.models:
+                known = library.find(model)
+                context, slots = each.offer.context, each.offer.slots
+                loaded[model] = LoadedModel(
+                    0 if known is None else known.memory(context, slots),
+                    each.since,
+                    now if each.leases else each.used,
+                    bool(each.leases),
+                    context,
+                    slots,
+                )
+        found.append(
+            Machine(
+                worker.id,
+                name_of(peer),
+                library,
+                loaded,
+                pool.model_orders.of_machine(worker.id),
+                worker.accepts_jobs,
+                pool.model_orders.failures(worker.id, now),
+            )
+        )
+    return found
+
+
+def demands(pool: PoolState, now: float) -> dict[str, Demand]:
+    """Return the demand for each model that jobs wait for or machines have loaded.
+
+    Not of those that a machine is loading which is not connected: it may come back.
+    """
+    present = pool.workers.keys()
+    absent = {
+        each.order.name
+        for each in pool.model_orders
+        if each.order.machine not in present
+    }
+    found = {}
+    for model in (pool.queues.keys() | pool.roster.models) - SPECIAL_QUEUES - absent:
+        if model not in pool.roster.loadable:
+            continue
+        workers = pool.roster.with_model.get(model, {}).values()
+        slots = sum(each.offer.slots for each in workers if each.accepts_jobs)
+        busy = sum(each.busy_slots for each in workers if each.accepts_jobs)
+        queue = pool.queues.get(model)
+        found[model] = Demand(
+            0 if queue is None else len(queue),
+            0.0 if queue is None else now - queue.since,
+            busy / slots if slots else 0.0,
+        )
+    return found

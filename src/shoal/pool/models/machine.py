@@ -1,0 +1,328 @@
+"""What a machine has loaded and could load, and how much room it has for more."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import inf, log2
+from typing import NamedTuple
+
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.work import ModelAction, ModelOrder
+from shoal.domain.worker import LoadableModel, ModelLibrary
+
+GB = 1e9  # bytes, in messages
+NAMES_MAX = 5  # models or machines that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that a machine has loaded.
+
+    ``memory`` is in bytes; 0: unknown.  ``since`` is when it was loaded, and ``used``
+    the end of its last request.  ``busy``: it has a request now.  ``context`` and
+    ``slots`` are those of the order that loaded it, where it named any, and else what
+    the machine reports; 0: unknown.
+    """
+
+    memory: int
+    since: float
+    used: float
+    busy: bool = False
+    context: int = 0
+    slots: int = 0
+
+    @property
+    def last_used(self) -> float:
+        """When it was used, or loaded."""
+        return max(self.since, self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine with a library of models.
+
+    ``id`` is that of the library's worker, and ``name`` what the machine calls itself.
+    ``loaded`` has every model that takes some of the library's memory.  ``ordered`` has
+    the orders that the machine has not carried out yet, and ``failed`` the models that
+    it could not load: until when it is not asked again, and why; both by model.
+    ``takes_orders``: it also takes jobs, so it is not paused or draining.
+    """
+
+    id: str
+    name: str
+    library: ModelLibrary
+    loaded: Mapping[str, LoadedModel] = field(default_factory=dict)
+    ordered: Mapping[str, ModelOrder] = field(default_factory=dict)
+    takes_orders: bool = True
+    failed: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, for users."""
+        return self.name or peer_of(WorkerId(self.id))
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """Return whether one of the names, or ids of workers or peers, is its own."""
+        if self.name in names or self.id in names:
+            return True
+        return peer_of(WorkerId(self.id)) in names
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """When models are loaded and unloaded; in seconds, and shares of slots.
+
+    A model without a deployment is unloaded after ``idle`` without a request (inf:
+    never).  A model ``stays`` at least so long once it is loaded.  One that nobody
+    waits for evicts only what was not used for ``quiet``.  A deployment grows if its
+    requests wait ``growth_wait`` or ``growth_busy`` of its slots are in use, and its
+    newest replica was loaded ``settles`` ago; it shrinks only if the other replicas
+    would then have at most ``shrink_busy`` of their slots in use.
+    """
+
+    idle: float = 1800.0
+    stays: float = 60.0
+    quiet: float = 300.0
+    growth_wait: float = 10.0
+    growth_busy: float = 0.9
+    shrink_busy: float = 0.6
+    settles: float = 60.0
+
+
+class Claim(IntEnum):
+    """Why a model is to be loaded: the first goes before the others."""
+
+    PINNED = 0  # an operator said that it is always loaded
+    WAITED = 1  # requests wait, and it is loaded nowhere
+    DEPLOYED = 2  # fewer replicas than an operator asked for
+    GROWTH = 3  # its replicas have much to do
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it may evict models that were used lately."""
+        return self <= Claim.WAITED
+
+
+class Effort(IntEnum):
+    """What has to happen on a machine before a model is loaded there."""
+
+    NONE = 0
+    WAIT = 1  # until the models that are being unloaded are gone
+    EVICT = 2
+    EVICT_DEPLOYED = 3
+
+
+class Bid(NamedTuple):
+    """What it takes to load a model on a machine; the least is the best.
+
+    Equal efforts compare by ``recent``, a number of halvings of how long the victims
+    were not used, then by the ``slowness`` of the machine.
+    """
+
+    effort: Effort
+    recent: int
+    slowness: float
+    loads: int
+    machine: str
+    victims: tuple[str, ...] = ()
+
+
+class _Victim(NamedTuple):
+    """A model that may be evicted; the least is evicted first."""
+
+    deployed: bool
+    last_used: float
+    name: str
+    memory: int
+
+
+@dataclass(slots=True)
+class Room:
+    """The memory of a machine, as orders leave it.
+
+    ``waited`` are the models that requests wait for, which are not evicted, nor are the
+    ``pinned`` ones; those that are ``deployed`` are evicted last.  The caller sets
+    these before it asks for a ``bid``.  ``find`` describes a model that a machine of
+    the pool has.  A machine of unknown memory has room for one model.
+    """
+
+    machine: Machine
+    waited: Collection[str]
+    find: Callable[[str], LoadableModel | None]
+    now: float
+    rules: PlacementRules
+    pinned: set[str] = field(default_factory=set)
+    deployed: set[str] = field(default_factory=set)
+    capacity: int = 0
+    free: int = 0
+    coming: int = 0  # the memory of models that are being unloaded
+    reserved: int = 0  # of both together, for models that are to be loaded
+    busy: int = 0  # models with a request
+    loading: set[str] = field(default_factory=set)
+    unloading: set[str] = field(default_factory=set)
+    _victims: list[_Victim] | None = None
+
+    def __post_init__(self) -> None:
+        machine = self.machine
+        self.free = self.capacity = machine.library.memory or 1
+        for name, order in machine.ordered.items():
+            if order.action is ModelAction.UNLOAD:
+                self.unloading.add(name)
+            elif name not in machine.loaded:
+                self.load(name, self.need(name, order.context, order.slots))
+        for name, loaded in machine.loaded.items():
+            taken = self.taken(name, loaded)
+            self.free -= taken
+            self.busy += loaded.busy
+            if name in self.unloading:
+                self.coming += taken
+
+    def need(self, name: str, context: int, slots: int) -> int:
+        """Return the bytes that a model would take: all of them if it is unknown."""
+        library = self.machine.library
+        model = library.find(name) or self.find(name)
+        if not library.memory or model is None:
+            return self.capacity
+        context, slots = context or library.context, slots or library.slots
+        return model.memory(context, slots) or self.capacity
+
+    def taken(self, name: str, loaded: LoadedModel) -> int:
+        """Return the bytes that a loaded model takes."""
+        if loaded.memory and self.machine.library.memory:
+            return loaded.memory
+        return self.need(name, loaded.context, loaded.slots)
+
+    def keeps(self, name: str) -> bool:
+        """Return whether it has a model loaded, or loads it, and does not unload it."""
+        if name in self.loading:
+            return True
+        return name in self.machine.loaded and name not in self.unloading
+
+    def may_unload(self, name: str, loaded: LoadedModel) -> bool:
+        """Return whether a model may be unloaded if its memory is needed."""
+        return not (
+            loaded.busy
+            or self.now - loaded.since < self.rules.stays
+            or name in self.pinned
+            or name in self.waited
+            or name in self.unloading
+            or name in self.machine.ordered
+            or self.machine.library.find(name) is None
+        )
+
+    def load(self, name: str, need: int) -> None:
+        """Take the memory of a model that is to be loaded."""
+        self.free -= need
+        self.loading.add(name)
+
+    def unload(self, name: str) -> None:
+        """Expect the memory of a loaded model."""
+        self.coming += self.taken(name, self.machine.loaded[name])
+        self.unloading.add(name)
+        self._victims = None
+
+    def bid(self, name: str, need: int, claim: Claim) -> Bid | None:
+        """Return what it takes to load a model; None if there can be no room now."""
+        shortage = need - (self.free + self.coming - self.reserved)
+        loaded = name in self.machine.loaded  # with other settings, or being unloaded
+        first = name if loaded and name not in self.unloading else ""
+        victims: Sequence[_Victim] = ()
+        effort, recent = Effort.NONE, 0
+        if shortage > 0 or first:
+            victims = self._choose(shortage, claim, first)
+            if not victims:
+                return None
+            deployed = any(each.deployed for each in victims)
+            effort = Effort.EVICT_DEPLOYED if deployed else Effort.EVICT
+            unused = self.now - max(each.last_used for each in victims)
+            recent = -int(log2(max(1.0, unused)))
+        elif loaded or need > self.free:
+            effort = Effort.WAIT
+        loads = len(self.loading)
+        slowness = -self.machine.library.bandwidth / (1 + loads + self.busy)
+        names = tuple(each.name for each in victims)
+        return Bid(effort, recent, slowness, loads, self.machine.id, names)
+
+    def _choose(self, shortage: int, claim: Claim, first: str) -> Sequence[_Victim]:
+        """Return models with enough memory, of the least value; none: there are none.
+
+        ``first`` has to be one of them; empty: none has.
+        """
+        chosen: list[_Victim] = []
+        others: list[_Victim] = []
+        for each in self._evictable():
+            if each.name == first:
+                chosen.append(each)
+                shortage -= each.memory
+            elif claim.is_urgent or self._is_quiet(each):
+                others.append(each)
+        if first and not chosen:
+            return ()
+        needless = len(chosen)
+        for each in others:
+            if shortage <= 0:
+                break
+            chosen.append(each)
+            shortage -= each.memory
+        if shortage > 0:
+            return ()
+        for each in reversed(chosen[needless:]):
+            if shortage + each.memory <= 0:  # a larger one was added after it
+                chosen.remove(each)
+                shortage += each.memory
+        return chosen
+
+    def _is_quiet(self, victim: _Victim) -> bool:
+        return not victim.deployed and self.now - victim.last_used >= self.rules.quiet
+
+    def _evictable(self) -> list[_Victim]:
+        if self._victims is None:
+            self._victims = sorted(
+                _Victim(name in self.deployed, each.last_used, name, memory)
+                for name, each in self.machine.loaded.items()
+                if self.may_unload(name, each)
+                and (memory := self.taken(name, each)) >= 0
+            )
+        return self._victims
+
+    def rejection(self, name: str, need: int) -> tuple[bool, str]:
+        """Return whether what keeps a model from here passes by itself, and what."""
+        machine, shown = self.machine, self.machine.shown_name
+        until, why = machine.failed.get(name, (-inf, ""))
+        if until > self.now:
+            return False, f"{shown} failed to load it ({why})"
+        if not machine.takes_orders:
+            return True, f"{shown} takes no jobs now"
+        if need > self.capacity:
+            return False, f"{shown} has {self.capacity / GB:.1f} GB"
+        others = {
+            other: self.taken(other, loaded)
+            for other, loaded in machine.loaded.items()
+            if other != name
+        }
+        kept = [
+            other
+            for other in others
+            if other in self.pinned or machine.library.find(other) is None
+        ]
+        taken = sum(others[other] for other in kept)
+        passes = need <= self.capacity - taken
+        if passes:
+            kept = [*others, *(self.loading - others.keys())]
+            taken = self.capacity - self.free - self.coming + self.reserved
+        names = some_of(kept) if kept else name
+        how = "in use by" if passes else "kept for"
+        if not machine.library.memory:
+            return passes, f"{shown} has room for one model, and it is {how} {names}"
+        size = f"{self.capacity / GB:.1f} GB"
+        return (
+            passes,
+            f"{shown} has {size}, of which {taken / GB:.1f} are {how} {names}",
+        )
+
+
+def some_of(names: Sequence[str], between: str = ", ") -> str:
+    """List the first names, and the number of the others."""
+    more = len(names) - NAMES_MAX
+    listed = between.join(names[:NAMES_MAX])
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -1,0 +1,103 @@
+"""The open orders to load and unload models, and those that have failed lately."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shoal.domain.facts import JobCancelled, JobCompleted, JobEnd
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.work import ModelAction, ModelOrder
+
+FAILURE_PAUSE = 60.0  # seconds until a machine is asked again to load what it could not
+FAILURE_PAUSE_MAX = 3600.0  # seconds: doubled by each failure until then
+FAILURES_MAX = 4096  # that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOrder:
+    """An order that has not ended."""
+
+    job_id: JobId
+    order: ModelOrder
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """Why a machine could not load a model, and until when it is not asked again."""
+
+    reason: str
+    until: float
+    pause: float
+
+
+@dataclass(slots=True)
+class ModelOrders:
+    """The orders, by machine (the worker with its library) and model."""
+
+    _open: dict[tuple[str, str], OpenOrder] = field(default_factory=dict)
+    _failed: dict[tuple[str, str], FailedLoad] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[OpenOrder]:
+        return iter(self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, machine: str, model: str) -> OpenOrder | None:
+        """Return the open order of a machine about a model, or None."""
+        return self._open.get((machine, model))
+
+    def loading(self, model: str) -> list[OpenOrder]:
+        """Return the open orders to load a model."""
+        return [
+            each
+            for each in self._open.values()
+            if each.order.name == model and each.order.action is ModelAction.LOAD
+        ]
+
+    def of_machine(self, machine: str) -> Mapping[str, ModelOrder]:
+        """Return the open orders of a machine, by model."""
+        return {
+            model: each.order
+            for (where, model), each in self._open.items()
+            if where == machine
+        }
+
+    def failures(self, machine: str, now: float) -> Mapping[str, tuple[float, str]]:
+        """Return until when a machine is not asked again for which models, and why."""
+        return {
+            model: (each.until, each.reason)
+            for (where, model), each in self._failed.items()
+            if where == machine and each.until > now
+        }
+
+    def why_failed(self, model: str, now: float) -> Mapping[WorkerId, str]:
+        """Return why machines could lately not load a model."""
+        return {
+            WorkerId(machine): each.reason
+            for (machine, name), each in self._failed.items()
+            if name == model and each.until > now
+        }
+
+    def open(self, job: Job) -> None:
+        """Note an order that was submitted."""
+        if isinstance(order := job.work, ModelOrder):
+            self._open[order.machine, order.name] = OpenOrder(job.id, order)
+
+    def end(self, job: Job, fact: JobEnd, now: float) -> None:
+        """Note the end of an order."""
+        if not isinstance(order := job.work, ModelOrder):
+            return
+        key = (order.machine, order.name)
+        known = self._open.get(key)
+        if known is not None and known.job_id == job.id:
+            del self._open[key]
+        before = self._failed.pop(key, None)
+        if isinstance(fact, JobCompleted | JobCancelled):
+            return
+        pause = FAILURE_PAUSE
+        if before is not None:
+            pause = min(FAILURE_PAUSE_MAX, 2 * before.pause)
+        self._failed[key] = FailedLoad(fact.error, now + pause, pause)
+        if len(self._failed) > FAILURES_MAX:
+            del self._failed[next(iter(self._failed))]

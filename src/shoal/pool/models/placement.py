@@ -1,0 +1,506 @@
+"""Which models are loaded and unloaded on which machines: a function of the demand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from shoal.domain.facts import DeploymentSet
+from shoal.domain.work import ModelAction, ModelOrder
+from shoal.domain.worker import LoadableModel
+from shoal.pool.models.machine import (
+    GB,
+    Bid,
+    Claim,
+    Effort,
+    Machine,
+    PlacementRules,
+    Room,
+    some_of,
+)
+
+DEFAULT_RULES = PlacementRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What requests want of a model.
+
+    ``waiting`` requests have no slot yet, and the first has ``waited`` so many seconds.
+    ``busy`` is the share of the slots of all its workers that were in use in the last
+    minute, on average.
+    """
+
+    waiting: int = 0
+    waited: float = 0.0
+    busy: float = 0.0
+
+
+NO_DEMAND = Demand()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to a machine, as in ``ModelOrder``, with the reason for users."""
+
+    machine: str
+    model: str
+    action: ModelAction
+    reason: str
+    context: int = 0
+    slots: int = 0
+    room_for: str = ""
+
+    @property
+    def work(self) -> ModelOrder:
+        """The order as a job's work."""
+        return ModelOrder(
+            self.action,
+            self.model,
+            self.machine,
+            self.context,
+            self.slots,
+            self.room_for,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Orders, and the reasons why models are not loaded, by model.
+
+    ``unplaced`` models are loaded nowhere, and can be loaded nowhere until an operator,
+    or the owner of a machine, changes something: requests for them fail.  ``pending``
+    ones wait for what passes by itself, or have fewer replicas than asked for.
+    ``again`` is when another call may return orders even if nothing has changed; inf:
+    never.
+    """
+
+    orders: tuple[Order, ...]
+    unplaced: Mapping[str, str]
+    pending: Mapping[str, str]
+    again: float
+
+
+def place(
+    machines: Sequence[Machine],
+    demands: Mapping[str, Demand],
+    deployments: Mapping[str, DeploymentSet],
+    now: float,
+    rules: PlacementRules = DEFAULT_RULES,
+) -> Placement:
+    """Decide what machines load and unload.
+
+    The caller gives the orders to the machines, and calls it again with these in
+    ``Machine.ordered``: a model that needs the memory of others is ordered only once
+    they are unloaded.  Orders never need more memory than a machine has, and never
+    unload a model that is busy, pinned, waited for, or was loaded a moment ago.
+    """
+    orders: list[Order] = []
+    while True:
+        call = _Call(machines, demands, deployments, now, rules)
+        call.decide()
+        orders += call.orders
+        if not (call.orders and call.waits):
+            break
+        # A model that waits for memory may find other memory among what these orders
+        # free, and leave it to others.
+        machines = with_orders(machines, call.orders)
+    return Placement(tuple(orders), call.unplaced, call.pending, call.again)
+
+
+def with_orders(
+    machines: Sequence[Machine], orders: Sequence[Order]
+) -> Sequence[Machine]:
+    """Return machines that have been given orders."""
+    given: dict[str, dict[str, ModelOrder]] = {}
+    for order in orders:
+        given.setdefault(order.machine, {})[order.model] = order.work
+    return [
+        replace(each, ordered={**each.ordered, **given[each.id]})
+        if each.id in given
+        else each
+        for each in machines
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A model that is to be loaded on one more machine."""
+
+    model: str
+    claim: Claim
+    reason: str
+    waited: float = 0.0
+
+
+@dataclass(slots=True)
+class _Call:
+    """The state of one decision."""
+
+    machines: Sequence[Machine]
+    demands: Mapping[str, Demand]
+    deployments: Mapping[str, DeploymentSet]
+    now: float
+    rules: PlacementRules
+    orders: list[Order] = field(default_factory=list)
+    unplaced: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+    again: float = inf
+    waits: bool = False
+    """Whether a model waits for memory that nobody promised it."""
+
+    _rooms: list[Room] = field(default_factory=list)
+    """Of all machines."""
+
+    _keeping: dict[str, list[Room]] = field(default_factory=dict)
+    """By model, the machines that take jobs and have it loaded, or load it."""
+
+    _replicas: dict[str, list[Room]] = field(default_factory=dict)
+    """Of these, the machines that a deployment counts."""
+
+    _promised: dict[str, list[Room]] = field(default_factory=dict)
+    """By model, the machines that unload others to make room for it."""
+
+    _placed: dict[str, set[str]] = field(default_factory=dict)
+    """By model, the machines that are to have it by these orders, or once they can."""
+
+    def decide(self) -> None:
+        """Fill in the orders and reasons."""
+        waited = {name for name, each in self.demands.items() if each.waiting}
+        for machine in self.machines:
+            room = Room(machine, waited, self._find, self.now, self.rules)
+            self._rooms.append(room)
+            if machine.takes_orders:
+                for name in {*machine.loaded, *room.loading}:
+                    if room.keeps(name):
+                        self._keeping.setdefault(name, []).append(room)
+        self._find_replicas()
+        wants = self._wants()
+        if wants:
+            self._reserve_promised(wants)
+            wants.sort(key=self._precedence)
+            for want in wants:
+                self._satisfy(want)
+        self._unload_idle()
+
+    def _find(self, name: str) -> LoadableModel | None:
+        """Return the largest model of a name."""
+        found = (each.library.find(name) for each in self.machines)
+        known = [each for each in found if each is not None]
+        return max(known, key=lambda each: (each.size, each.cache), default=None)
+
+    def _find_replicas(self) -> None:
+        """Find the replicas of each deployment, and protect as many as it needs."""
+        for name, deployment in self.deployments.items():
+            replicas = [
+                room
+                for room in self._keeping.get(name, ())
+                if _allows(deployment, room.machine) and self._suits(deployment, room)
+            ]
+            self._replicas[name] = replicas
+            least = _least(deployment)
+            if len(replicas) > least:
+                replicas = sorted(replicas, key=lambda each: _value(name, each))[:least]
+            for room in replicas:
+                (room.pinned if deployment.pinned else room.deployed).add(name)
+
+    def _suits(self, deployment: DeploymentSet, room: Room) -> bool:
+        """Return whether a model is loaded with what its deployment asks for."""
+        loaded = room.machine.loaded.get(deployment.name)
+        if loaded is None:
+            return True
+        context = deployment.context
+        known = room.machine.library.find(deployment.name)
+        if known is not None and known.context:
+            context = min(context, known.context)  # no engine gives more
+        return (not loaded.context or loaded.context >= context) and (
+            not loaded.slots or loaded.slots >= deployment.slots
+        )
+
+    def _wants(self) -> list[_Want]:
+        wants = []
+        for name, demand in self.demands.items():
+            if demand.waiting and name not in self._keeping:
+                deployment = self.deployments.get(name)
+                pinned = deployment is not None and deployment.pinned
+                if pinned and self._missing(name):
+                    continue
+                wait = "requests wait" if demand.waiting > 1 else "request waits"
+                reason = f"{demand.waiting} {wait} for it"
+                wants.append(_Want(name, Claim.WAITED, reason, demand.waited))
+        waited = {want.model for want in wants}
+        for name, deployment in self.deployments.items():
+            missing = self._missing(name)
+            has = f"{len(self._replicas[name])} of {_least(deployment)} replicas"
+            claim = Claim.PINNED if deployment.pinned else Claim.DEPLOYED
+            want = _Want(name, claim, f"deployed: {has}")
+            wants += [want] * (missing - (name in waited))
+            if not missing and (reason := self._growth(name, deployment)):
+                wants.append(_Want(name, Claim.GROWTH, reason))
+        return wants
+
+    def _missing(self, name: str) -> int:
+        return max(0, _least(self.deployments[name]) - len(self._replicas[name]))
+
+    def _growth(self, name: str, deployment: DeploymentSet) -> str:
+        """Return why a deployment grows now; empty: it does not."""
+        replicas = self._replicas[name]
+        if not 0 < len(replicas) < deployment.most:
+            return ""
+        demand, rules = self.demands.get(name, NO_DEMAND), self.rules
+        if demand.waiting and demand.waited < rules.growth_wait:
+            self._call_again(self.now + rules.growth_wait - demand.waited)
+        if not (reason := self._load_reason(name)):
+            return ""
+        if any(name in each.loading for each in self._rooms):
+            return ""
+        newest = max(each.machine.loaded[name].since for each in replicas)
+        if self.now - newest < rules.settles:
+            self._call_again(newest + rules.settles)
+            return ""
+        return f"{reason}, and it has {len(replicas)} of at most {deployment.most}"
+
+    def _load_reason(self, name: str) -> str:
+        """Return how a model's replicas have too much to do; empty: they do not."""
+        demand = self.demands.get(name, NO_DEMAND)
+        if demand.waiting and demand.waited >= self.rules.growth_wait:
+            return f"requests wait {demand.waited:.0f} s for its replicas"
+        if demand.busy >= self.rules.growth_busy:
+            return f"{demand.busy:.0%} of its slots are in use"
+        return ""
+
+    def _reserve_promised(self, wants: Sequence[_Want]) -> None:
+        """Keep memory that is being freed for the model that it is freed for."""
+        missing: dict[str, int] = {}
+        for want in wants:
+            missing[want.model] = missing.get(want.model, 0) + 1
+        for room in self._rooms:
+            for order in room.machine.ordered.values():
+                name = order.room_for
+                if not missing.get(name) or not self._may_have(room, name):
+                    continue
+                need = self._need(room, name)
+                if need <= room.free + room.coming - room.reserved:
+                    room.reserved += need
+                    missing[name] -= 1
+                    self._promised.setdefault(name, []).append(room)
+                    self._placed.setdefault(name, set()).add(room.machine.id)
+
+    def _precedence(self, want: _Want) -> tuple[int, float, int, str]:
+        """Order by claim, then by wait; of deployments, what fits fewest machines."""
+        if want.claim not in (Claim.PINNED, Claim.DEPLOYED):
+            return want.claim, -want.waited, 0, want.model
+        known = self._find(want.model)
+        possible = sum(self._has_files(room, want.model) for room in self._rooms)
+        return want.claim, possible, -known.size if known else 0, want.model
+
+    def _satisfy(self, want: _Want) -> None:
+        """Order what brings one more copy of a model onto a machine, or say why not."""
+        name = want.model
+        if promised := self._promised.get(name):
+            room = promised.pop()
+            need = self._need(room, name)
+            if need <= room.free and name not in room.machine.loaded:
+                room.reserved -= need
+                self._load(want, room, need)
+            else:
+                self.pending[name] = _unloads(room)
+            return
+        if (best := self._best(want)) is None:
+            self._explain(want)
+            return
+        bid, room = best
+        need = self._need(room, name)
+        self._placed.setdefault(name, set()).add(room.machine.id)
+        if bid.effort is Effort.NONE:
+            self._load(want, room, need)
+            return
+        for victim in bid.victims:
+            self._unload(room, victim, f"makes room for {name}: {want.reason}", name)
+        self.waits = self.waits or not bid.victims
+        room.reserved += need
+        self.pending[name] = _unloads(room)
+
+    def _best(self, want: _Want) -> tuple[Bid, Room] | None:
+        """Return the machine to load a model on, if possible one with its files."""
+        name = want.model
+        local: list[tuple[Bid, Room]] = []
+        remote: list[Room] = []
+        for room in self._rooms:
+            if not self._may_have(room, name):
+                continue
+            if room.machine.library.find(name) is None:
+                remote.append(room)
+            elif (
+                bid := room.bid(name, self._need(room, name), want.claim)
+            ) is not None:
+                local.append((bid, room))
+        if not local and remote and self._find(name) is not None:
+            for room in remote:
+                bid = room.bid(name, self._need(room, name), want.claim)
+                if bid is not None:
+                    local.append((bid, room))
+        return min(local, key=lambda each: each[0], default=None)
+
+    def _may_have(self, room: Room, name: str) -> bool:
+        """Return whether a machine may be asked to load one more copy of a model."""
+        machine = room.machine
+        if not machine.takes_orders or machine.id in self._placed.get(name, ()):
+            return False
+        if not self._has_files(room, name) or _failed_until(machine, name) > self.now:
+            return False
+        return not room.keeps(name) or self._needs_reload(room, name)
+
+    def _has_files(self, room: Room, name: str) -> bool:
+        """Return whether a machine that may have a model can get at its files."""
+        library = room.machine.library
+        if not library.fetches and library.find(name) is None:
+            return False
+        deployment = self.deployments.get(name)
+        return deployment is None or _allows(deployment, room.machine)
+
+    def _needs_reload(self, room: Room, name: str) -> bool:
+        deployment = self.deployments.get(name)
+        return deployment is not None and not self._suits(deployment, room)
+
+    def _need(self, room: Room, name: str) -> int:
+        context, slots = self._settings(name)
+        return room.need(name, context, slots)
+
+    def _settings(self, name: str) -> tuple[int, int]:
+        deployment = self.deployments.get(name)
+        return (deployment.context, deployment.slots) if deployment else (0, 0)
+
+    def _load(self, want: _Want, room: Room, need: int) -> None:
+        context, slots = self._settings(want.model)
+        room.load(want.model, need)
+        self._order(room, want.model, ModelAction.LOAD, want.reason, context, slots)
+
+    def _unload(self, room: Room, name: str, reason: str, room_for: str = "") -> None:
+        room.unload(name)
+        self._order(room, name, ModelAction.UNLOAD, reason, room_for=room_for)
+
+    def _order(
+        self,
+        room: Room,
+        name: str,
+        action: ModelAction,
+        reason: str,
+        context: int = 0,
+        slots: int = 0,
+        room_for: str = "",
+    ) -> None:
+        machine = room.machine.id
+        self.orders.append(
+            Order(machine, name, action, reason, context, slots, room_for)
+        )
+
+    def _unload_idle(self) -> None:
+        """Unload models that were not used for long."""
+        idle: list[tuple[float, str, str, Room]] = []
+        for room in self._rooms:
+            if not room.machine.takes_orders:
+                continue
+            for name, loaded in room.machine.loaded.items():
+                limit = self._idle_limit(room, name)
+                if limit == inf or not self._is_spare(room, name):
+                    continue
+                due = max(loaded.last_used + limit, loaded.since + self.rules.stays)
+                if due > self.now:
+                    self._call_again(due)
+                elif room.may_unload(name, loaded):
+                    idle.append((loaded.last_used, room.machine.id, name, room))
+        for last_used, _, name, room in sorted(idle, key=lambda each: each[:3]):
+            if self._can_spare(name):
+                minutes = (self.now - last_used) / 60
+                self._unload(room, name, f"unused for {minutes:.0f} minutes")
+
+    def _idle_limit(self, room: Room, name: str) -> float:
+        deployment = self.deployments.get(name)
+        if deployment is None or not _allows(deployment, room.machine):
+            return self.rules.idle
+        return inf if deployment.idle is None else deployment.idle
+
+    def _is_spare(self, room: Room, name: str) -> bool:
+        return name not in room.pinned and name not in room.deployed
+
+    def _can_spare(self, name: str) -> bool:
+        """Return whether the other replicas of a model can do what this one did."""
+        if self._load_reason(name):
+            return False
+        keeping = [each for each in self._keeping.get(name, ()) if each.keeps(name)]
+        # ``busy`` is of the slots of all that were loaded.
+        loaded = sum(
+            name in each.machine.loaded and each.machine.takes_orders
+            for each in self._rooms
+        )
+        busy = self.demands.get(name, NO_DEMAND).busy
+        return busy * loaded <= self.rules.shrink_busy * (len(keeping) - 1) or not busy
+
+    def _explain(self, want: _Want) -> None:
+        """Say why no machine can load a model, or not yet."""
+        name = want.model
+        rooms = [room for room in self._rooms if self._has_files(room, name)]
+        known = self._find(name) is not None
+        if not rooms or not known:
+            has = "no machine that may have it" if known else "no machine"
+            self._refuse(want, f"{has} has its files")
+            return
+        passing: list[str] = []
+        lasting: list[str] = []
+        for room in rooms:
+            if room.keeps(name) and not self._needs_reload(room, name):
+                continue
+            if room.machine.id in self._placed.get(name, ()):
+                continue
+            passes, why = room.rejection(name, self._need(room, name))
+            (passing if passes else lasting).append(why)
+            self._call_again(_failed_until(room.machine, name))
+            for loaded in room.machine.loaded.values():
+                self._call_again(loaded.since + self.rules.stays)
+                if not want.claim.is_urgent:
+                    self._call_again(loaded.last_used + self.rules.quiet)
+        if not passing and not lasting:
+            self.pending[name] = f"{want.reason}: all machines that may have it do"
+            return
+        need = min(self._need(room, name) for room in rooms)
+        text = f"needs {need / GB:.1f} GB: {some_of(passing or lasting, '; ')}"
+        if passing:
+            self.pending[name] = text
+        else:
+            self._refuse(want, text)
+
+    def _refuse(self, want: _Want, why: str) -> None:
+        """Note that a model cannot be loaded, or not so often."""
+        name = want.model
+        placed = name in self._keeping or name in self._placed
+        (self.pending if placed else self.unplaced)[name] = why
+
+    def _call_again(self, at: float) -> None:
+        if self.now < at < self.again:
+            self.again = at
+
+
+def _least(deployment: DeploymentSet) -> int:
+    """Return how many replicas a deployment always has."""
+    return max(deployment.replicas, 1 if deployment.most else 0)
+
+
+def _allows(deployment: DeploymentSet, machine: Machine) -> bool:
+    return not deployment.on or machine.is_one_of(deployment.on)
+
+
+def _value(name: str, room: Room) -> tuple[bool, float, str]:
+    """Order replicas, the one to keep first: those in use, then the last used."""
+    loaded = room.machine.loaded.get(name)
+    if loaded is None:
+        return True, 0.0, room.machine.id
+    return not loaded.busy, -loaded.last_used, room.machine.id
+
+
+def _failed_until(machine: Machine, name: str) -> float:
+    return machine.failed[name][0] if name in machine.failed else -inf
+
+
+def _unloads(room: Room) -> str:
+    shown = some_of(sorted(room.unloading))
+    return f"waits until {room.machine.shown_name} has unloaded {shown}"

@@ -1,0 +1,407 @@
+"""Models that are loaded for the jobs that wait for them."""
+
+import asyncio
+
+import pytest
+
+from coordinator.hubs import (
+    EVERYTHING,
+    Client,
+    Coordinator,
+    ScriptedWorker,
+    run_pending,
+    run_script,
+)
+from shoal.coordinator.hub import Hub
+from shoal.coordinator.placer import Placer
+from shoal.domain.errors import (
+    CannotDo,
+    Forbidden,
+    ModelLoading,
+    NoWorker,
+    UnknownModel,
+)
+from shoal.domain.facts import DeploymentSet
+from shoal.domain.job import TimeLimits
+from shoal.domain.vocabulary import CallProgress, Completed, Failed, Joined
+from shoal.domain.work import JobKind, ModelAction, ModelOrder
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
+from shoal.pool.inputs import DeploymentOrder
+from shoal.pool.models.orders import FAILURE_PAUSE
+from shoal.transports.clock import LoopClock
+
+GB = 10**9
+PATIENT = TimeLimits(queue=3600.0)
+QWEN = LoadableModel("qwen3", 2 * GB, context=8192, cache=1000)
+LLAMA = LoadableModel("llama", 3 * GB, context=8192, cache=1000)
+
+
+class ScriptedMachine(ScriptedWorker):
+    """A machine with a library; the test says when it has carried out an order."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        *models: LoadableModel,
+        memory: int = 8 * GB,
+        only_for: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self.hub = hub
+        self.accepts = EVERYTHING
+        self.commands = []
+        self.disconnections = []
+        self.loaded: dict[str, ScriptedWorker] = {}
+        self.port = hub.connect(self, "wire")
+        kinds = frozenset({JobKind.MODEL})
+        library = ModelLibrary(models, memory, context=4096)
+        offer = Offer(kinds, slots=2, only_for=only_for, library=library)
+        self.emit(Joined(f"{name}/*models", offer))
+
+    @property
+    def orders(self) -> list[ModelOrder]:
+        return [each.work for each in self.runs if isinstance(each.work, ModelOrder)]
+
+    def progress(self, share: float | None, step: str = "", run: int = -1) -> None:
+        job = self.runs[run]
+        self.emit(CallProgress(job.job_id, job.lease, share, step))
+
+    def carry_out(self, run: int = -1) -> None:
+        """Load or unload the model of an order, and say so."""
+        job = self.runs[run]
+        assert isinstance(job.work, ModelOrder)
+        model = job.work.name
+        if job.work.action is ModelAction.LOAD:
+            worker = ScriptedWorker(self.hub, f"{self.name}/{model}", model, slots=4)
+            self.loaded[model] = worker
+        else:
+            self.loaded.pop(model).port.on_disconnect("unloaded")
+        self.emit(Completed(job.job_id, job.lease))
+
+    def fail(self, error: str, run: int = -1) -> None:
+        job = self.runs[run]
+        self.emit(Failed(job.job_id, job.lease, error))
+
+
+async def pause() -> None:
+    """Let the coordinator decide what is loaded."""
+    await asyncio.sleep(0.2)
+    await run_pending()
+
+
+def test_a_request_has_its_model_loaded_and_is_answered() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+
+        client = await coordinator.request("qwen3")
+        await pause()
+
+        assert anna.orders == [
+            ModelOrder(ModelAction.LOAD, "qwen3", "wire:anna/*models")
+        ]
+        anna.carry_out()
+        await pause()
+        anna.loaded["qwen3"].answer("hello")
+        await run_pending()
+        assert client.outcome is not None
+        assert client.outcome.output == "hello"
+        assert not coordinator.hub.pool.jobs
+
+    run_script(script)
+
+
+def test_a_thousand_requests_cause_one_load() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        machines = [
+            ScriptedMachine(coordinator.hub, name, QWEN) for name in ("anna", "ben")
+        ]
+        await run_pending()
+        clients = [
+            Client(coordinator.hub, coordinator.job("qwen3")) for _ in range(999)
+        ]
+        await pause()
+        await asyncio.sleep(20.0)
+        clients.append(Client(coordinator.hub, coordinator.job("qwen3")))
+        await pause()
+
+        assert sum(len(each.orders) for each in machines) == 1
+        assert [each.error for each in clients] == [None] * 1000
+
+    run_script(script, queue_max=2000)
+
+
+def test_a_client_is_told_how_far_the_load_is() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        client = await coordinator.request("qwen3")
+        await pause()
+        await asyncio.sleep(3.0)
+        anna.progress(0.25, "reading weights")
+
+        said = coordinator.hub.waits_for(client.job_id)
+
+        assert said == "qwen3 is being loaded on wire:anna (25%, reading weights)"
+
+    run_script(script)
+
+
+def test_a_client_that_waits_no_longer_learns_when_to_come_back() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        client = await coordinator.request("qwen3", TimeLimits(queue=10.0))
+        await pause()
+        await asyncio.sleep(5.0)
+        anna.progress(0.25, "reading weights")
+
+        await asyncio.sleep(6.0)
+
+        assert isinstance(client.error, ModelLoading)
+        assert "qwen3 is being loaded on wire:anna (25%, reading weights)" in str(
+            client.error
+        )
+        loading = dict(client.error.loading)
+        assert loading.pop("seconds") == pytest.approx(29.4, abs=1)
+        assert 28 <= client.error.retry_after <= 31
+        assert loading == {
+            "model": "qwen3",
+            "machine": "wire:anna",
+            "step": "reading weights",
+            "bytes": GB // 2,
+            "size": 2 * GB,
+        }
+        assert len(coordinator.hub.pool.model_orders) == 1  # which goes on
+
+    run_script(script)
+
+
+def test_a_load_that_makes_no_progress_is_given_up() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        ben = ScriptedMachine(coordinator.hub, "ben", QWEN)
+        await run_pending()
+        client = await coordinator.request("qwen3", PATIENT)
+        await pause()
+        stuck, other = (anna, ben) if anna.orders else (ben, anna)
+        for _ in range(10):
+            await asyncio.sleep(60.0)
+            stuck.progress(0.5)
+        assert not other.orders
+
+        await asyncio.sleep(130.0)
+
+        assert stuck.cancelled == [stuck.runs[0].job_id]
+        assert other.orders
+        other.carry_out()
+        await pause()
+        assert client.error is None
+        assert other.loaded["qwen3"].runs
+
+    run_script(script)
+
+
+def test_the_next_machine_loads_what_one_could_not() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        machines = [
+            ScriptedMachine(coordinator.hub, name, QWEN) for name in ("anna", "ben")
+        ]
+        await run_pending()
+        client = await coordinator.request("qwen3")
+        await pause()
+        (first,) = [each for each in machines if each.orders]
+        (second,) = [each for each in machines if not each.orders]
+
+        first.fail("out of memory: 2.1 GB at layer 30")
+        await pause()
+
+        assert second.orders
+        second.fail("the file is damaged")
+        await pause()
+        assert isinstance(client.error, NoWorker)
+        assert "out of memory: 2.1 GB at layer 30" in str(client.error)
+        assert "the file is damaged" in str(client.error)
+
+        await asyncio.sleep(FAILURE_PAUSE)
+        client = await coordinator.request("qwen3")
+        await pause()
+        assert len(first.orders) + len(second.orders) == 3
+
+    run_script(script)
+
+
+def test_a_machine_that_is_lost_while_it_loads_is_replaced() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        machines = [
+            ScriptedMachine(coordinator.hub, name, QWEN) for name in ("anna", "ben")
+        ]
+        await run_pending()
+        client = await coordinator.request("qwen3")
+        await pause()
+        (first,) = [each for each in machines if each.orders]
+        (second,) = [each for each in machines if not each.orders]
+
+        first.port.on_disconnect("connection reset")
+        await asyncio.sleep(15.0)
+        await pause()
+
+        assert second.orders
+        second.carry_out()
+        await pause()
+        second.loaded["qwen3"].answer("hi")
+        await run_pending()
+        assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_a_machine_that_comes_back_goes_on_loading() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        ben = ScriptedMachine(coordinator.hub, "ben")
+        await run_pending()
+        await coordinator.request("qwen3")
+        await pause()
+        anna.port.on_disconnect("connection reset")
+        await asyncio.sleep(3.0)
+
+        again = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await pause()
+
+        assert again.orders == anna.orders
+        assert not ben.orders
+
+    run_script(script)
+
+
+def test_what_fits_on_no_machine_is_refused_with_the_sizes() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        ScriptedMachine(coordinator.hub, "anna", QWEN, memory=1 * GB)
+        await run_pending()
+
+        client = await coordinator.request("qwen3")
+        await pause()
+
+        assert isinstance(client.error, NoWorker)
+        assert "qwen3 cannot be loaded: " in str(client.error)
+        assert "2.2 GB" in str(client.error)
+        assert "anna has 1.0 GB" in str(client.error)
+
+    run_script(script)
+
+
+def test_what_nobody_has_is_unknown_and_a_wrong_kind_is_refused() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+
+        unknown = await coordinator.request("qwen4")
+        embedding = await coordinator.request("qwen3", kind=JobKind.EMBEDDING)
+
+        assert isinstance(unknown.error, UnknownModel)
+        assert isinstance(embedding.error, CannotDo)
+        assert "qwen3 supports chat here, but not embedding" in str(embedding.error)
+
+    run_script(script)
+
+
+def test_a_library_for_other_keys_loads_nothing() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(
+            coordinator.hub, "anna", QWEN, only_for=frozenset({"ben"})
+        )
+        await run_pending()
+
+        client = await coordinator.request("qwen3", owner="carl")
+        await pause()
+
+        assert isinstance(client.error, Forbidden)
+        assert not anna.orders
+
+    run_script(script)
+
+
+def test_another_model_makes_room() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN, LLAMA, memory=4 * GB)
+        await run_pending()
+        await coordinator.request("qwen3")
+        await pause()
+        anna.carry_out()
+        await pause()
+        anna.loaded["qwen3"].answer("hi")
+
+        await asyncio.sleep(100.0)
+        client = await coordinator.request("llama")
+        await pause()
+
+        assert anna.orders[1:] == [
+            ModelOrder(
+                ModelAction.UNLOAD, "qwen3", "wire:anna/*models", room_for="llama"
+            )
+        ]
+        anna.carry_out()
+        await pause()
+        assert anna.orders[2:] == [
+            ModelOrder(ModelAction.LOAD, "llama", "wire:anna/*models")
+        ]
+        anna.carry_out()
+        await pause()
+        anna.loaded["llama"].answer("hi")
+        await run_pending()
+        assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_deployments_are_loaded_and_kept_over_a_restart() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        machines = [
+            ScriptedMachine(coordinator.hub, name, QWEN) for name in ("anna", "ben")
+        ]
+        deployed = DeploymentSet("qwen3", 2, "al", pinned=True)
+        await coordinator.hub.process(DeploymentOrder("qwen3", deployed, "al"))
+        await pause()
+        assert [len(each.orders) for each in machines] == [1, 1]
+        assert await coordinator.store.deployments() == [deployed]
+        for each in machines:
+            each.carry_out()
+        await pause()
+        assert [each.orders[1:] for each in machines] == [[], []]
+
+        await coordinator.hub.process(DeploymentOrder("qwen3", None, "al"))
+        assert await coordinator.store.deployments() == []
+        await asyncio.sleep(2000.0)
+        unloads = [each.orders[1].action for each in machines]
+        assert unloads == [ModelAction.UNLOAD] * 2
+
+    run_script(script)
+
+
+def test_an_order_waits_for_the_next_start() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        ScriptedMachine(coordinator.hub, "anna", QWEN)
+        deployed = DeploymentSet("qwen3", 1, "al")
+        await coordinator.hub.process(DeploymentOrder("qwen3", deployed, "al"))
+        await pause()
+        assert len(coordinator.hub.pool.model_orders) == 1
+
+        await asyncio.wait_for(coordinator.hub.drain(), 5.0)
+
+    run_script(script)
