@@ -9,8 +9,7 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, TimeLimits
 from shoal.pool.inputs import ModelUnplaced
-from shoal.pool.models.demand import demands, machines
-from shoal.pool.models.placement import Placement, place
+from shoal.pool.models.demand import present_placement
 from shoal.transports.clock import Clock, Timer
 
 SOON = 0.05  # seconds from a change to a placement: it is for all that changed by then
@@ -57,17 +56,6 @@ class Placer:
         self._submitted: set[JobId] = set()
         hub.subscribe(self._on_facts)
 
-    def placement(self) -> Placement:
-        """Return what would be ordered now, and why models are placed nowhere."""
-        pool, now = self._hub.pool, self._clock.now()
-        found = machines(pool, now, self._name_of)
-        return place(found, demands(pool, now), pool.deployments, now)
-
-    def stop(self) -> None:
-        """Order nothing more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
     def _on_facts(self, batch: Sequence[facts.Fact]) -> None:
         roster = self._hub.pool.roster
         if not roster.loadable:
@@ -100,7 +88,7 @@ class Placer:
         if self._submitted:  # the pool does not know them yet
             self._place_at(self._clock.now() + SOON)
             return
-        placement = self.placement()
+        _, placement = present_placement(pool, self._clock.now(), self._name_of)
         for each in placement.orders:
             log.info(
                 "%s model=%s machine=%s: %s",

@@ -172,9 +172,10 @@ class RunsGateway:
 
 @dataclass(frozen=True, slots=True)
 class ModelsGateway:
-    """For handlers of models, their aliases and their copies."""
+    """For handlers of models, their aliases, deployments and copies."""
 
     hub: Hub
+    clock: Clock
     directory: PeerDirectory
     sharing: LibraryServer
     created_at: float

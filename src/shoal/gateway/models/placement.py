@@ -15,7 +15,9 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.gateway.http.responses import without_keys
 from shoal.gateway.models import listing
+from shoal.gateway.models.deployments import Replica, present_machines, replicas
 from shoal.models.names import NAME_MAX, estimated_size
+from shoal.pool.models.machine import Machine
 from shoal.pool.worker import Worker
 
 api = Operations()
@@ -44,11 +46,27 @@ class ModelFit(msgspec.Struct, frozen=True):
     why: str
 
 
+class StoredCopy(msgspec.Struct, frozen=True):
+    """A machine that could load the model from its disk, or with its engine.
+
+    ``memory`` is in bytes, with the machine's own settings; null: unknown.
+    """
+
+    node: str
+    name: str
+    size: int | None
+    memory: int | None
+    quantization: str
+    engine: str
+
+
 class PlacedModel(msgspec.Struct, frozen=True):
-    """A model, its workers, and the machines that would fit it.
+    """A model, its workers, and the machines that could load it, or would fit it.
 
     ``size`` is in bytes; null if it is unknown.  It is ``estimated`` from the name if
-    the coordinator does not have the model.  ``context`` is in tokens; 0: unknown.
+    neither the coordinator nor a machine that could load it has said it.  ``context``
+    is in tokens; 0: unknown.  ``replicas`` are the machines that have it loaded and
+    take orders about it, or are loading or unloading it.
     """
 
     id: str
@@ -59,12 +77,16 @@ class PlacedModel(msgspec.Struct, frozen=True):
     estimated: bool
     workers: list[ModelPlace]
     fits: list[ModelFit]
+    stored: list[StoredCopy]
+    replicas: list[Replica]
+    deployed: bool
 
 
 class PlacedModelList(msgspec.Struct, frozen=True):
     """Models, by name.
 
-    Without the scope ``monitor`` they have no names of machines, and no ``fits``.
+    Without the scope ``monitor`` they have no names of machines, and no ``fits``,
+    ``stored`` and ``replicas``.
     """
 
     data: list[PlacedModel]
@@ -80,26 +102,43 @@ async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> PlacedModelL
     pool, owner = gateway.hub.pool, listing.seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
     machines = _machines(gateway) if sees_machines else []
+    hosts = present_machines(gateway) if sees_machines else []
     models: list[PlacedModel] = []
-    for name in sorted(pool.roster.models):
-        workers = listing.usable_workers(pool, name, owner)
-        if not workers:
-            continue
+    for summary in sorted(
+        listing.model_summaries(pool, owner), key=lambda each: each.name
+    ):
+        name = summary.name
+        workers = listing.usable_workers(pool, name, owner) if summary.loaded else []
         if len(models) % TURN == TURN - 1:
             await asyncio.sleep(0)
-        known = size = None
-        if len(models) < SIZED_MAX:
+        stored = [
+            copy for host in hosts if (copy := _stored_copy(host, name)) is not None
+        ]
+        known = max((each.size or 0 for each in stored), default=0) or None
+        size = known
+        if known is None and len(models) < SIZED_MAX:
             known = await gateway.sharing.own_size(name)
             size = estimated_size(name) if known is None else known
         estimated = size is not None and known is None
         fits = []
         if size is not None:
             having = {peer_of(worker.id) for worker in workers}
+            having |= {each.node for each in stored}
             fits = _fits(size, machines, having, estimated=estimated)
-        places = [_place(gateway, worker, named=sees_machines) for worker in workers]
-        summary = listing.summarize_model(name, workers)
         models.append(
-            _placed_model(summary, places, fits, size=size, estimated=estimated)
+            PlacedModel(
+                name,
+                sorted(kind.value for kind in summary.kinds),
+                sorted(feature.value for feature in summary.features),
+                summary.context,
+                size,
+                estimated,
+                [_place(gateway, each, named=sees_machines) for each in workers],
+                fits,
+                stored,
+                [*replicas(gateway, hosts, name)],
+                name in pool.deployments,
+            )
         )
     return PlacedModelList(models)
 
@@ -153,23 +192,18 @@ def _place(gateway: ModelsGateway, worker: Worker, *, named: bool) -> ModelPlace
     return ModelPlace(worker.id, name, busy, slots)
 
 
-def _placed_model(
-    summary: listing.ModelSummary,
-    places: list[ModelPlace],
-    fits: list[ModelFit],
-    *,
-    size: int | None,
-    estimated: bool,
-) -> PlacedModel:
-    return PlacedModel(
-        summary.name,
-        sorted(kind.value for kind in summary.kinds),
-        sorted(feature.value for feature in summary.features),
-        summary.context,
-        size,
-        estimated,
-        places,
-        fits,
+def _stored_copy(host: Machine, name: str) -> StoredCopy | None:
+    """Return how a machine could load a model; None if it could not."""
+    library = host.library
+    if (known := library.find(name)) is None:
+        return None
+    return StoredCopy(
+        peer_of(WorkerId(host.id)),
+        host.name,
+        known.size or None,
+        known.memory(library.context, library.slots) or None,
+        known.quantization,
+        known.engine,
     )
 
 

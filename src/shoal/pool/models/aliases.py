@@ -21,7 +21,7 @@ def alias_rejection(pool: PoolState, name: str, models: Sequence[str]) -> str | 
 
     An alias of an alias would hide which models a request may get, so there is none.
     """
-    if (reason := _name_rejection(name)) is not None:
+    if (reason := name_rejection(name)) is not None:
         return reason
     if name.count(ANY) > 1 or name == ANY:
         return f"{name}: a pattern has one * and other characters, such as claude-*"
@@ -30,7 +30,7 @@ def alias_rejection(pool: PoolState, name: str, models: Sequence[str]) -> str | 
     if len(models) > MODELS_MAX:
         return f"{name}: {len(models)} models, and at most {MODELS_MAX} are possible"
     for model in models:
-        if (reason := _name_rejection(model)) is not None:
+        if (reason := name_rejection(model)) is not None:
             return reason
         if ANY in model:
             return f"{model}: only the name of an alias is a pattern, not a model's"
@@ -45,7 +45,8 @@ def alias_rejection(pool: PoolState, name: str, models: Sequence[str]) -> str | 
     return None
 
 
-def _name_rejection(name: str) -> str | None:
+def name_rejection(name: str) -> str | None:
+    """Return why an alias or a model cannot have a name, or None."""
     if not name or len(name) > NAME_MAX:
         return f"{name[:80]!r}: a name has 1 to {NAME_MAX} characters"
     if not name.isprintable() or " " in name or "," in name:

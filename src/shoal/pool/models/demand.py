@@ -5,19 +5,26 @@ from collections.abc import Callable
 
 from shoal.domain.ids import peer_of
 from shoal.pool.models.machine import LoadedModel, Machine
-from shoal.pool.models.placement import Demand
+from shoal.pool.models.placement import Demand, Placement, place
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 
-def machines(
+def present_placement(
     pool: PoolState, now: float, name_of: Callable[[str], str]
-) -> list[Machine]:
-    """Return the machines that load models.
+) -> tuple[list[Machine], Placement]:
+    """Return the machines that load models, and what they would be ordered now.
 
     ``name_of`` returns what a machine calls itself, by its peer's name.
     """
+    found = _machines(pool, now, name_of)
+    return found, place(found, _demands(pool, now), pool.deployments, now)
+
+
+def _machines(
+    pool: PoolState, now: float, name_of: Callable[[str], str]
+) -> list[Machine]:
     libraries = [
         worker for worker in pool.workers.values() if worker.offer.library is not None
     ]
@@ -57,7 +64,7 @@ def machines(
     return found
 
 
-def demands(pool: PoolState, now: float) -> dict[str, Demand]:
+def _demands(pool: PoolState, now: float) -> dict[str, Demand]:
     """Return the demand for each model that jobs wait for or machines have loaded.
 
     Not of those that a machine is loading which is not connected: it may come back.

@@ -18,7 +18,7 @@ from shoal.cli import terminal
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api_with_json
-from shoal.cli.use.models import alias, pull, stored
+from shoal.cli.use.models import alias, deployments, pull, stored
 from shoal.cli.worker.join_target import split_token
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
@@ -61,6 +61,9 @@ command.add_command(stored.list_)
 command.add_command(stored.show_)
 command.add_command(stored.remove)
 command.add_command(alias.command)
+command.add_command(deployments.deploy)
+command.add_command(deployments.undeploy)
+command.add_command(deployments.list_)
 
 
 @command.command("find")

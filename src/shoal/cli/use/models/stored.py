@@ -31,6 +31,7 @@ IN_POOL: Columns = {
     "NAME": lambda model: _with_alias(model),
     "DOES": lambda model: ", ".join(model.get("kinds", ())),
     "CONTEXT": lambda model: model.get("context_window") or "",
+    "STATE": lambda model: model.get("state", ""),
     "WORKERS": lambda model: model.get("workers", ""),
     "SLOTS": lambda model: model.get("slots", ""),
 }
@@ -123,6 +124,7 @@ def show_(api: CoordinatorApi, name: str, folder: Path | None, as_json: bool) ->
         lines += table(IN_POOL, [offered])
         if features := ", ".join(offered.get("features", ())):
             lines.append(printable(f"requests may ask for: {features}"))
+        lines += map(printable, _places(api, name))
     show(shown, as_json, *lines)
 
 
@@ -146,6 +148,25 @@ def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
     freed = f"deleted {stored.path}: {decimal(stored.size)}"
     show(stored_json(stored), as_json, printable(freed))
     return 0
+
+
+def _places(api: CoordinatorApi, name: str) -> Iterator[str]:
+    """Yield where a model of the pool is loaded, could be loaded, and would fit."""
+    try:
+        listed = api.at_once.request("/admin/models")["data"]
+    except ShoalError:
+        return  # as for a key that sees no machines
+    for placed in (each for each in listed if each["id"] == name):
+        for each in placed.get("replicas", ()):
+            yield f"{each['state']} on {each['name'] or each['node']}"
+        for each in placed.get("stored", ()):
+            needs = f", needs {decimal(each['memory'])}" if each["memory"] else ""
+            size = decimal(each["size"]) if each["size"] else "size unknown"
+            where = each["name"] or each["node"]
+            yield f"on the disk of {where} ({size}{needs}, {each['engine']})"
+        for each in placed["fits"]:
+            if each["fits"]:
+                yield f"would fit on {each['node']}: {each['why']}"
 
 
 def _pool_models(api: CoordinatorApi) -> list[PoolModel] | None:

@@ -1,0 +1,137 @@
+"""``shoal models deploy``, ``undeploy`` and ``deployments``."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from shoal.cli.options import DURATION, pass_api_with_json
+from shoal.cli.terminal import Columns, printable, show, show_table
+from shoal.client.coordinator import CoordinatorApi
+from shoal.domain.errors import ConfigError
+
+PATH = "/admin/deployments"
+AUTO = "auto"
+AUTO_MOST = 1000  # replicas: as many as there are machines
+COLUMNS: Columns = {
+    "MODEL": "name",
+    "REPLICAS": lambda each: _count(each),
+    "ON": lambda each: ", ".join(each["on"]) or "any",
+    "PINNED": lambda each: "yes" if each["pinned"] else "",
+    "NOW": lambda each: "; ".join(_replicas(each)) or each["why"] or "",
+}
+NONE = "no deployments: `shoal models deploy NAME` makes one"
+
+
+@click.command("deploy")
+@click.argument("name")
+@click.option(
+    "--replicas",
+    default="1",
+    metavar="COUNT|auto",
+    help="Machines that have it; auto: one to --most, by demand.  Default: 1.",
+)
+@click.option(
+    "--most", type=click.IntRange(1), metavar="COUNT", help="With --replicas auto."
+)
+@click.option(
+    "--on", metavar="MACHINE[,MACHINE...]", default="", help="Only these machines."
+)
+@click.option("--pin", is_flag=True, help="No other model takes its memory.")
+@click.option(
+    "--idle",
+    type=DURATION,
+    metavar="TIME",
+    help="Unload a replica beyond the least after so long without a request: 30m, 2h.",
+)
+@click.option("--context", type=click.IntRange(1), metavar="TOKENS")
+@click.option("--slots", type=click.IntRange(1), metavar="COUNT")
+@pass_api_with_json
+def deploy(
+    api: CoordinatorApi,
+    name: str,
+    replicas: str,
+    most: int | None,
+    on: str,
+    pin: bool,
+    idle: int | None,
+    context: int | None,
+    slots: int | None,
+    as_json: bool,
+) -> None:
+    """Keep a model loaded, on as many machines as you say.
+
+    It is loaded again after restarts, and elsewhere if a machine is lost.
+    """
+    auto = replicas == AUTO
+    if most is not None and not auto:
+        raise ConfigError("--most needs --replicas auto")
+    wanted = {
+        "replicas": 1 if auto else _whole(replicas),
+        "most": (most or AUTO_MOST) if auto else None,
+        "on": [each.strip() for each in on.split(",") if each.strip()],
+        "pinned": pin,
+        "idle": idle,
+        "context": context,
+        "slots": slots,
+    }
+    deployed = api.request(_path(name), wanted, method="PUT")
+    show(deployed, as_json, *map(printable, _lines(deployed)))
+
+
+@click.command("undeploy")
+@click.argument("name")
+@pass_api_with_json
+def undeploy(api: CoordinatorApi, name: str, as_json: bool) -> None:
+    """Keep a model loaded no longer; it is unloaded when it is idle."""
+    removed = api.request(_path(name), method="DELETE")
+    line = f"{name} is unloaded once it is idle, or its memory is needed"
+    show(removed, as_json, printable(line))
+
+
+@click.command("deployments")
+@pass_api_with_json
+def list_(api: CoordinatorApi, as_json: bool) -> None:
+    """List the models that are kept loaded."""
+    listed = api.request(PATH)
+    show_table(listed, as_json, COLUMNS, listed["data"], NONE)
+
+
+def _lines(deployed: dict[str, Any]) -> Iterator[str]:
+    count = _count(deployed)
+    one = "replica" if count == "1" else "replicas"
+    yield f"{deployed['name']}: {count} {one}"
+    yield from (f"  {each}" for each in _replicas(deployed))
+    if deployed["why"]:
+        yield f"  not more now: {deployed['why']}"
+
+
+def _count(deployed: dict[str, Any]) -> str:
+    if not deployed["auto"]:
+        return str(deployed["replicas"])
+    most = deployed["most"]
+    return (
+        f"{max(1, deployed['replicas'])} or more"
+        if most == AUTO_MOST
+        else (f"{deployed['replicas']} to {most}")
+    )
+
+
+def _replicas(deployed: dict[str, Any]) -> Iterator[str]:
+    for each in deployed["present"]:
+        name = each["name"] or each["node"]
+        done = ""
+        if each["bytes"] is not None and each["size"]:
+            done = f" {each['bytes'] / each['size']:.0%}"
+        yield f"{each['state']}{done} on {name}"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--replicas {text!r}: expected a number, or {AUTO}")
+    return int(text)
+
+
+def _path(name: str) -> str:
+    return f"{PATH}/{quote(name, safe='')}"

@@ -1,0 +1,259 @@
+"""The operators' API of deployments: which models are kept loaded, and where."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from shoal.coordinator.loads import load_states
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, NotFound
+from shoal.domain.facts import DeploymentSet
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.gateway.context import ModelsGateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.pool.inputs import DeploymentOrder
+from shoal.pool.models.aliases import name_rejection
+from shoal.pool.models.demand import present_placement
+from shoal.pool.models.machine import Machine
+from shoal.pool.models.placement import Placement
+from shoal.pool.roster import suggest_names
+
+api = Operations()
+
+REPLICAS_MAX = 1000
+DEPLOYMENTS_MAX = 1000
+CONTEXT_MAX = 1 << 24  # tokens
+SLOTS_MAX = 1024
+IDLE_MAX = 30 * 86_400.0  # seconds
+MACHINES_MAX = 1000  # that a deployment names
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """A machine that has the model loaded, or is loading or unloading it.
+
+    ``step``, ``bytes``, ``size`` and ``seconds`` are as in the ``loading`` of an error.
+    ``job`` is the order that it carries out; null: none.
+    """
+
+    node: str
+    name: str
+    state: Literal["loaded", "loading", "unloading"]
+    busy: bool = False
+    job: str | None = None
+    step: str = ""
+    bytes: int | None = None
+    size: int | None = None
+    seconds: float | None = None
+
+
+class DeploymentInfo(msgspec.Struct, frozen=True):
+    """A deployment, as it was set, and what there is of it.
+
+    ``auto``: between ``replicas`` and ``most`` machines have the model, by demand.
+    ``why`` says why there are fewer replicas than it asks for; null: there are enough.
+    """
+
+    name: str
+    replicas: int
+    auto: bool
+    most: int | None
+    on: tuple[str, ...]
+    pinned: bool
+    idle: float | None
+    context: int | None
+    slots: int | None
+    by: str
+    present: list[Replica]
+    why: str | None
+
+
+class DeploymentList(msgspec.Struct, frozen=True):
+    data: list[DeploymentInfo]
+
+
+class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """On how many machines a model is kept loaded, and on which.
+
+    ``most``: at most so many, by demand, and at least ``replicas``; null: just so many.
+    ``on`` names machines, as `shoal status` shows them; empty: any.  ``pinned``: no
+    other model evicts it.  ``idle``: seconds without a request after which a replica
+    beyond the least is unloaded; null: never.  ``context`` is in tokens, for each of
+    the ``slots``; null: as the machine chooses.
+    """
+
+    replicas: int = 1
+    most: int | None = None
+    on: list[str] = []
+    pinned: bool = False
+    idle: float | None = None
+    context: int | None = None
+    slots: int | None = None
+
+
+class RemovedDeployment(msgspec.Struct, frozen=True):
+    name: str
+    removed: bool = True
+
+
+@api.get(
+    "/admin/deployments", "List the deployments of models", Scope.MONITOR, lists=True
+)
+async def list_deployments(gateway: ModelsGateway) -> DeploymentList:
+    deployments = gateway.hub.pool.deployments
+    if not deployments:
+        return DeploymentList([])
+    machines, placement = _present(gateway)
+    why = {**placement.pending, **placement.unplaced}
+    return DeploymentList(
+        [
+            _info(gateway, deployments[name], machines, why.get(name))
+            for name in sorted(deployments)
+        ]
+    )
+
+
+@api.put(
+    "/admin/deployments/{name}",
+    "Keep a model loaded",
+    Scope.ADMIN,
+    pattern=ANYTHING,
+)
+async def set_deployment(
+    gateway: ModelsGateway, caller: ApiCaller, name: str, body: SetDeployment
+) -> DeploymentInfo:
+    pool = gateway.hub.pool
+    if (reason := name_rejection(name)) is not None:
+        raise InvalidRequest(reason)
+    if name not in pool.deployments and len(pool.deployments) >= DEPLOYMENTS_MAX:
+        raise InvalidRequest(
+            f"there are {DEPLOYMENTS_MAX} deployments already: remove some first"
+        )
+    _check(body)
+    deployment = DeploymentSet(
+        name,
+        body.replicas,
+        caller.name,
+        body.most or 0,
+        tuple(body.on),
+        body.pinned,
+        body.idle,
+        body.context or 0,
+        body.slots or 0,
+    )
+    machines, _ = _present(gateway)
+    for wanted in body.on:
+        if not any(machine.is_one_of([wanted]) for machine in machines):
+            raise InvalidRequest(_unknown_machine(wanted, machines), "on")
+    if name not in pool.roster and not any(m.library.fetches for m in machines):
+        hint = suggest_names(name, pool.roster.loadable, "`shoal models ls` lists all")
+        none = "no machine has a model that it could load"
+        raise NotFound(f"no machine can load {name}: {hint or none}")
+    await gateway.hub.process(DeploymentOrder(name, deployment, caller.name))
+    machines, placement = _present(gateway)
+    why = {**placement.pending, **placement.unplaced}.get(name)
+    return _info(gateway, deployment, machines, why)
+
+
+@api.delete(
+    "/admin/deployments/{name}",
+    "Keep a model loaded no longer",
+    Scope.ADMIN,
+    pattern=ANYTHING,
+)
+async def remove_deployment(
+    gateway: ModelsGateway, caller: ApiCaller, name: str
+) -> RemovedDeployment:
+    deployments = gateway.hub.pool.deployments
+    if name not in deployments:
+        hint = suggest_names(name, deployments, "`shoal models deployments` lists all")
+        raise NotFound(f"there is no deployment {name[:80]!r}: {hint or 'none is set'}")
+    await gateway.hub.process(DeploymentOrder(name, None, caller.name))
+    return RemovedDeployment(name)
+
+
+def _unknown_machine(name: str, machines: list[Machine]) -> str:
+    known = [machine.shown_name for machine in machines]
+    hint = suggest_names(name, known, "`shoal models ls` lists them")
+    none = "no machine loads models for the pool: `shoal join --load local` does"
+    return f"on: no machine {name[:80]!r} loads models: {hint or none}"
+
+
+def _check(body: SetDeployment) -> None:
+    """Raise InvalidRequest that names a number out of its range."""
+    for field, value, least, most in (
+        ("replicas", body.replicas, 0, REPLICAS_MAX),
+        ("most", body.most, max(1, body.replicas), REPLICAS_MAX),
+        ("context", body.context, 1, CONTEXT_MAX),
+        ("slots", body.slots, 1, SLOTS_MAX),
+        ("idle", body.idle, 0, IDLE_MAX),
+    ):
+        if value is not None and not least <= value <= most:
+            raise InvalidRequest(f"{field}: expected {least} to {most:g}", field)
+    if not body.replicas and not body.most:
+        raise InvalidRequest(
+            "replicas: expected 1 or more, or 0 with `most`; to keep a model loaded no "
+            "longer, delete its deployment",
+            "replicas",
+        )
+    if len(body.on) > MACHINES_MAX:
+        raise InvalidRequest(f"on: expected at most {MACHINES_MAX} machines", "on")
+
+
+def _present(gateway: ModelsGateway) -> tuple[list[Machine], Placement]:
+    directory = gateway.directory
+    return present_placement(
+        gateway.hub.pool,
+        gateway.clock.now(),
+        lambda peer: directory.profile_of(peer).name,
+    )
+
+
+def present_machines(gateway: ModelsGateway) -> list[Machine]:
+    """Return the machines that load models for the pool."""
+    return _present(gateway)[0]
+
+
+def replicas(
+    gateway: ModelsGateway, machines: list[Machine], model: str
+) -> Iterator[Replica]:
+    """Yield the machines that have a model loaded, load it or unload it."""
+    hub, now = gateway.hub, gateway.clock.now()
+    states = {
+        each.machine: each for each in load_states(hub.pool, model, hub.answers, now)
+    }
+    for machine in machines:
+        peer = peer_of(WorkerId(machine.id))
+        order = hub.pool.model_orders.find(machine.id, model)
+        loaded = machine.loaded.get(model)
+        job = None if order is None else order.job_id
+        if loaded is not None and job is None:
+            yield Replica(peer, machine.name, "loaded", loaded.busy)
+        elif loaded is not None:
+            yield Replica(peer, machine.name, "unloading", loaded.busy, job)
+        elif (load := states.get(peer)) is not None:
+            progress = (load.step, load.bytes, load.size, load.seconds)
+            yield Replica(peer, machine.name, "loading", False, job, *progress)
+
+
+def _info(
+    gateway: ModelsGateway,
+    deployment: DeploymentSet,
+    machines: list[Machine],
+    why: str | None,
+) -> DeploymentInfo:
+    return DeploymentInfo(
+        deployment.name,
+        deployment.replicas,
+        bool(deployment.most),
+        deployment.most or None,
+        deployment.on,
+        deployment.pinned,
+        deployment.idle,
+        deployment.context or None,
+        deployment.slots or None,
+        deployment.by,
+        [*replicas(gateway, machines, deployment.name)],
+        why,
+    )
