@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.gguf_headers import gguf
 from engines.outputs import TINY
 from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import (
@@ -19,12 +20,14 @@ from shoal.engines.gguf_files import (
 )
 from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
-POOLING = b"GGUF....\x12\0\0\0bert.pooling_type\x04\0\0\0"
+
+def pooled(pooling: int) -> bytes:
+    return gguf({"general.architecture": "bert", "bert.pooling_type": pooling})
 
 
-def write(path: Path, size: int, head: bytes = b"GGUF") -> Path:
+def write(path: Path, size: int, head: bytes = gguf({})) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(head + bytes(size - len(head)))
+    path.write_bytes(head + bytes(max(0, size - len(head))))
     return path
 
 
@@ -41,8 +44,9 @@ def test_largest_fitting_model_is_selected(tmp_path: Path) -> None:
 
 def test_dependent_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "mmproj-model.gguf", 100)
-    write(tmp_path / "vectors.gguf", 100, POOLING + b"\x01\0\0\0")
+    write(tmp_path / "vectors.gguf", 100, pooled(1))
     write(tmp_path / "unfinished.gguf", 100, b"\0\0\0\0")
+    write(tmp_path / "cut.gguf", 20, gguf()[:20])
     write(tmp_path / "empty.gguf", 0, b"")
 
     assert (
@@ -124,7 +128,7 @@ def test_file_is_found_by_name(tmp_path: Path) -> None:
 def test_pooling_declares_what_a_model_is_for(
     tmp_path: Path, pooling: int, kinds: frozenset[JobKind]
 ) -> None:
-    path = write(tmp_path / "m.gguf", 100, POOLING + bytes([pooling, 0, 0, 0]))
+    path = write(tmp_path / "m.gguf", 100, pooled(pooling))
 
     assert kinds_of(path) == kinds
     assert kinds_of(TINY) == TEXT

@@ -6,15 +6,19 @@ of one input.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from zeroconf import ServiceInfo
 
+from engines.gguf_headers import gguf
 from fuzz import corpus, engine_answers, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from fuzz.own_wire import OWN_WIRE
 from protocols.contexts import protocol_context
+from shoal.domain.errors import PeerError
 from shoal.domain.model_messages import ModelChunk, ModelDone
+from shoal.engines.gguf_header import InvalidGguf, parse_header
 from shoal.models.transfer import IncomingModel
 from shoal.protocols.seam.endpoints import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
@@ -135,6 +139,17 @@ def txt(data: bytes) -> None:
     browser.on_found(service_of(info, KIND), 0.0)
 
 
+def gguf_header(data: bytes) -> None:
+    """The metadata of a file of a model."""
+    try:
+        header = parse_header(BytesIO(data))
+    except InvalidGguf as error:
+        raise PeerError(str(error)) from error
+    assert header.cache >= 0
+    assert header.context >= 0
+    assert isinstance(header.quantization, str)
+
+
 def _cluster() -> list[bytes]:
     unique = {each for some in corpus.lan_exchange() for each in some}
     groups = ("cluster_decode", "cluster_swift_emits", "cluster_rust_emits")
@@ -172,6 +187,7 @@ PARSERS: Mapping[str, Parser] = {
     "handshakes": Parser(handshakes.handshakes, handshakes.seeds),
     "engine_answers": Parser(engine_answers.answers, engine_answers.seeds),
     "engine_inputs": Parser(engine_answers.inputs, engine_answers.input_seeds),
+    "gguf": Parser(gguf_header, lambda: [gguf(), gguf({"a": (1, 2), "b": -0.5})]),
     **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
     **{name: Parser(*each) for name, each in FLEETS.items()},
     **{name: Parser(*each) for name, each in fleet_sessions.SESSIONS.items()},

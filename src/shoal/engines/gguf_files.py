@@ -18,21 +18,18 @@ from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MEMORY_FACTOR
+from shoal.engines.gguf_header import GgufHeader, InvalidGguf, read_header
 from shoal.engines.resources import free_memory
 from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
 FILES_MAX = 2000  # files of one folder that are examined
-HEADER_MAX = 1024 * 1024  # bytes of a file that are searched for its pooling
 UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 
 PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
 
 _NOT_OF_A_MODEL = frozenset({PROJECTOR, "model", "bf16", "f16", "fp16", "f32", "q8_0"})
 
-# A 32-bit number of this name in a GGUF file is the pooling of token vectors:
-# 1 to 3 are the mean, the first and the last one, and 4 ranks a text.
-_POOLING = re.compile(rb"\.pooling_type\x04\0\0\0([\x01-\x04])\0\0\0")
-_RANK = b"\x04"
+_RANK = 4  # of the poolings: the others are the mean, the first and the last vector
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -113,9 +110,17 @@ def largest_fitting_model(
     room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
     sizes = {path: model_size(path) for path in find_models(folders)}
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
-        if 0 < sizes[path] <= room and is_gguf(path) and kinds_of(path) == TEXT:
+        if 0 < sizes[path] <= room and _is_text_model(path):
             return path
     return None
+
+
+def _is_text_model(path: Path) -> bool:
+    """Return whether a file is readable, and a model that writes texts."""
+    try:
+        return kinds_of(path) == TEXT
+    except (OSError, InvalidGguf):
+        return False
 
 
 def find_model(folders: Iterable[ModelFolder], pattern: str) -> Path | None:
@@ -157,13 +162,16 @@ def kinds_of(path: Path) -> frozenset[JobKind]:
     """Return the kinds of work of a GGUF file.
 
     One that declares how to pool its output does nothing else: into vectors, or into
-    the rank of a document.  Raises OSError.
+    the rank of a document.  Raises OSError, and InvalidGguf.
     """
-    with path.open("rb") as file:
-        pooling = _POOLING.search(file.read(HEADER_MAX))
-    if pooling is None:
+    return _kinds_by(read_header(path))
+
+
+def _kinds_by(header: GgufHeader) -> frozenset[JobKind]:
+    pooling = header.pooling
+    if not 0 < pooling <= _RANK:
         return TEXT
-    return RERANKINGS if pooling[1] == _RANK else EMBEDDINGS
+    return RERANKINGS if pooling == _RANK else EMBEDDINGS
 
 
 DEMO_MODEL = "smollm2-135m-instruct"

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import kinds_of
 from shoal.engines.server_kinds import RERANKINGS, TEXT
@@ -74,7 +75,7 @@ def main() -> None:
         try:
             kinds = kinds_of(Path(model.path))
             server = open_server(model, kinds, key)
-        except (RuntimeError, ImportError, OSError) as error:
+        except (RuntimeError, ImportError, OSError, ConfigError) as error:
             reply(replies, OpenFailed(str(error)))
             sys.exit(1)
         reply(replies, ServerOpened(f"{server.listening_address}/v1", key, kinds))
