@@ -37,6 +37,8 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     Feature,
+    ModelAction,
+    ModelOrder,
     Rerank,
     Task,
     Transcription,
@@ -123,6 +125,11 @@ CHATS = st.builds(
             CallStream("f", 1.0, frozenset({Feature.CODE}), "3.12"),
             {"kind": "call_stream", "name": "f", "timeout": 1, "needs": ["code"],
              "python": "3.12"},
+        ),
+        (
+            ModelOrder(ModelAction.LOAD, "m", "anna", 4096, 2),
+            {"kind": "model", "action": "load", "name": "m", "machine": "anna",
+             "context": 4096, "slots": 2},
         ),
     ],
 )  # fmt: skip

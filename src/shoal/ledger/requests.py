@@ -8,7 +8,7 @@ import hashlib
 
 from shoal.domain.ids import JobId
 from shoal.domain.job_kinds import WORK_TYPES
-from shoal.domain.work import JSON, Call, CallStream, JobKind, ModelAction, Work
+from shoal.domain.work import JSON, Call, CallStream, JobKind, ModelOrder, Work
 from shoal.ledger.canonical import encode_any
 from shoal.ledger.keys import Signer
 from shoal.ledger.worker_receipts import HASH
@@ -30,10 +30,12 @@ def request_of(work: Work) -> bytes:
             found |= _call_fields(work)
         case CallStream():
             found |= _call_fields(work)
+        case ModelOrder(action=action):
+            found |= {each: getattr(work, each) for each in _NAMES[type(work)]}
+            found["action"] = action.value
         case _:
             for name in _NAMES[type(work)]:
-                given = getattr(work, name)
-                found[name] = given.value if isinstance(given, ModelAction) else given
+                found[name] = getattr(work, name)
             found["options"] = found.get("options") or None
     return encode_any(
         {name: value for name, value in found.items() if value is not None}
