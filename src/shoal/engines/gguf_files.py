@@ -164,10 +164,11 @@ def kinds_of(path: Path) -> frozenset[JobKind]:
     One that declares how to pool its output does nothing else: into vectors, or into
     the rank of a document.  Raises OSError, and InvalidGguf.
     """
-    return _kinds_by(read_header(path))
+    return kinds_by_header(read_header(path))
 
 
-def _kinds_by(header: GgufHeader) -> frozenset[JobKind]:
+def kinds_by_header(header: GgufHeader) -> frozenset[JobKind]:
+    """Return the kinds of work of a GGUF file with these metadata."""
     pooling = header.pooling
     if not 0 < pooling <= _RANK:
         return TEXT
@@ -188,7 +189,7 @@ def install_demo_model(*, again: bool = False) -> str:
 
 def has_demo_model() -> bool:
     """Return whether the demo's model is installed."""
-    return _demo_model_file() is not None
+    return demo_model_file() is not None
 
 
 def demo_model_path() -> Path:
@@ -196,7 +197,7 @@ def demo_model_path() -> Path:
 
     Reads all of its 98 MB.  Raises ConfigError if it is not installed or damaged.
     """
-    path = _demo_model_file()
+    path = demo_model_file()
     if path is None:
         raise ConfigError(
             f"the demo model {DEMO_MODEL} is not installed: {install_demo_model()}"
@@ -216,7 +217,8 @@ def check_digest(path: Path, expected: str) -> None:
         )
 
 
-def _demo_model_file() -> Path | None:
+def demo_model_file() -> Path | None:
+    """Return the path of the demo's model, not verified; None: it is not installed."""
     # The package is located but not imported: importing it requires an unwanted
     # library.
     package = find_spec(DEMO_PACKAGE)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError, InvalidRequest, ShoalError
+from shoal.engines.gguf_files import DEMO_MODEL, demo_model_file, find_models, parts_of
 from shoal.engines.gguf_files import ModelFolder as Files
-from shoal.engines.gguf_files import find_models, parts_of
 from shoal.models.names import PARTS_MAX, check_file_name, check_model_name
 
 CHUNK = 1_048_576  # bytes; other programs send the same
@@ -260,6 +260,26 @@ def stored_models(folder: Path) -> list[StoredModel]:
     except OSError as error:
         raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
     return sorted(found, key=lambda each: each.name)[:MODELS_MAX]
+
+
+def loadable_files(
+    folder: Path, folders: Iterable[Files]
+) -> Iterator[tuple[str, Path]]:
+    """Yield the GGUF files of this machine, with their models' names.
+
+    These are the names of ``stored_models(folder)``, and elsewhere those of the files.
+
+    Raises ConfigError if ``folder`` is not readable.
+    """
+    stored = {each.gguf: each.name for each in stored_models(folder)}
+    for path, name in stored.items():
+        if path is not None:
+            yield name, path
+    for path in find_models(folders):
+        if path not in stored:
+            yield path.stem, path
+    if (demo := demo_model_file()) is not None:
+        yield DEMO_MODEL, demo
 
 
 def stored_model(path: Path, name: str) -> StoredModel:

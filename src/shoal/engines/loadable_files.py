@@ -1,0 +1,139 @@
+"""The model files of a machine that its embedded engine can load."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from shoal.domain.work import Feature
+from shoal.domain.worker import LoadableModel
+from shoal.engines.catalog import MODELS_MAX, is_valid_name
+from shoal.engines.gguf_files import (
+    kinds_by_header,
+    model_size,
+    parts_of,
+    projector_of,
+)
+from shoal.engines.gguf_header import InvalidGguf, read_header
+from shoal.engines.server_kinds import LLAMA_SERVER, TEXT, describe_model
+
+EMBEDDED = "embedded"
+TEMPLATE = "tokenizer.chat_template"
+# Keys of a projector's metadata that say what it makes tokens of.
+_SENSES = {
+    "clip.has_vision_encoder": Feature.IMAGES,
+    "clip.has_audio_encoder": Feature.AUDIO,
+}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+ListFiles: TypeAlias = Callable[[], Iterable[tuple[str, Path]]]
+"""Lists files of models with their names; the first of a name counts."""
+
+log = logging.getLogger("shoal.engines")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableFile:
+    """A file, or the first part of one, and what it is."""
+
+    path: Path
+    model: LoadableModel
+
+
+class FileLibrary:
+    """The models among some files, as of the last ``scan``."""
+
+    def __init__(self, list_files: ListFiles) -> None:
+        self.files: Mapping[str, LoadableFile] = {}
+        self._list_files = list_files
+        # What was read of each file, and of which size and time it was then.
+        self._known: dict[Path, tuple[object, LoadableModel | None]] = {}
+
+    def scan(self) -> None:
+        """Look for models again; files that have not changed are not read.
+
+        Blocks on the disk.
+        """
+        known, self._known = self._known, {}
+        files: dict[str, LoadableFile] = {}
+        for name, path in self._list_files():
+            if len(files) >= MODELS_MAX:
+                break
+            if name in files or not is_valid_name(name):
+                continue
+            stamp = _stamp(path)
+            if path not in known or known[path][0] != stamp:
+                known[path] = stamp, _described(path)
+            self._known[path] = known[path]
+            if (model := known[path][1]) is not None:
+                files[name] = LoadableFile(path, replace(model, name=name))
+        self.files = files
+
+
+def describe_file(path: Path) -> LoadableModel:
+    """Describe the model of a GGUF file, under the file's name.
+
+    Raises InvalidGguf, and OSError.
+    """
+    header, projector = read_header(path), projector_of(path)
+    kinds = kinds_by_header(header)
+    features = describe_model(
+        LLAMA_SERVER,
+        path.stem,
+        kinds=kinds,
+        lacks=() if "tools" in header.text(TEMPLATE) else (Feature.TOOLS,),
+        modalities=() if projector is None else _senses(projector),
+    ).features
+    files = [*parts_of(path), *([projector] if projector else ())]
+    return LoadableModel(
+        path.stem,
+        sum(model_size(each) for each in (path, projector) if each is not None),
+        kinds,
+        features | {Feature.CONTINUE} if kinds == TEXT else features,
+        header.context,
+        header.cache,
+        header.quantization,
+        _digest(path) if len(files) == 1 else "",
+        EMBEDDED,
+    )
+
+
+def _described(path: Path) -> LoadableModel | None:
+    try:
+        model = describe_file(path)
+    except (OSError, InvalidGguf) as error:
+        log.info("no model path=%s reason=%r", path, str(error))
+        return None
+    return model if model.size else None  # a part is missing
+
+
+def _stamp(path: Path) -> object:
+    """Return what changes with a file, its parts, or the projector beside it."""
+    try:
+        projector = projector_of(path)
+        files = [*parts_of(path), *([projector] if projector else ())]
+        found = [(each, each.stat()) for each in files]
+    except OSError as error:
+        return str(error)
+    return [(path, status.st_size, status.st_mtime_ns) for path, status in found]
+
+
+def _senses(projector: Path) -> frozenset[Feature]:
+    try:
+        values = read_header(projector).values
+    except (OSError, InvalidGguf):
+        return frozenset()
+    return frozenset(each for key, each in _SENSES.items() if values.get(key) is True)
+
+
+def _digest(path: Path) -> str:
+    """Return the address of a file's contents, where its place has it.
+
+    Hugging Face's cache names what it stores by its SHA-256.
+    """
+    name = path.resolve().name
+    return f"sha256:{name}" if _SHA256.fullmatch(name) else ""
