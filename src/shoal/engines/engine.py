@@ -28,6 +28,33 @@ class Finished:
 Item: TypeAlias = AnswerPiece | Finished
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far work has come that is no answer: a share from 0 to 1, if it is known."""
+
+    share: float | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process has done so far.
+
+    ``seconds`` are those of processors; ``read`` and ``memory`` are in bytes.
+    """
+
+    seconds: float
+    read: int
+    memory: int
+
+    def has_moved_since(self, earlier: "Activity") -> bool:
+        """Return whether the process has done anything since then."""
+        return (self.seconds, self.read) != (
+            earlier.seconds,
+            earlier.read,
+        ) or self.memory > earlier.memory
+
+
 class Engine(Protocol):
     """Runs one or more models."""
 
@@ -70,5 +97,5 @@ class WorkRunner(Protocol):
 
     def run(
         self, work: Work, continues: str = "", thoughts: str = ""
-    ) -> AsyncGenerator[Item, None]:
-        """Run ``work`` as ``Engine.run`` does."""
+    ) -> AsyncGenerator[Item | Progress, None]:
+        """Run ``work`` as ``Engine.run`` does; what is no inference may report."""

@@ -19,7 +19,7 @@ from shoal.domain import work as works
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.engines.continuation import continue_answer
-from shoal.engines.engine import Finished, Item
+from shoal.engines.engine import Activity, Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
 from shoal.engines.llama_process import CLOSED, LlamaProcess
 from shoal.engines.openai_server import OpenAIEngine
@@ -93,6 +93,10 @@ class LlamaEngine:
     def pid(self) -> int | None:
         """Process ID of the child, for monitoring."""
         return self._process.pid if self._process is not None else None
+
+    def activity(self) -> Activity | None:
+        """Return what the child has done so far; None: there is none."""
+        return None if self._process is None else self._process.activity()
 
     async def start(self) -> None:
         await asyncio.to_thread(check_installed, self._path)
@@ -211,9 +215,14 @@ def restart_delay(failures: int) -> float:
     return min(2.0 ** min(failures - 2, 10), RESTART_DELAY_MAX)
 
 
+def is_installed() -> bool:
+    """Return whether this machine has the engine."""
+    return find_spec("xllamacpp") is not None
+
+
 def check_installed(path: Path) -> None:
     """Raise ConfigError if the engine or the model file is missing."""
-    if find_spec("xllamacpp") is None:
+    if not is_installed():
         raise ConfigError(
             f"the embedded engine is not installed: {install_extra('llm')}"
         )

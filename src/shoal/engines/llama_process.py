@@ -7,9 +7,11 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 import msgspec
+import psutil
 
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import JobKind
+from shoal.engines.engine import Activity
 from shoal.engines.llama_child import ModelToOpen, OpenFailed, Reply, ServerOpened
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.processes.programs import describe_exit
@@ -79,6 +81,18 @@ class LlamaProcess:
                 raise ConfigError(first_error(self._log_text) or reason)
             case None:
                 raise Unavailable(await self._exit)
+
+    def activity(self) -> Activity | None:
+        """Return what the process has done so far; None: it has ended."""
+        try:
+            process = psutil.Process(self.pid)
+            times, memory = process.cpu_times(), process.memory_info().rss
+            # Not on macOS, where the time to wait for a disk does not count.
+            counters = getattr(process, "io_counters", None)
+            read = counters().read_bytes if counters else 0
+        except psutil.Error:
+            return None
+        return Activity(times.user + times.system, read, memory)
 
     async def exit_reason_soon(self) -> str | None:
         """Wait shortly for the end of the process; return its reason, or None."""

@@ -75,7 +75,8 @@ class WorkerEvent:
 
     kind: str  # joined, lost, leaving (draining), left; before it joined: waiting (for
     # the coordinator), refused (for good); of an engine: unavailable, available; of
-    # pairing: paired, unpaired; of the throttle: paused, throttled, resumed
+    # pairing: paired, unpaired; of the throttle: paused, throttled, resumed; of a model
+    # that is loaded on order: loading, failed
     reason: str = ""
 
 

@@ -17,7 +17,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.trace_context import read_traceparent
 from shoal.domain.work import JSON, Chat, Work, describe_target
-from shoal.engines.engine import TRACEPARENT, Finished, Item, WorkRunner
+from shoal.engines.engine import TRACEPARENT, Finished, Item, Progress, WorkRunner
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
@@ -26,7 +26,7 @@ DROPPED_SHARE = 4  # a quarter of the messages at a time: few attempts, little l
 
 async def run_trimmed(
     runner: WorkRunner, work: Work, continues: str = "", thoughts: str = ""
-) -> AsyncGenerator[Item, None]:
+) -> AsyncGenerator[Item | Progress, None]:
     """Run ``work`` as ``runner`` does; shorten a chat that is too long.
 
     Raises ContextExceeded if even the last message is too long.
@@ -87,13 +87,31 @@ class EngineSlots:
         self.engine = engine
         self._chosen = chosen
         self.total = chosen or total
-        self.jobs = 0
+        self._jobs = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._throttle = throttle or OwnerThrottle()
         self._throttle.listen(self._update)
         self._extra = 0
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._update()
+
+    @property
+    def jobs(self) -> int:
+        return self._jobs
+
+    @jobs.setter
+    def jobs(self, jobs: int) -> None:
+        self._jobs = jobs
+        if jobs:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until all jobs have ended."""
+        await self._idle.wait()
 
     def resize(self, total: int) -> None:
         """Set how many slots there are; jobs beyond them run to their ends."""
@@ -334,6 +352,10 @@ class RunningJobs:
                         return words.Completed(
                             job_id, lease, piece.finish_reason, piece.usage
                         )
+                    if isinstance(piece, Progress):
+                        told = (piece.share, piece.remark)
+                        await self._send(words.CallProgress(job_id, lease, *told))
+                        continue
                     await self._send(words.AnswerChunk(job_id, lease, [piece]))
             return words.Failed(job_id, lease, "the engine stopped without an answer")
         except (errors.Unavailable, errors.ClientError, errors.JobError) as error:

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from shoal.domain.errors import Unavailable
-from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
+from shoal.domain.work import ANY_MODEL, JobKind, ModelOrder, Task, Work
 from shoal.domain.worker import Offer, ServedModel
 from shoal.engines.engine import Engine
 from shoal.engines.text_tasks import TaskRunner
@@ -49,8 +49,13 @@ class EngineMonitor:
     _report: Callable[[WorkerEvent], None]
     _load: Callable[[], Awaitable[None]] | None = None
     unavailable_reason: str | None = None
+    started: asyncio.Event = field(default_factory=asyncio.Event)
     _check_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _timeouts: int = 0  # consecutive checks without an answer
+
+    def __post_init__(self) -> None:
+        if self._load is None:
+            self.started.set()
 
     @property
     def models(self) -> Sequence[ServedModel]:
@@ -69,6 +74,7 @@ class EngineMonitor:
         if self._load is not None:
             await self._load()
             self._load = None
+            self.started.set()
 
     def request_check(self) -> None:
         """Request a check soon."""
@@ -217,7 +223,7 @@ class SeparateOffers:
 MODELS_MAX = 256  # offered models of all engines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OfferedEngine:
     """An engine, and the selection of its models."""
 
@@ -248,6 +254,33 @@ class OfferedModel:
         return "" if others else first.slots.engine
 
 
+class LibraryOrders(Protocol):
+    """Loads and unloads the models of a library: see ``ModelOrders``."""
+
+    backend: ModelBackend
+
+    @property
+    def offer(self) -> Offer | None:
+        """The offer of the library; None: nothing can be loaded now."""
+
+    def bind(
+        self,
+        add: Callable[[OfferedEngine], None],
+        remove: Callable[[OfferedEngine, str], None],
+        serves: Callable[[str], bool],
+    ) -> None:
+        """Set how engines are offered, withdrawn, and found by a model's name."""
+
+    async def watch(self, on_change: Callable[[], None]) -> None:
+        """Look for models again and again, until cancelled."""
+
+    def leave(self) -> None:
+        """Stop what is being loaded, and accept no more orders."""
+
+    async def close(self) -> None:
+        """Stop what is being loaded, and close all engines."""
+
+
 class JointOffers:
     """Offers the models of engines by one agent, or to all coordinators that dial.
 
@@ -262,6 +295,8 @@ class JointOffers:
         on_event: receives the events of a model, or of None if nothing is offered.
         other_offers: are made beside those of models.
         report_others: receives the events of the other offers.
+        orders: load and unload further models; None: those of the engines are all.
+        slots: those of the engines, which the agent reports: follows what is added.
     """
 
     def __init__(
@@ -281,19 +316,27 @@ class JointOffers:
         *,
         other_offers: tuple[Offer, ...] = (),
         report_others: Callable[[WorkerEvent], None] | None = None,
+        orders: LibraryOrders | None = None,
+        slots: list[EngineSlots] | None = None,
     ) -> None:
-        self._engines = engines
+        self._engines = [*engines]
+        self._orders = orders
+        if orders is not None:
+            orders.bind(self._add, self._remove, lambda name: name in self._offered)
+        self._slots = [each.slots for each in engines] if slots is None else slots
         self._other_offers = other_offers
         self._report_others = report_others
         self._describe = describe
         self._on_event = on_event
-        self._backends: dict[tuple[int, ServedModel], ModelBackend] = {}
+        self._backends: dict[tuple[OfferedEngine, ServedModel], ModelBackend] = {}
         self._offered: Mapping[str, OfferedModel] = self._current_models()
         self._joined = False  # whether the agent has joined
         self._admitted = asyncio.Event()  # it was, once
         # Models to load: their joining is reported once they are.
         self._unreported = {name for each in engines for name in _expected(each)}
         self._leaving = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        self._polls: dict[OfferedEngine, asyncio.Task[None]] = {}
         self._agent = create_agent(
             self._find, self._offers(), self._report, self._admitted.set
         )
@@ -303,16 +346,41 @@ class JointOffers:
 
         Raises ConfigError if a model cannot be loaded.
         """
-        async with asyncio.TaskGroup() as tasks:
-            polls = [tasks.create_task(self._poll(each)) for each in self._engines]
-            await self._agent.run()
-            for each in polls:
-                each.cancel()
+        try:
+            async with self._tasks as tasks:
+                for engine in self._engines:
+                    self._polls[engine] = tasks.create_task(self._poll(engine))
+                background: list[asyncio.Task[None]] = []
+                if self._orders is not None:
+                    watch = self._orders.watch(self._send_offers)
+                    background.append(tasks.create_task(watch))
+                await self._agent.run()
+                for each in (*self._polls.values(), *background):
+                    each.cancel()
+        finally:
+            if self._orders is not None:
+                await self._orders.close()
 
     def leave(self) -> None:
         """Accept no more jobs, finish the running ones, and end ``run``."""
         self._leaving.set()
+        if self._orders is not None:
+            self._orders.leave()
         self._agent.leave(STOPPED)
+
+    def _add(self, engine: OfferedEngine) -> None:
+        """Offer the models of another engine, which is started."""
+        self._engines.append(engine)
+        self._slots.append(engine.slots)
+        self._polls[engine] = self._tasks.create_task(self._poll(engine))
+        self._synchronize()
+
+    def _remove(self, engine: OfferedEngine, reason: str) -> None:
+        """Withdraw the models of an engine; the caller closes it."""
+        self._engines.remove(engine)
+        self._slots.remove(engine.slots)
+        self._polls.pop(engine).cancel()
+        self._synchronize(reason)
 
     async def _poll(self, engine: OfferedEngine) -> None:
         if expected := _expected(engine):
@@ -337,19 +405,24 @@ class JointOffers:
         for name in loaded & self._offered.keys() if self._joined else ():
             self._on_event(self._offered[name], WorkerEvent("joined"))
 
-    def _synchronize(self) -> None:
-        """Report added and removed models to the coordinator and the user."""
+    def _send_offers(self) -> None:
+        self._agent.update_offers(self._offers())
+
+    def _synchronize(self, reason: str = "") -> None:
+        """Report added and removed models to the coordinator and the user.
+
+        ``reason`` is why some were removed; empty: see their engine.
+        """
         before, described = self._offered, _descriptions(self._offered)
         self._offered = self._current_models()
         if described == _descriptions(self._offered):
             return
-        self._agent.update_offers(self._offers())
+        self._send_offers()
         if not self._joined:
             return
         for name in before.keys() - self._offered.keys() - self._unreported:
-            self._on_event(
-                before[name], WorkerEvent("left", self._removal_reason(before[name]))
-            )
+            why = reason or self._removal_reason(before[name])
+            self._on_event(before[name], WorkerEvent("left", why))
         for name in self._offered.keys() - before.keys() - self._unreported:
             self._on_event(self._offered[name], WorkerEvent("joined"))
 
@@ -382,7 +455,11 @@ class JointOffers:
             replace(self._describe(offered.model, offered.slots), engine=offered.engine)
             for offered in self._offered.values()
         )
-        return (*self._other_offers, *models)
+        library = None if self._orders is None else self._orders.offer
+        others = (
+            self._other_offers if library is None else (*self._other_offers, library)
+        )
+        return (*others, *models)
 
     def _current_models(self) -> Mapping[str, OfferedModel]:
         """Return the models of all engines by name, in the engines' order.
@@ -391,14 +468,13 @@ class JointOffers:
         """
         for engine in self._engines:
             engine.slots.resize(engine.monitor.engine.slots)
-        served = {
-            (number, model): engine
-            for number, engine in enumerate(self._engines)
+        served = [
+            (engine, model)
+            for engine in self._engines
             for model in engine.select(engine.monitor.models)
-        }
+        ]
         self._backends = {
-            key: self._backends.get(key) or _backend(engine, key[1])
-            for key, engine in served.items()
+            each: self._backends.get(each) or _backend(*each) for each in served
         }
         found: dict[str, OfferedModel] = {}
         for (_, model), backend in self._backends.items():
@@ -414,6 +490,8 @@ class JointOffers:
 
         The first one wins a tie.
         """
+        if isinstance(work, ModelOrder):
+            return None if self._orders is None else self._orders.backend
         if isinstance(work, Task) or work.model == ANY_MODEL:
             chatting = (each for each in self._offered.values() if _chats(each.model))
             backends = [backend for offered in chatting for backend in offered.backends]

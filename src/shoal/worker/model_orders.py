@@ -1,0 +1,336 @@
+"""Carries out a coordinator's orders to load and unload models of this machine.
+
+The coordinator knows what is waited for; this machine knows what it has, and how much
+memory its owner lends.  Several orders for one model wait for the same load, which ends
+with the last of them; what is loaded stays, whoever ordered it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
+from shoal.domain.work import ModelAction, ModelOrder, Work
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
+from shoal.engines.engine import Activity, Finished, Progress
+from shoal.worker.agent import WorkerEvent
+from shoal.worker.jobs import EngineSlots, ModelBackend
+from shoal.worker.model_offers import CHECK_INTERVAL, OfferedEngine
+
+ORDERS = 2  # at a time
+PROGRESS_INTERVAL = 5.0  # seconds between reports
+SHOWN_STEP = 0.1  # of a load, between lines for the owner
+SLOTS_MAX = 1024  # of a model
+CONTEXT_MAX = 2**31 - 1  # tokens
+GB = 1e9
+UNLOADED = "unloaded on order"
+LEAVING = "this worker is leaving"
+
+log = logging.getLogger("shoal.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableEngine:
+    """An engine of its own for a model, which is not loaded yet.
+
+    ``activity`` returns what its process has done so far; None: there is none.
+    """
+
+    offered: OfferedEngine
+    activity: Callable[[], Activity | None]
+
+
+@dataclass(slots=True, eq=False)
+class _HeldModel:
+    """A model that is loaded, or is being loaded or unloaded.
+
+    ``memory`` is what it needs.  ``loading`` is None once it is loaded; ``orders`` wait
+    for that.  ``gone`` is set when its memory is free again.
+    """
+
+    memory: int
+    size: int = 0
+    engine: LoadableEngine | None = None
+    loading: asyncio.Task[None] | None = None
+    orders: int = 0
+    ending: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def activity(self) -> Activity | None:
+        return None if self.engine is None else self.engine.activity()
+
+
+class ModelOrders:
+    """Loads and unloads the models of a library.
+
+    Args:
+        library: returns the models that can be loaded, as of the last ``scan``, and the
+            limits.
+        scan: looks for models again.
+        describe: returns the offer of a library.
+        open_engine: returns an engine for a model, with a context in tokens for each of
+            a number of slots.  Raises ConfigError.
+        report: receives the events of a model, for the owner: loading, and failed.
+        slots: those of orders.
+    """
+
+    def __init__(
+        self,
+        library: Callable[[], ModelLibrary],
+        scan: Callable[[], Awaitable[None]],
+        describe: Callable[[ModelLibrary], Offer],
+        open_engine: Callable[[LoadableModel, int, int], Awaitable[LoadableEngine]],
+        report: Callable[[str, WorkerEvent], None],
+        slots: EngineSlots,
+    ) -> None:
+        self.backend = ModelBackend(self, slots)
+        self._library = library
+        self._scan = scan
+        self._describe = describe
+        self._open_engine = open_engine
+        self._report = report
+        self._held: dict[str, _HeldModel] = {}
+        self._leaving = False
+        self._add: Callable[[OfferedEngine], None] = _unbound
+        self._remove: Callable[[OfferedEngine, str], None] = _unbound
+        self._serves: Callable[[str], bool] = lambda name: False
+
+    def bind(
+        self,
+        add: Callable[[OfferedEngine], None],
+        remove: Callable[[OfferedEngine, str], None],
+        serves: Callable[[str], bool],
+    ) -> None:
+        """Set how engines are offered, and withdrawn for a reason.
+
+        ``serves`` says whether an engine offers a model of some name.
+        """
+        self._add, self._remove, self._serves = add, remove, serves
+
+    @property
+    def offer(self) -> Offer | None:
+        """The offer of the library; None: nothing can be loaded now."""
+        library = self._library()
+        if not library.models and not library.fetches:
+            return None
+        return self._describe(library)
+
+    async def watch(self, on_change: Callable[[], None]) -> None:
+        """Look for models again and again, until cancelled."""
+        while True:
+            before = self._library()
+            await asyncio.sleep(CHECK_INTERVAL)
+            await self._scan()
+            if self._library() != before:
+                on_change()
+
+    @property
+    def memory(self) -> int:
+        """The bytes that the held models need."""
+        return sum(each.memory for each in self._held.values())
+
+    def hold(self, name: str, engine: LoadableEngine, memory: int) -> None:
+        """Count a model that is offered from the start."""
+        self._held[name] = _HeldModel(memory, engine=engine)
+
+    def leave(self) -> None:
+        """Stop what is being loaded, and accept no more orders."""
+        self._leaving = True
+        for each in self._held.values():
+            if each.loading is not None:
+                each.loading.cancel()
+
+    async def close(self) -> None:
+        """Stop what is being loaded, and close all engines."""
+        self.leave()
+        held = [*self._held.values()]
+        loading = [each.loading for each in held if each.loading is not None]
+        await asyncio.gather(*loading, return_exceptions=True)
+        for each in held:
+            if each.engine is not None:
+                await each.engine.offered.monitor.engine.close()
+        self._held.clear()
+
+    async def run(
+        self, work: Work, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Progress | Finished, None]:
+        """Carry out an order, as ``WorkRunner`` runs work.
+
+        Raises Unavailable and NotFound if this machine cannot now, and JobError if the
+        engine failed.
+        """
+        if not isinstance(work, ModelOrder):
+            raise NotFound("this is for orders about models")
+        if self._leaving:
+            raise Unavailable(LEAVING)
+        act = self._load if work.action is ModelAction.LOAD else self._unload
+        async with aclosing(act(work)) as steps:
+            async for step in steps:
+                yield step
+        yield Finished()
+
+    async def _load(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
+        name = order.name
+        while (held := self._held.get(name)) is not None and held.ending:
+            await held.gone.wait()
+        if held is None:
+            if self._serves(name):
+                return
+            held = self._begin(order)
+        if held.loading is None:  # it is loaded, or will be from the start
+            async for step in self._until_started(held):
+                yield step
+            return
+        loading = held.loading
+        held.orders += 1
+        try:
+            async for step in self._until(loading, held, name):
+                yield step
+            if loading.cancelled():
+                raise Unavailable(LEAVING if self._leaving else UNLOADED)
+            loading.result()
+        except ConfigError as error:
+            raise JobError(str(error)) from error
+        finally:
+            held.orders -= 1
+            if not held.orders and not loading.done():
+                held.ending = True
+                loading.cancel()
+
+    def _begin(self, order: ModelOrder) -> _HeldModel:
+        """Begin to load a model.  Raises NotFound, and Unavailable for its memory."""
+        library = self._library()
+        if (model := library.find(order.name)) is None:
+            raise NotFound(f"this machine has no model {order.name!a:.256} to load")
+        context = min(
+            order.context if order.context > 0 else library.context, CONTEXT_MAX
+        )
+        if model.context:
+            context = min(context, model.context)
+        slots = min(order.slots if order.slots > 0 else library.slots, SLOTS_MAX)
+        need = model.memory(context, slots)
+        if library.memory and self.memory + need > library.memory:
+            lent, taken = _gb(library.memory), _gb(self.memory)
+            raise Unavailable(
+                f"{model.name} needs {_gb(need)} of memory (for {slots} slots of "
+                f"{context} tokens), and of the {lent} that this machine lends to "
+                f"models, {taken} are taken; unload another, or raise --memory there"
+            )
+        held = self._held[order.name] = _HeldModel(need, model.size)
+        self._report(order.name, WorkerEvent("loading", "on order"))
+        loading = asyncio.create_task(self._open(model, held, context, slots))
+        loading.add_done_callback(partial(self._on_opened, order.name, held))
+        held.loading = loading
+        return held
+
+    async def _open(
+        self, model: LoadableModel, held: _HeldModel, context: int, slots: int
+    ) -> None:
+        """Load a model and offer it.  Raises ConfigError."""
+        held.engine = await self._open_engine(model, context, slots)
+        try:
+            await held.engine.offered.monitor.load()
+        except BaseException:
+            held.ending = True
+            await held.engine.offered.monitor.engine.close()
+            raise
+        self._add(held.engine.offered)
+
+    def _on_opened(
+        self, name: str, held: _HeldModel, loading: "asyncio.Task[None]"
+    ) -> None:
+        """Forget a model that could not be loaded, or whose load was stopped."""
+        held.loading = None
+        if loading.cancelled() or loading.exception() is not None:
+            reason = "stopped" if loading.cancelled() else str(loading.exception())
+            self._forget(name, held)
+            self._report(name, WorkerEvent("failed", reason))
+
+    async def _unload(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
+        name = order.name
+        while (held := self._held.get(name)) is not None and held.ending:
+            await held.gone.wait()
+        if held is None:
+            if self._serves(name):
+                raise JobError(f"{name} is not unloaded here: its server does that")
+            return
+        if held.loading is not None:
+            held.ending = True
+            held.loading.cancel()
+            await held.gone.wait()
+            return
+        async for step in self._until_started(held):
+            yield step
+        assert held.engine is not None, "it is loaded"
+        engine = held.engine.offered
+        held.ending = True
+        self._remove(engine, UNLOADED)
+        idle = asyncio.create_task(engine.slots.wait_idle())
+        try:
+            # Its jobs may take minutes.
+            async for step in self._until(idle, held, ""):
+                yield step
+        except BaseException:
+            held.ending = False
+            self._add(engine)
+            raise
+        finally:
+            idle.cancel()
+        try:
+            await engine.monitor.engine.close()
+        finally:
+            self._forget(name, held)
+
+    def _forget(self, name: str, held: _HeldModel) -> None:
+        held.ending = True
+        if self._held.get(name) is held:
+            del self._held[name]
+        held.gone.set()
+
+    async def _until_started(self, held: _HeldModel) -> AsyncGenerator[Progress, None]:
+        """Wait for a model that is offered from the start."""
+        assert held.engine is not None, "it is loaded, or will be"
+        if held.engine.offered.monitor.started.is_set():
+            return
+        started = asyncio.create_task(held.engine.offered.monitor.started.wait())
+        try:
+            async for step in self._until(started, held, ""):
+                yield step
+        finally:
+            started.cancel()
+
+    async def _until(
+        self, task: "asyncio.Task[object]", held: _HeldModel, shown: str
+    ) -> AsyncGenerator[Progress, None]:
+        """Report progress until a task has ended, as long as its process does anything.
+
+        Silence says that nothing moves.  ``shown`` is the name of the model whose
+        progress the owner sees; empty: none.
+        """
+        last, reached, printed = held.activity(), 0.0, 0.0
+        while not task.done():
+            await asyncio.wait((task,), timeout=PROGRESS_INTERVAL)
+            now = held.activity()
+            if task.done() or now is None:
+                continue
+            if last is None or now.has_moved_since(last):
+                if held.size:
+                    reached = max(reached, min(0.99, now.memory / held.size))
+                yield Progress(reached or None, f"{_gb(now.memory)} in memory")
+                if shown and reached - printed >= SHOWN_STEP:
+                    printed = reached
+                    self._report(
+                        shown, WorkerEvent("loading", f"on order: {reached:.0%}")
+                    )
+            last = now
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.1f} GB"
+
+
+def _unbound(*args: object) -> None:
+    raise AssertionError("orders come once offers are made")
