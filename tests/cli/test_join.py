@@ -3,7 +3,13 @@
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli.pool.join import command, normalize_url, parse_privacy
+from shoal.cli.pool.join import (
+    check_config,
+    command,
+    normalize_url,
+    parse_privacy,
+)
+from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError
 
 
@@ -43,6 +49,19 @@ def test_privacy_class_is_read_in_any_case(given: str) -> None:
 def test_unknown_privacy_class_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected any, public or private"):
         parse_privacy("secret")
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (JoinConfig(load="all"), "--load all: expected one of none, local, pull"),
+        (JoinConfig(memory=-1.0), "--memory -1: expected a number of gigabytes"),
+        (JoinConfig(memory=float("inf")), "--memory inf: expected"),
+    ],
+)
+def test_invalid_limit_of_models_is_refused(config: JoinConfig, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_config(config)
 
 
 def test_short_help_has_what_a_first_user_needs() -> None:

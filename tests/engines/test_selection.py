@@ -199,6 +199,20 @@ async def test_largest_file_is_the_default(
     assert (await ask(source.engine, "ping")).text == "pong"
 
 
+@pytest.mark.parametrize("engines", [(), ("embedded",)])
+async def test_without_a_named_model_files_wait_for_an_order(
+    stack: AsyncExitStack, engines: tuple[str, ...]
+) -> None:
+    around = SearchLocations((), (gguf_files.ModelFolder(TINY.parent, "*.gguf"),))
+    options = EngineOptions(engines, on_order=True)
+
+    assert await find_engines(options, around, stack) == []
+
+    options = EngineOptions(engines, models=("tiny",), on_order=True)
+    (source,) = await find_engines(options, around, stack)
+    assert offered(source) == ["tiny"]
+
+
 async def test_servers_and_files_can_be_combined(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:

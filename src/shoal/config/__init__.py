@@ -365,6 +365,21 @@ class JoinConfig:
     threads: int = setting(
         "threads of the embedded engine; 0: all cores but one", 0, "N", everyday=True
     )
+    load: str = setting(
+        "models that the coordinator may load here and unload: local (the files that "
+        "are here), pull (also those of other machines, after copying them) or none; "
+        "with local or pull given, none is loaded until one is needed (default: local)",
+        "",
+        "none|local|pull",
+        everyday=True,
+    )
+    memory: float = setting(
+        "memory for the models of the embedded engine, of which several are loaded "
+        "at a time; 0: what is free at the start, less a tenth",
+        0.0,
+        "GB",
+        everyday=True,
+    )
     provider_type: str = setting(
         "kind of this machine, for protocols that report it: DESKTOP, or SEEKER (a "
         "phone)",

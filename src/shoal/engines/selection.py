@@ -18,10 +18,10 @@ from shoal.domain.worker import ServedModel
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.engine import Engine
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
+from shoal.engines.loadable_files import EMBEDDED
 from shoal.engines.openai_server import LATEST, EngineLoading, OpenAIEngine
 
 AUTO = "auto"
-EMBEDDED = "embedded"
 SLOTS = 4  # of the embedded engine
 LISTED_MAX = 10  # models that a message names
 LOADING_RETRY = 2.0  # seconds until a server that loads its model is asked again
@@ -46,6 +46,7 @@ class EngineOptions:
         context: tokens of a job in the embedded engine; 0: its default.
         threads: threads of the embedded engine; 0: its default.
         any_field: as in ``OpenAIEngine``.
+        on_order: files are loaded on order: without a named one, none is chosen.
     """
 
     engines: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class EngineOptions:
     context: int = 0
     threads: int = 0
     any_field: bool | None = None
+    on_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ async def find_engines(
         files.append(
             (name, await asyncio.to_thread(_model_file, name, sources, locations))
         )
-    if not files and (EMBEDDED in engines or not sources):
+    chooses = not options.on_order and (EMBEDDED in engines or not sources)
+    if not files and chooses:
         files = [await asyncio.to_thread(_local_model, locations)]
     for name, path in files:
         assert path is not None
@@ -234,18 +237,34 @@ async def _start_when_loaded(engine: OpenAIEngine) -> None:
 async def _open_file(
     name: str, path: Path, options: EngineOptions, stack: AsyncExitStack
 ) -> EngineSource:
-    await asyncio.to_thread(check_installed, path)
-    engine = LlamaEngine(
+    engine = await open_file(
         name,
         path,
-        projector=await asyncio.to_thread(gguf_files.projector_of, path),
         slots=options.slots or SLOTS,
         context=options.context or CONTEXT,
-        threads=options.threads or None,
-        kinds=await asyncio.to_thread(gguf_files.kinds_of, path),
+        threads=options.threads,
     )
     stack.push_async_callback(engine.close)
     return EngineSource(EMBEDDED, engine, file=path, is_unloaded=True)
+
+
+async def open_file(
+    name: str, path: Path, *, slots: int, context: int, threads: int
+) -> LlamaEngine:
+    """Return an engine for a GGUF file, which is not loaded yet; the caller closes it.
+
+    Raises ConfigError.
+    """
+    await asyncio.to_thread(check_installed, path)
+    return LlamaEngine(
+        name,
+        path,
+        projector=await asyncio.to_thread(gguf_files.projector_of, path),
+        slots=slots,
+        context=context,
+        threads=threads or None,
+        kinds=await asyncio.to_thread(gguf_files.kinds_of, path),
+    )
 
 
 def _is_pattern(name: str) -> bool:

@@ -48,6 +48,21 @@ TASKS = [f"sums.t{number}" for number in range(13)]
         ({"throttle": 0}, WorkerEvent("paused"), "paused vm"),
         ({"throttle": 50}, WorkerEvent("throttled"), "throttled vm with throttle 50"),
         ({"throttle": 100}, WorkerEvent("resumed"), "resumed vm"),
+        (
+            {"models to load": ["a", "b"]},
+            WorkerEvent("joined"),
+            "joined vm with models to load a, b",
+        ),
+        (
+            {"model": "qwen"},
+            WorkerEvent("loading", "on order: 41%"),
+            "loading qwen on order: 41%",
+        ),
+        (
+            {"model": "qwen"},
+            WorkerEvent("failed", "it is damaged"),
+            "cannot load qwen: it is damaged",
+        ),
     ],
 )
 def test_line_names_what_joins_and_later_the_reason(

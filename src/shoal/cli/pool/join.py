@@ -1,6 +1,7 @@
 """``shoal join``: offer this machine's models and functions to a coordinator."""
 
 import ipaddress
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from shoal.cli.options import (
     wire_options,
 )
 from shoal.cli.use.models.pull import resolve_model
+from shoal.cli.worker.join_library import LOADS, loads_on_order
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
 from shoal.cli.worker.run_worker import DEVICES, JoinArguments, run_worker
 from shoal.config import JoinConfig
@@ -96,7 +98,7 @@ def command(
         data_dir,
         listening_target(
             *(url, config, fleets, config_file, data_dir),
-            with_models=bool(config.engine or models)
+            with_models=bool(config.engine or models or loads_on_order(config))
             or not (config.tasks or config.trust_code),
         ),
         as_json,
@@ -115,6 +117,11 @@ def check_config(config: JoinConfig) -> JoinConfig:
     if config.fields not in FIELDS:
         known = " or ".join(FIELDS)
         raise ConfigError(f"--fields {config.fields}: expected {known}")
+    if config.load not in LOADS:
+        known = ", ".join(LOADS[1:])
+        raise ConfigError(f"--load {config.load}: expected one of {known}")
+    if not 0 <= config.memory < math.inf:
+        raise ConfigError(f"--memory {config.memory:g}: expected a number of gigabytes")
     if config.throttle is not None:
         check_throttle(config.throttle)
     for window in config.schedule:

@@ -8,13 +8,23 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shoal.cli.worker.join_library import WorkerLibrary
 from shoal.cli.worker.join_target import JoinTarget, resolve_direct
 from shoal.cli.worker.worker_report import ModelLoader
 from shoal.config import JoinConfig
 from shoal.domain.errors import Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy
 from shoal.domain.work import JobKind, Work
-from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
+from shoal.domain.worker import (
+    DeviceKind,
+    Hardware,
+    LoadableModel,
+    ModelLibrary,
+    Offer,
+    ServedModel,
+)
+from shoal.engines.llama_engine import LlamaEngine
+from shoal.engines.loadable_files import EMBEDDED
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import Signer, verify
@@ -36,6 +46,7 @@ from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
 from shoal.worker.model_offers import EngineMonitor
+from shoal.worker.model_orders import ORDERS, LoadableEngine, ModelOrders
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
@@ -58,7 +69,7 @@ class WorkerContext:
     connection of each model; None: the wire has better ways for them, or there are
     none.  ``traces`` makes spans of traced jobs.  ``remember`` is called with the key
     of a coordinator that has admitted the worker by its token.  ``open_ports``: it
-    listens, and does not dial.
+    listens, and does not dial.  ``library`` is what it loads on order; None: nothing.
     """
 
     name: str
@@ -78,6 +89,7 @@ class WorkerContext:
     open_ports: OpenPorts | None = None
     traces: JobTracer | None = None
     remember: Callable[[str], None] = lambda key: None
+    library: WorkerLibrary | None = None
 
     @property
     def privacy(self) -> Privacy | None:
@@ -157,7 +169,6 @@ def _joint_offers(
         on_admitted: Callable[[], None],
     ) -> Agent | ListeningWorker:
         functions = None if beside is None else beside.backend
-        slots = [engine.slots for engine in engines]
         if worker.open_ports is not None:
 
             def report_listening(
@@ -203,6 +214,8 @@ def _joint_offers(
         about: dict[str, object] = {"wire": worker.target.protocol.name}
         if offered is not None:
             about = _about(worker, offered.model, offered.slots)
+        elif worker.library is not None and (loadable := worker.library.files.files):
+            about = {"models to load": [*loadable]}
         worker.report(worker.name, about, event)
 
     engines = [
@@ -213,13 +226,66 @@ def _joint_offers(
         )
         for each in sources
     ]
-    if beside is None:
-        return model_offers.JointOffers(engines, describe, create_agent, on_event)
+    slots = [engine.slots for engine in engines]
     return model_offers.JointOffers(
         *(engines, describe, create_agent, on_event),
-        other_offers=(beside.offer,),
-        report_others=beside.report,
+        other_offers=() if beside is None else (beside.offer,),
+        report_others=None if beside is None else beside.report,
+        orders=_orders(worker, worker.library, sources, engines),
+        slots=slots,
     )
+
+
+def _orders(
+    worker: WorkerContext,
+    library: WorkerLibrary | None,
+    sources: Sequence[EngineSource],
+    engines: Sequence[model_offers.OfferedEngine],
+) -> ModelOrders | None:
+    """Return what loads the models of a library, and unloads those of the engines."""
+    if library is None:
+        return None
+
+    def describe(models: ModelLibrary) -> Offer:
+        return Offer(
+            kinds=frozenset({JobKind.MODEL}),
+            slots=ORDERS,
+            only_for=frozenset(worker.config.only_for),
+            privacy=worker.privacy,
+            device=worker.device,
+            public_key=worker.signer.public_key.hex() if worker.signer else "",
+            library=models,
+        )
+
+    async def open_engine(
+        model: LoadableModel, context: int, slots: int
+    ) -> LoadableEngine:
+        engine = await library.open(model, context, slots)
+        report = partial(worker.on_event, worker.name, {"engine": EMBEDDED})
+        offered = model_offers.OfferedEngine(
+            EngineMonitor(engine, report, engine.start),
+            lambda models: models,
+            EngineSlots(slots, worker.throttle, engine=secrets.token_hex(ENGINE_SIZE)),
+        )
+        return LoadableEngine(offered, engine.activity)
+
+    def report(name: str, event: WorkerEvent) -> None:
+        worker.report(worker.name, {"model": name}, event)
+
+    orders = ModelOrders(
+        lambda: library.current,
+        library.scan,
+        describe,
+        open_engine,
+        report,
+        EngineSlots(ORDERS, worker.throttle),
+    )
+    for source, offered in zip(sources, engines, strict=True):
+        if source.file is not None and isinstance(source.engine, LlamaEngine):
+            name = source.engine.model
+            held = LoadableEngine(offered, source.engine.activity)
+            orders.hold(name, held, library.need(name, source.file))
+    return orders
 
 
 def _separate_offers(

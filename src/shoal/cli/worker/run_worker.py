@@ -28,6 +28,7 @@ from shoal.cli.worker.join_functions import (
     supports_calls,
     task_membership,
 )
+from shoal.cli.worker.join_library import loads_on_order, open_worker_library
 from shoal.cli.worker.join_models import (
     FunctionsBeside,
     WorkerContext,
@@ -153,7 +154,10 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     engines = config.engine
     if cluster_in(engines):
         engines = await cluster_engines(engines, tasks=arguments.with_functions)
-    with_models = bool(engines or arguments.models) or not arguments.with_functions
+    with_models = (
+        bool(engines or arguments.models or loads_on_order(config))
+        or not arguments.with_functions
+    )
     targets = await _targets(arguments, with_models=with_models)
     if config.pairing_code:
         pairing_at(targets.main)  # raises, if there is no way
@@ -165,6 +169,13 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     sources: Sequence[selection.EngineSource] = ()
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
+    hardware = await asyncio.to_thread(this_machine)
+    models_here = None
+    if targets.models is not None:
+        models_here = await open_worker_library(
+            *(config, targets.models.protocol, arguments.data, sources),
+            hardware.bandwidth_gb,
+        )
     meter, joined = HealthMeter(), asyncio.Event()
     owner = OwnerControl(config, arguments.data, meter)
     await owner.start()
@@ -178,7 +189,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         targets.main,
         config,
         DEVICES[config.provider_type],
-        await asyncio.to_thread(this_machine),
+        hardware,
         _signer(targets.main, config, name, arguments.data),
         MachineProbe(
             meter.measure, lambda: meter.load(throttle.percent, throttle.why_paused)
@@ -191,6 +202,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         created_at(_key_file(targets.main, config, name, arguments.data)),
         traces=None if spans is None else JobTracer(spans, LoopClock(), name),
         remember=partial(_remember, arguments.data, targets.main),
+        library=models_here,
     )
     if arguments.listening is not None:
         ports = _ports(worker, arguments.listening)
@@ -313,6 +325,7 @@ async def _sources(
         config.context,
         config.threads,
         any_field=selection.FIELDS[config.fields],
+        on_order=loads_on_order(config),
     )
     locations = selection.SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)

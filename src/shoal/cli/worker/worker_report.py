@@ -67,6 +67,10 @@ def _line(
         return f"waiting for {url}: {reason}{advice}"
     if event.kind in ("paused", "resumed"):
         return f"{event.kind} {name}{f': {reason}' if reason else ''}"
+    if event.kind == "loading":
+        return f"loading {about['model']} {reason}"
+    if event.kind == "failed":
+        return f"cannot load {about['model']}: {reason}"
     if event.kind in OF_CONNECTION:
         aborting = event.kind == "leaving" and sys.stderr.isatty()
         hint = "; Ctrl-C again stops at once" if aborting else ""

@@ -1,0 +1,240 @@
+"""Orders to load models, from a real coordinator to a real worker with llama.cpp."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.outputs import TINY, chat_of
+from shoal.app.server import run_coordinator
+from shoal.cli.worker.join_library import open_worker_library
+from shoal.cli.worker.run_worker import JoinArguments, run_worker
+from shoal.config import JoinConfig, ServeConfig
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import ConfigError, JobError
+from shoal.domain.ids import WorkerId
+from shoal.domain.job import Job
+from shoal.domain.work import Feature, JobKind, ModelAction, ModelOrder, Work
+from shoal.domain.worker import ModelLibrary, Offer
+from shoal.engines import gguf_files
+from shoal.protocols import discover
+
+DAMAGED = TINY.read_bytes()[:-20_000]
+LIBRARY = WorkerId("shoal:me/*models")
+
+
+@dataclass
+class Machine:
+    """A worker that has joined a coordinator in this process."""
+
+    hub: Hub
+    models: Path
+    ended: "asyncio.Task[int]"
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def offers(self) -> Mapping[str, Offer]:
+        return {
+            name.removeprefix("shoal:me/"): worker.offer
+            for name, worker in self.hub.pool.workers.items()
+        }
+
+    @property
+    def library(self) -> ModelLibrary:
+        found = self.offers["*models"].library
+        assert found is not None
+        return found
+
+    async def run(self, work: Work) -> str:
+        async with self.hub.run_job(Job(self.hub.new_id(), work)) as reader:
+            return (await reader.outcome()).text
+
+    async def order(self, action: ModelAction, name: str, **more: Any) -> None:
+        await self.run(ModelOrder(action, name, LIBRARY, **more))
+
+    async def load(self, name: str, **more: Any) -> None:
+        await self.order(ModelAction.LOAD, name, **more)
+
+    async def unload(self, name: str) -> None:
+        await self.order(ModelAction.UNLOAD, name)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  (nothing announces it)
+        await asyncio.sleep(0.01)
+
+
+def children() -> list[psutil.Process]:
+    """Return the processes of embedded engines."""
+    return [
+        each
+        for each in psutil.Process().children()
+        if each.is_running() and "shoal.engines.llama_child" in each.cmdline()
+    ]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a data folder with its models, on a machine with no others."""
+    for name in ("HOME", "USERPROFILE", "HF_HOME", "LLAMA_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(gguf_files, "DEMO_PACKAGE", "no_such_package")
+    models = tmp_path / "worker" / "models"
+    (models / "org" / "name").mkdir(parents=True)
+    (models / "tiny.gguf").symlink_to(TINY)
+    (models / "org" / "name" / "x.gguf").symlink_to(TINY)
+    (models / "damaged.gguf").write_bytes(DAMAGED)
+    (models / "cut.gguf").write_bytes(DAMAGED[:100])
+    return tmp_path
+
+
+@asynccontextmanager
+async def joined(home: Path, *models: str, **options: Any) -> AsyncIterator[Machine]:
+    settings = ServeConfig(
+        port=0, data_dir=home / "data", join_token="", drain=0.0, no_discovery=True
+    )
+    config = JoinConfig(name="me", engine=("embedded",), **options)
+    data = home / "worker"
+    stop = asyncio.Event()
+    async with run_coordinator(settings) as running:
+        arguments = JoinArguments(running.url, models, config, data, None, as_json=True)
+        worker = asyncio.create_task(run_worker(arguments, stop))
+        machine = Machine(running.hub, data / "models", worker, stop)
+        try:
+            await until(lambda: worker.done() or machine.offers)
+            yield machine
+        finally:
+            stop.set()
+            await asyncio.gather(worker, return_exceptions=True)
+
+
+async def test_model_is_loaded_on_order_and_unloaded(home: Path) -> None:
+    async with joined(home, load="local", memory=1.0) as its:
+        assert sorted(each.name for each in its.library.models) == [
+            "damaged",
+            "org/name",
+            "tiny",
+        ]
+        assert its.library.memory == 10**9
+        assert its.offers.keys() == {"*models"}, "nothing is loaded from the start"
+
+        await its.load("tiny", context=512, slots=2)
+        await its.load("org/name")
+        offer = its.offers["tiny"]
+        assert (offer.context, offer.slots) == (512, 2)
+        assert len(children()) == 2
+        assert await its.run(chat_of("ping")) == "pong"
+
+        await its.unload("tiny")
+        assert its.offers.keys() == {"*models", "org/name"}
+        assert len(children()) == 1
+    assert children() == []
+
+
+async def test_library_says_what_a_loaded_model_offers(home: Path) -> None:
+    async with joined(home, load="local") as its:
+        listed = its.library.find("tiny")
+        await its.load("tiny")
+        offer = its.offers["tiny"]
+
+    assert listed is not None
+    assert listed.kinds == offer.kinds - {JobKind.TASK}
+    assert listed.features == offer.features
+    assert Feature.CONTINUE in listed.features
+    assert listed.context == offer.context == 2048
+    assert listed.size == TINY.stat().st_size
+    assert listed.cache == 512
+    assert listed.quantization == "F16"
+    assert listed.engine == "embedded"
+
+
+async def test_failed_loads_say_why_and_leave_nothing(home: Path) -> None:
+    async with joined(home, load="local") as its:
+        with pytest.raises(
+            JobError, match=r"damaged\.gguf cannot be loaded: .*corrupted"
+        ):
+            await its.load("damaged")
+        assert children() == []
+
+        loading = asyncio.create_task(its.load("tiny"))
+        await until(children)
+        children()[0].kill()
+        with pytest.raises(JobError, match="ended by SIGKILL"):
+            await loading
+        assert its.offers.keys() == {"*models"}
+
+        await its.load("tiny")
+        assert its.offers.keys() == {"*models", "tiny"}
+
+
+async def test_model_of_the_start_belongs_to_the_library(home: Path) -> None:
+    async with joined(home, f"mine={TINY}") as its:
+        await until(lambda: its.offers.keys() == {"*models", "mine"})
+        assert its.library.find("mine") is not None
+        assert its.library.find("tiny") is not None
+
+        await its.unload("mine")
+        assert its.offers.keys() == {"*models"}
+        assert children() == []
+        await its.load("mine")
+        assert its.offers.keys() == {"*models", "mine"}
+
+
+async def test_load_none_offers_no_library(home: Path) -> None:
+    async with joined(home, "tiny", load="none") as its:
+        await until(lambda: its.offers)
+        assert its.offers.keys() == {"tiny"}
+
+
+async def test_library_follows_the_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.model_orders.CHECK_INTERVAL", 0.01)
+    async with joined(home, load="local") as its:
+        (its.models / "new.gguf").symlink_to(TINY)
+        await until(lambda: its.library.find("new"))
+        await its.load("new")
+
+        (its.models / "tiny.gguf").unlink()
+        await until(lambda: its.library.find("tiny") is None)
+
+
+async def test_orders_need_a_wire_that_has_them(home: Path) -> None:
+    dispatch = discover()["dispatch"]
+    with pytest.raises(ConfigError, match="dispatch has no orders to load models"):
+        await open_worker_library(JoinConfig(load="local"), dispatch, home, (), 0.0)
+
+    assert await open_worker_library(JoinConfig(), dispatch, home, (), 0.0) is None
+
+
+async def test_orders_need_the_embedded_engine(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    shoal = discover()["shoal"]
+
+    with pytest.raises(ConfigError, match=r"--load pull: .* not installed: .*\[llm\]"):
+        await open_worker_library(JoinConfig(load="pull"), shoal, home, (), 0.0)
+    assert await open_worker_library(JoinConfig(), shoal, home, (), 0.0) is None
+
+
+async def test_most_of_the_free_memory_is_lent(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.worker.join_library.free_memory", lambda: 10**9)
+
+    found = await open_worker_library(
+        JoinConfig(context=100, slots=3), discover()["shoal"], home, (), 12.5
+    )
+
+    assert found is not None
+    library = found.current
+    assert (library.memory, library.bandwidth) == (900_000_000, 12.5)
+    assert (library.context, library.slots) == (100, 3)
