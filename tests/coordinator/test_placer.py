@@ -9,6 +9,7 @@ from coordinator.hubs import (
     Client,
     Coordinator,
     ScriptedWorker,
+    SlowStore,
     run_pending,
     run_script,
 )
@@ -405,3 +406,28 @@ def test_an_order_waits_for_the_next_start() -> None:
         await asyncio.wait_for(coordinator.hub.drain(), 5.0)
 
     run_script(script)
+
+
+def test_an_order_goes_on_after_a_restart(store: SlowStore) -> None:
+    async def first(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        Client(coordinator.hub, coordinator.job("qwen3", PATIENT, key="k"))
+        await pause()
+        assert len(anna.orders) == 1
+
+    async def second(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await pause()
+        await asyncio.sleep(5.0)
+        assert anna.orders == [
+            ModelOrder(ModelAction.LOAD, "qwen3", "wire:anna/*models")
+        ]
+        anna.carry_out()
+        await pause()
+        assert [each.work.model for each in anna.loaded["qwen3"].runs] == ["qwen3"]
+
+    run_script(first, store)
+    run_script(second, store)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.domain.errors import ContextExceeded
 from shoal.domain.work import JSON, Chat, Work, message_text
-from shoal.engines.engine import Finished, Item
+from shoal.engines.engine import Finished, Item, Progress
 from shoal.worker.jobs import run_trimmed, trimmed
 
 SYSTEM: dict[str, JSON] = {"role": "system", "content": "be brief"}
@@ -42,7 +42,11 @@ class CountingRunner:
 
 
 async def run(runner: CountingRunner, chat: Chat) -> list[Item]:
-    return [item async for item in run_trimmed(runner, chat)]
+    return [
+        item
+        async for item in run_trimmed(runner, chat)
+        if not isinstance(item, Progress)
+    ]
 
 
 async def test_a_chat_that_fits_is_run_as_it_is() -> None:

@@ -23,7 +23,15 @@ from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.json_limits import characters_in
 from shoal.domain.outcome import AnswerSpan, Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Call, Feature, JobKind, JsonWork, Work, values_of
+from shoal.domain.work import (
+    Call,
+    Feature,
+    JobKind,
+    JsonWork,
+    ModelAction,
+    Work,
+    values_of,
+)
 from shoal.store.blobs import BlobStore
 from shoal.store.packing import pack, unpack
 from shoal.store.port import RecordedFact
@@ -172,6 +180,8 @@ def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]
     for name in ("messages", "inputs"):
         if name in found:
             found[name] = tuple(found[name])
+    if "action" in found and kind == JobKind.MODEL.value:
+        found["action"] = ModelAction(found["action"])
     work: Work = WORK_TYPES[JobKind(kind)](**found)
     return work, texts
 

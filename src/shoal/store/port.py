@@ -24,7 +24,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Call, JobKind, Task
+from shoal.domain.work import Call, JobKind, ModelOrder, Task
 from shoal.pool.lifecycle import JobState
 from shoal.store.batches import BatchStore, FileStore
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore, UsageStore
@@ -146,7 +146,7 @@ class StoredJobSummary:
 
 def listed_model(job: Job) -> str:
     """Return the model that a list of jobs shows; for a call, the function's name."""
-    return job.work.name if isinstance(job.work, Call) else job.model
+    return job.work.name if isinstance(job.work, Call | ModelOrder) else job.model
 
 
 def summarize(stored: StoredJob) -> StoredJobSummary:

@@ -10,6 +10,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.work import ModelAction
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
@@ -153,7 +154,15 @@ async def set_deployment(
     await gateway.hub.process(DeploymentOrder(name, deployment, caller.name))
     machines, placement = _present(gateway)
     why = {**placement.pending, **placement.unplaced}.get(name)
-    return _info(gateway, deployment, machines, why)
+    set_now = _info(gateway, deployment, machines, why)
+    # The orders follow in a moment.
+    names = {machine.id: machine.name for machine in machines}
+    set_now.present.extend(
+        Replica(peer_of(WorkerId(each.machine)), names[each.machine], "loading")
+        for each in placement.orders
+        if each.model == name and each.action is ModelAction.LOAD
+    )
+    return set_now
 
 
 @api.delete(

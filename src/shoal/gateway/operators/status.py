@@ -142,6 +142,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     protection: str | None  # of its connection: plain, noise, teale or tls
     connected_at: float | None  # Unix seconds
     engine: str  # workers of its peer with the same one share its slots; empty: none
+    loadable: list[str]  # models that its machine can load; it does no other jobs
 
 
 class HardwareStatus(msgspec.Struct, frozen=True):
@@ -351,7 +352,7 @@ def worker_status(
     return WorkerStatus(
         worker.id,
         sorted(offer.models),
-        offer.slots,
+        0 if offer.library else offer.slots,  # those of orders are no jobs' slots
         worker.used_slots,
         worker.draining,
         suspension_state(hub.pool, worker),
@@ -383,4 +384,5 @@ def worker_status(
         None if via is None else via.protection.value,
         _wall_time(offset, hub.connected_at(worker.id)),
         offer.engine,
+        sorted(each.name for each in offer.library.models) if offer.library else [],
     )
