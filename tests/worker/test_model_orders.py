@@ -416,19 +416,19 @@ def test_damaged_model_fails_its_order() -> None:
     play(script, Stage(kind=Damaged))
 
 
-def test_unknown_model_is_rejected() -> None:
+def test_order_for_an_unknown_model_fails() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.load("../c")
         await asyncio.sleep(1.0)
 
         reason = "this machine has no model '../c' to load"
-        assert its.end() == Rejected(JobId("load"), ONE, reason)
+        assert its.end() == Failed(JobId("load"), ONE, reason)
         assert its.opened == []
 
     play(script)
 
 
-def test_memory_over_the_limit_is_rejected_with_numbers() -> None:
+def test_order_beyond_the_memory_fails_with_numbers() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.load("a", "first")
         its.load("b")
@@ -440,7 +440,7 @@ def test_memory_over_the_limit_is_rejected_with_numbers() -> None:
             "that this machine lends to models, 3.0 GB are taken; unload another, or "
             "raise --memory there"
         )
-        assert its.end() == Rejected(JobId("load"), ONE, reason)
+        assert its.end() == Failed(JobId("load"), ONE, reason)
 
         its.unload("a")
         await asyncio.sleep(1.0)

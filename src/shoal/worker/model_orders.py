@@ -159,8 +159,7 @@ class ModelOrders:
     ) -> AsyncGenerator[Progress | Finished, None]:
         """Carry out an order, as ``WorkRunner`` runs work.
 
-        Raises Unavailable and NotFound if this machine cannot now, and JobError if the
-        engine failed.
+        Raises Unavailable if the machine stops, and JobError if it cannot do it.
         """
         if not isinstance(work, ModelOrder):
             raise NotFound("this is for orders about models")
@@ -201,10 +200,10 @@ class ModelOrders:
                 loading.cancel()
 
     def _begin(self, order: ModelOrder) -> _HeldModel:
-        """Begin to load a model.  Raises NotFound, and Unavailable for its memory."""
+        """Begin to load a model.  Raises JobError if there is none, or no memory."""
         library = self._library()
         if (model := library.find(order.name)) is None:
-            raise NotFound(f"this machine has no model {order.name!a:.256} to load")
+            raise JobError(f"this machine has no model {order.name!a:.256} to load")
         context = min(
             order.context if order.context > 0 else library.context, CONTEXT_MAX
         )
@@ -214,7 +213,7 @@ class ModelOrders:
         need = model.memory(context, slots)
         if library.memory and self.memory + need > library.memory:
             lent, taken = _gb(library.memory), _gb(self.memory)
-            raise Unavailable(
+            raise JobError(
                 f"{model.name} needs {_gb(need)} of memory (for {slots} slots of "
                 f"{context} tokens), and of the {lent} that this machine lends to "
                 f"models, {taken} are taken; unload another, or raise --memory there"

@@ -155,6 +155,12 @@ async def test_library_says_what_a_loaded_model_offers(home: Path) -> None:
     assert listed.engine == "embedded"
 
 
+async def test_request_for_a_model_on_the_disk_loads_it(home: Path) -> None:
+    async with joined(home, load="local") as its:
+        assert await its.run(chat_of("ping")) == "pong"
+        assert its.offers.keys() == {"*models", "tiny"}
+
+
 async def test_failed_loads_say_why_and_leave_nothing(home: Path) -> None:
     async with joined(home, load="local") as its:
         with pytest.raises(
