@@ -18,6 +18,7 @@ from shoal.store.port import JobFilter, StoredJobPage
 IN_MEMORY = {
     *("/v1/models", "/v1/tasks", "/v1/trust/list"),
     *("/admin/models", "/admin/nodes", "/admin/runs", "/admin/aliases"),
+    "/admin/deployments",
     *("/ollama/api/tags", "/ollama/api/ps"),
 }
 """Lists of what is connected or bounded, a user's workers, and the latest runs."""

@@ -1,7 +1,7 @@
 """Orders machines to load and unload models, as the pool's placement decides."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shoal.coordinator.hub import Hub
 from shoal.domain import facts
@@ -21,7 +21,7 @@ LIMITS = TimeLimits(DAY, 120.0, 120.0, DAY, without_worker=10.0)
 
 TERMS = JobTerms(detached=True)
 
-RELEVANT = (
+RELEVANT: Collection[type[facts.Fact]] = {
     facts.WorkerJoined,
     facts.WorkerLeft,
     facts.WorkerDraining,
@@ -32,7 +32,7 @@ RELEVANT = (
     facts.JobFailed,
     facts.JobExpired,
     facts.JobCancelled,
-)
+}
 """Facts after which something else may have to be loaded; the last are of orders."""
 
 log = logging.getLogger("shoal.coordinator")
@@ -60,9 +60,11 @@ class Placer:
         roster = self._hub.pool.roster
         if not roster.loadable:
             return  # as in most pools
-        if any(each not in roster.with_model for each in roster.wanted) or any(
-            isinstance(each, RELEVANT) for each in batch
-        ):
+        # With each batch: no function is called where nothing is to be done.
+        due = bool(roster.wanted - roster.with_model.keys())
+        for each in batch:
+            due |= type(each) in RELEVANT
+        if due:
             self._place_at(self._clock.now() + SOON)
         elif self._timer is None:
             self._place_at(self._clock.now() + INTERVAL)

@@ -123,6 +123,7 @@ class PeerModels:
     _load: WorkerLoad = field(default_factory=WorkerLoad)
     _draining: words.Draining | None = None
     _warned: bool = False
+    _add_load: bool = False  # whether a job of a model is load for the others
 
     @property
     def is_sole_worker(self) -> bool:
@@ -214,7 +215,7 @@ class PeerModels:
             return False
         if isinstance(message, words.RunJob):
             self._running[message.job_id, message.lease] = model
-            if len(self._models) > 1:  # else no other model adds load
+            if self._add_load:
                 self._update_loads()
         elif (
             isinstance(message, words.CancelJob)
@@ -233,6 +234,7 @@ class PeerModels:
             if model.wanted_offer is None:
                 del self._models[name]
                 model.port.on_disconnect(UNLOADED)
+                self._update_loads()
             else:
                 self._join(model, model.wanted_offer)
         return all(model.is_current for model in self._models.values())
@@ -268,15 +270,19 @@ class PeerModels:
 
     def _update_loads(self) -> None:
         """Report changed loads of models to the pool."""
-        if len(self._models) == 1:  # no other model adds load
+        # The pool itself counts the jobs at an engine that the peer names.
+        alone = [
+            each.offer.engine or each.offer.library for each in self._models.values()
+        ]
+        self._add_load = len(alone) > 1 and not all(alone)
+        if len(alone) == 1:  # no other model adds load
             for model in self._models.values():
                 model.update_load(self._load)
             return
         jobs = Counter(model.id for model in self._running.values())
         for model in self._models.values():
-            # The pool itself counts the jobs at an engine that the peer names.
-            has_engine = bool(model.offer.engine)
-            other_jobs = 0 if has_engine else len(self._running) - jobs[model.id]
+            is_alone = model.offer.engine or model.offer.library
+            other_jobs = 0 if is_alone else len(self._running) - jobs[model.id]
             queued = self._load.queued + other_jobs
             calls = JobKind.CALL in model.offer.kinds
             lent = self._load.lent if calls else 0  # slots of functions
@@ -296,7 +302,7 @@ class PeerModels:
         self._ended[job_id] = model
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        if len(self._models) > 1:
+        if self._add_load:
             self._update_loads()
         return model
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
@@ -11,13 +11,13 @@ from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.outcome import Fault
-from shoal.domain.work import JobKind
+from shoal.domain.work import MODEL_QUEUE, JobKind
 from shoal.domain.worker import Suspension
 from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.gangs.open_gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
-from shoal.pool.models.orders import ModelOrders
+from shoal.pool.models.orders import OpenOrders
 from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
@@ -102,9 +102,17 @@ class PoolState:
     deployments: dict[str, facts.DeploymentSet] = field(default_factory=dict)
     """By model."""
 
-    model_orders: ModelOrders = field(default_factory=ModelOrders)
+    model_orders: OpenOrders = field(default_factory=OpenOrders)
     leaving: dict[WorkerId, str] = field(default_factory=dict)
     """The removed workers to disconnect, with the reasons."""
+
+    @property
+    def serving(self) -> Mapping[WorkerId, Worker]:
+        """The workers for jobs of clients: not those that only load models."""
+        libraries = self.roster.with_model.get(MODEL_QUEUE)
+        if not libraries:
+            return self.workers
+        return {name: w for name, w in self.workers.items() if name not in libraries}
 
     def cost(self, level: CostLevel) -> float:
         """Return the relative time that one more job would take at this level.

@@ -60,7 +60,7 @@ class Quote(msgspec.Struct, frozen=True):
 @api.get("/v1/health", "Show the number of workers")
 async def show_health(gateway: PaidJobsGateway) -> HealthReport:
     now = to_time(gateway.clock.wall())
-    online = len(gateway.hub.pool.workers)
+    online = len(gateway.hub.pool.serving)
     return HealthReport(workers_online=online, timestamp=now)
 
 

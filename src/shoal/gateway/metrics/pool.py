@@ -95,7 +95,7 @@ class PoolMetrics(Collector):
     def _collect_workers(self) -> Iterator[Metric]:
         """Yield the metrics of all workers together, and of each with a label."""
         gateway, now = self._gateway, self._gateway.clock.now()
-        workers, health = gateway.hub.pool.workers, gateway.hub.health
+        workers, health = gateway.hub.pool.serving, gateway.hub.health
         for lost in self._workers.update(workers, now):
             self._jobs.forget_worker(lost)
         by_state = dict.fromkeys(STATES, 0)

@@ -165,9 +165,9 @@ class PoolView:
     def _look_at_workers(self) -> dict[WorkerId, WorkerStatus | None]:
         """Update the workers; return those that have changed or left."""
         gateway, seen = self._gateway, self._workers
-        pool = gateway.hub.pool
+        workers = gateway.hub.pool.serving
         changed: dict[WorkerId, WorkerStatus | None] = {}
-        for worker_id, worker in pool.workers.items():
+        for worker_id, worker in workers.items():
             made_of = self._made_of(worker)
             known = seen.get(worker_id)
             if known is not None and known.worker is worker:
@@ -182,8 +182,8 @@ class PoolView:
                 status = worker_status(gateway, worker, self._offset)
                 seen[worker_id] = _SeenWorker(worker, made_of, status)
             changed[worker_id] = status
-        if len(seen) > len(pool.workers):
-            for worker_id in seen.keys() - pool.workers.keys():
+        if len(seen) > len(workers):
+            for worker_id in seen.keys() - workers.keys():
                 del seen[worker_id]
                 changed[worker_id] = None
         return changed
@@ -247,7 +247,7 @@ class PoolView:
 
     def _look_at_activity(self) -> None:
         gateway = self._gateway
-        workers: Mapping[WorkerId, Worker] = gateway.hub.pool.workers
+        workers = gateway.hub.pool.serving
         tokens, jobs = self._rates.sample(workers.values(), gateway.clock.now())
         self._activity = {
             worker_id: WorkerActivity(

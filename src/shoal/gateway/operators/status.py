@@ -142,7 +142,6 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     protection: str | None  # of its connection: plain, noise, teale or tls
     connected_at: float | None  # Unix seconds
     engine: str  # workers of its peer with the same one share its slots; empty: none
-    loadable: list[str]  # models that its machine can load; it does no other jobs
 
 
 class HardwareStatus(msgspec.Struct, frozen=True):
@@ -236,7 +235,7 @@ async def show_status(
         why_not or "",
         gateway.hub.degraded_reason or "",
         sorted(gateway.jobs.models),
-        [worker_status(gateway, worker, offset) for worker in pool.workers.values()],
+        [worker_status(gateway, worker, offset) for worker in pool.serving.values()],
         job_counts(pool),
         node_statuses(gateway, offset),
         [
@@ -352,7 +351,7 @@ def worker_status(
     return WorkerStatus(
         worker.id,
         sorted(offer.models),
-        0 if offer.library else offer.slots,  # those of orders are no jobs' slots
+        offer.slots,
         worker.used_slots,
         worker.draining,
         suspension_state(hub.pool, worker),
@@ -384,5 +383,4 @@ def worker_status(
         None if via is None else via.protection.value,
         _wall_time(offset, hub.connected_at(worker.id)),
         offer.engine,
-        sorted(each.name for each in offer.library.models) if offer.library else [],
     )

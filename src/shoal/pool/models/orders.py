@@ -31,7 +31,7 @@ class FailedLoad:
 
 
 @dataclass(slots=True)
-class ModelOrders:
+class OpenOrders:
     """The orders, by machine (the worker with its library) and model."""
 
     _open: dict[tuple[str, str], OpenOrder] = field(default_factory=dict)
