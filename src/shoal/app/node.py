@@ -17,11 +17,11 @@ from contextlib import (
 
 from shoal.app.database import lease_at, shared_secrets, shared_store_at
 from shoal.app.https import AUTO
-from shoal.app.node_tunnel import SUBJECT, Bridge, Entrance
+from shoal.app.node_tunnel import LOOPBACK, SUBJECT, Bridge, Entrance
 from shoal.app.parts import LINK_SOCKET, HubPart, report_alive, report_taking_over
 from shoal.config import ServeConfig
 from shoal.config.runtime_file import publish_url
-from shoal.domain.addresses import host_and_port
+from shoal.domain.addresses import host_and_port, is_own_host
 from shoal.domain.errors import ConfigError, Fenced, InUse, StoreError
 from shoal.store.blobs import BlobStore
 from shoal.store.lease import LeaseRow, LeaseVerdict, LeaseWatch, SharedStore
@@ -52,8 +52,18 @@ def check_node(config: ServeConfig) -> None:
         raise ConfigError(
             "--node: fronts serve HTTP on a node: give --fronts 1 or more"
         )
-    if host_and_port(config.node) is None:
+    if (place := host_and_port(config.node)) is None:
         raise ConfigError(f"--node {config.node}: expected HOST:PORT")
+    if place[0] in LOOPBACK:
+        raise ConfigError(
+            f"--node {config.node}: no other node can connect to {place[0]}: give this "
+            "machine's own address"
+        )
+    if is_own_host(config.host) and not is_own_host(place[0]):
+        raise ConfigError(
+            f"--node {config.node}: no other machine reaches what listens at --host "
+            f"{config.host}: give --host 0.0.0.0, or this machine's own address"
+        )
 
 
 class Node:
