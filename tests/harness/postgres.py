@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -39,6 +40,26 @@ class PostgresServer(LocalPostgres):
         finally:
             access.write_text(before)
             self._reload()
+
+    @contextmanager
+    def disk(self, size: int) -> Iterator["Disk"]:
+        """Create a database on a disk of its own, of ``size`` bytes, in the block."""
+        folder = self.data.with_name("disk")
+        folder.mkdir()
+        owner = f"uid={self._as['user']},gid={self._as['group']}"
+        options = f"size={size},mode=700,{owner}"
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True
+        )
+        try:
+            with psycopg.connect(self.url(), autocommit=True) as connection:
+                connection.execute(f"CREATE TABLESPACE disk LOCATION '{folder}'")
+                connection.execute(
+                    "CREATE DATABASE on_disk TEMPLATE template0 TABLESPACE disk"
+                )
+            yield Disk(folder, self.url("on_disk"))
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
 
     def _reload(self) -> None:
         """Let the server read who has access, for connections from now on."""
@@ -73,6 +94,23 @@ class PostgresServer(LocalPostgres):
         finally:
             process.kill()
             process.wait()
+
+
+class Disk:
+    """A disk that can be filled, and the URL of the database on it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self._ballast = folder / "ballast"
+
+    def fill(self) -> None:
+        """Leave no space at all."""
+        with self._ballast.open("wb", buffering=0) as ballast, suppress(OSError):
+            while True:
+                ballast.write(b"x" * 4096)
+
+    def free(self) -> None:
+        self._ballast.unlink()
 
 
 @contextmanager

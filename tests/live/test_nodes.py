@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from ssl import create_default_context
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -284,6 +286,42 @@ def test_nobody_takes_over_while_the_database_is_away(
     assert first.pids(HUB_NAME) == [hub]
     assert second.pool.program.process.poll() is None
     assert "has taken over" not in first.pool.program.errors
+
+
+def can_mount() -> bool:
+    asked = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs to mount")
+def test_nobody_takes_over_while_the_disk_of_the_database_is_full(
+    nodes: Nodes, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    with server.disk(32 << 20) as disk:
+        first, second = nodes.first(url=disk.url), nodes.standby(url=disk.url)
+        first.pool.joined("one", *slow_model.flags)
+        (hub,) = first.pids(HUB_NAME)
+        reading = Reading(second, "chat")
+        eventually(lambda: reading.text, "it has begun")
+
+        disk.fill()
+        # More than fits into free pages of the database.
+        long = [{"role": "user", "content": Random(1).randbytes(30_000).hex()}]
+        with pytest.raises(HTTPError) as refused:
+            second.ask("/v1/chat/completions", {"model": "tiny", "messages": long})
+        assert refused.value.code == 503
+        assert "No space left on device" in refused.value.read().decode()
+        assert ready(second) == 503
+        slow_model.go_on.set()
+        eventually(lambda: reading.text == ANSWERS[STORY], "the stream goes on")
+        disk.free()
+
+        assert reading.end() == ANSWERS[STORY]
+        assert chat_with(KEY, second) == ANSWERS["ping"]
+        assert first.pids(HUB_NAME) == [hub]
+        log = first.pool.program.errors
+        assert log.count("store failing") == log.count("store healed") == 1
+        nodes.close()  # before the disk is gone
 
 
 def ready(node: Fronts) -> int:
