@@ -2,9 +2,11 @@
 
 import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import NamedTuple
 
 import psycopg
@@ -27,9 +29,11 @@ from shoal.store.postgres.contents import (
     BLOBS,
     FILES,
     PART_SIZE,
+    SESSIONS_MAX,
     ContentRows,
     ContentSessions,
 )
+from shoal.store.postgres.lease import PostgresLease
 from shoal.store.postgres.maintenance import copy
 from shoal.store.postgres.schema import MIGRATIONS, migrate
 from shoal.store.postgres.session import Session, connect, translated
@@ -228,6 +232,78 @@ async def test_wrong_password_is_named(url: str, postgres: PostgresServer) -> No
         await PostgresStore(url.replace("shoal@", "al:wrong@")).open()
     assert "password authentication failed" in raised.value.located
     run_apart(url, "DROP ROLE al")
+
+
+@pytest.mark.parametrize("limited", ["ROLE al", "DATABASE {name}"])
+async def test_a_limit_of_connections_is_named(url: str, limited: str) -> None:
+    """At the start, and when they run out later, which ends by itself."""
+    name = url.rpartition("/")[2]
+    run_apart(url, "CREATE ROLE al LOGIN; GRANT ALL ON SCHEMA public TO al")
+    limit = f"ALTER {limited.format(name=name)} CONNECTION LIMIT"
+    try:
+        store = PostgresStore(url.replace("shoal@", "al@"))
+        run_apart(url, f"{limit} 3")
+        with pytest.raises(StoreError, match="raise its max_connections"):
+            await store.open()
+        run_apart(url, f"{limit} {module.CONNECTIONS_MAX}")
+        store = PostgresStore(url.replace("shoal@", "al@"))
+        await store.open()
+
+        run_apart(url, f"{limit} 0")
+        run_apart(url, END_OTHERS)
+        with pytest.raises(StoreError, match="raise its max_connections") as raised:
+            await store.append([submitted(1)], 1.0)
+        assert raised.value.temporary
+        run_apart(url, f"{limit} -1")
+
+        await store.append([submitted(2)], 2.0)
+        assert await ids(store) == ["j2"]
+        await store.close()
+    finally:
+        run_apart(url, "DROP OWNED BY al; DROP ROLE al")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["al", "shoal"])
+async def test_a_server_without_connections_left_is_named(role: str) -> None:
+    few = ("max_connections=5", "superuser_reserved_connections=1")
+    with postgres_server(*few, "max_wal_senders=0") as server, ExitStack() as held:
+        run_apart(server.url(), "CREATE ROLE al LOGIN")
+        url = server.url().replace("shoal@", f"{role}@")
+        with suppress(psycopg.OperationalError):
+            while True:
+                held.enter_context(psycopg.connect(url))
+
+        with pytest.raises(StoreError, match="raise its max_connections"):
+            await PostgresStore(url).open()
+        with pytest.raises(StoreError, match="raise its max_connections"):
+            await PostgresLease(url).look()
+
+
+async def test_a_coordinator_has_no_more_connections_than_it_says(url: str) -> None:
+    store, lease = PostgresStore(url), PostgresLease(url)
+    await store.open()
+    await lease.look()
+    with closing(ContentSessions(url)) as contents:
+        together = Barrier(SESSIONS_MAX)
+        counts = await asyncio.gather(
+            *(
+                asyncio.to_thread(contents.run, partial(count_others, together))
+                for _ in range(SESSIONS_MAX)
+            )
+        )
+    assert counts == [module.CONNECTIONS_MAX - 1] * SESSIONS_MAX
+    lease.close()
+    await store.close()
+
+
+def count_others(together: Barrier, sql: Session) -> int:
+    """Return how many sessions the database has, once all ask for it."""
+    together.wait()
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    found = sql.execute(query).fetchone()[0]
+    together.wait()
+    return int(found)
 
 
 async def test_encoding_that_lacks_characters_is_refused(

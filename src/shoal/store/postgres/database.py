@@ -43,6 +43,15 @@ TAKEN_OVER = (
     "it: this one stops"
 )
 UNREACHABLE = "the database cannot be reached"
+CONNECTIONS_MAX = 10  # of a coordinator: 4 for the store and 4 for contents, and
+# those of the lease and of what is looked up at the start.
+FULL = (
+    "the database server has no connection left: raise its max_connections, or the "
+    f"CONNECTION LIMIT of the role or database, by {CONNECTIONS_MAX} for each "
+    "coordinator and node"
+)
+# A connection that is refused has no SQLSTATE.
+REFUSED_AS_FULL = ("too many clients", "slots are reserved", "too many connections")
 DAMAGED = ("XX001", "XX002")
 
 
@@ -53,6 +62,22 @@ def shown(url: str) -> str:
     port = f":{found['port']}" if "port" in found else ""
     user = f"{found['user']}@" if "user" in found else ""
     return f"postgresql://{user}{host}{port}/{found.get('dbname', '')}"
+
+
+def meaning(error: psycopg.Error, name: str) -> StoreError:
+    """Return what an error of the database ``name`` means."""
+    reason = " ".join(str(error).split())
+    state = error.sqlstate or ""
+    if state in DAMAGED:
+        return StoreBroken(reason)
+    if state or not isinstance(
+        error, psycopg.OperationalError | psycopg.InterfaceError
+    ):
+        return StoreError(reason, name, temporary=state.startswith(TEMPORARY))
+    full = any(each in reason for each in REFUSED_AS_FULL)
+    # The library's message names the server, which is for operators only.
+    where = f"{name} ({reason})"
+    return StoreError(FULL if full else UNREACHABLE, where, temporary=True)
 
 
 class PostgresDatabase(Database[Session]):
@@ -96,19 +121,7 @@ class PostgresDatabase(Database[Session]):
         """PostgreSQL does that by itself."""
 
     def translated(self, error: psycopg.Error | StoreBroken) -> StoreError:
-        if isinstance(error, StoreBroken):
-            return error
-        reason = " ".join(str(error).split())
-        state = error.sqlstate or ""
-        if state in DAMAGED:
-            return StoreBroken(reason)
-        if state or not isinstance(
-            error, psycopg.OperationalError | psycopg.InterfaceError
-        ):
-            temporary = state.startswith(TEMPORARY)
-            return StoreError(reason, self.name, temporary=temporary)
-        # The library's message names the server, which is for operators only.
-        return StoreError(UNREACHABLE, f"{self.name} ({reason})", temporary=True)
+        return error if isinstance(error, StoreBroken) else meaning(error, self.name)
 
     def _open(self, *, create: bool) -> None:
         with ExitStack() as undo:

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import psycopg
 
-from shoal.domain.errors import StoreError
 from shoal.store.lease import LeaseRow
-from shoal.store.postgres.database import LOCKED, TERMINATE, UNREACHABLE, shown
+from shoal.store.postgres.database import LOCKED, TERMINATE, meaning, shown
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.database import Threads
 
@@ -100,10 +99,7 @@ class PostgresLease:
         try:
             return await self._thread.run(run)
         except psycopg.Error as error:
-            reason = " ".join(str(error).split())
-            raise StoreError(
-                UNREACHABLE, f"{self.name} ({reason})", temporary=True
-            ) from error
+            raise meaning(error, self.name) from error
 
 
 def _look(sql: Session) -> LeaseRow:
