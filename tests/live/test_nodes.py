@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from ssl import create_default_context
@@ -286,6 +287,37 @@ def test_nobody_takes_over_while_the_database_is_away(
     assert first.pids(HUB_NAME) == [hub]
     assert second.pool.program.process.poll() is None
     assert "has taken over" not in first.pool.program.errors
+
+
+def test_no_node_goes_on_with_an_older_copy_of_the_database(
+    nodes: Nodes, server: PostgresServer
+) -> None:
+    """As after a failover to a replica that lacks the last commits."""
+    first, second = nodes.first(), nodes.standby()
+    first.pool.joined("one")
+    copy = server.data.with_name("copy")
+    server.stop()
+    subprocess.run(["cp", "-a", server.data, copy], check=True)
+    server.start()
+    eventually(lambda: ready(second) == 200, "it has healed")
+    assert chat_with(KEY, second) == ANSWERS["ping"]
+
+    server.kill()
+    shutil.rmtree(server.data)
+    copy.rename(server.data)
+    server.start()
+
+    def has_ended() -> bool:
+        with suppress(OSError):
+            chat_with(KEY, first)  # which it writes
+        return first.pool.program.process.poll() is not None
+
+    eventually(has_ended, "the node that has the pool ends")
+    for each in (first, second):
+        assert each.pool.program.wait() == 74
+        assert "the database went back" in each.pool.program.errors
+    assert ready(nodes.first("--new-log")) == 200
+    assert ready(nodes.standby()) == 200
 
 
 def can_mount() -> bool:

@@ -22,7 +22,7 @@ from shoal.app.parts import LINK_SOCKET, HubPart, report_alive, report_taking_ov
 from shoal.config import ServeConfig
 from shoal.config.runtime_file import publish_url
 from shoal.domain.addresses import host_and_port, is_own_host
-from shoal.domain.errors import ConfigError, Fenced, InUse, StoreError
+from shoal.domain.errors import ConfigError, Fenced, InUse, StoreError, WentBack
 from shoal.store.blobs import BlobStore
 from shoal.store.lease import LeaseRow, LeaseVerdict, LeaseWatch, SharedStore
 from shoal.transports.clock import Clock
@@ -100,7 +100,7 @@ class Node:
         ``stop``, what is open at its fronts goes on until it ends.
 
         Raises StoreError if the database cannot be reached at the beginning,
-        ConfigError if it is another pool's, InUse if what has it is no node.
+        ConfigError if it is another pool's, InUse if what has it is no node, WentBack.
         """
         watch = LeaseWatch(at_once=not self._part.announces)
         stands_by = False
@@ -110,6 +110,8 @@ class Node:
         async with self._bridge() as bridge, AsyncExitStack() as published:
             while not stop.is_set():
                 row = await self._look(may_fail=stands_by or not self._part.announces)
+                if row is not None and row.older and not config.new_log:
+                    raise WentBack(row.older, self._lease.name)
                 verdict = watch.on_look(row, self._clock.now())
                 if verdict is LeaseVerdict.TAKE_OVER:
                     report_taking_over()

@@ -15,7 +15,7 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError
+from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError, WentBack
 from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.database import Database
@@ -134,7 +134,7 @@ class PostgresDatabase(Database[Session]):
             writer.execute("COMMIT")
             self._lock(writer, 1 if self._node else LOCK_ATTEMPTS)
             query = """UPDATE lease SET holder = ?, pid = ?, node = ?, secret = '',
-                           beat = beat + 1, at = clock_timestamp()"""
+                           older = '', beat = beat + 1, at = clock_timestamp()"""
             writer.execute(query, (self.holder, self._pid, self._node))
             for readers in (self._readers, self._list_readers):
                 assert readers is not None
@@ -147,13 +147,18 @@ class PostgresDatabase(Database[Session]):
         self._closing.close()
 
     def _release(self, writer: Session) -> None:
-        """End the session that writes, and say that its holder has left."""
+        """End the session that writes, and say that its holder has left.
+
+        If that found an older copy, other nodes must not go on with it.
+        """
         self._writer = None
+        damage = self._damage.result() if self._damage and self._damage.done() else ""
+        older = str(damage) if isinstance(damage, WentBack) else ""
         with suppress(psycopg.Error):
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
-            query = "UPDATE lease SET holder = '', pid = 0 WHERE holder = ?"
-            writer.execute(query, (self.holder,))
+            query = "UPDATE lease SET holder = '', pid = 0, older = ? WHERE holder = ?"
+            writer.execute(query, (older, self.holder))
         writer.close()
 
     def _transact(self, work: Callable[[Session], T]) -> T:

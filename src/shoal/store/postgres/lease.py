@@ -22,7 +22,8 @@ KEPT_FOR = "1 day"  # until its row is deleted
 OLDER = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
 
 LOOK = f"""SELECT EXISTS (SELECT 1 FROM pg_locks WHERE {LOCKED}),
-               holder, beat, node, certificate, secret, ports FROM lease"""
+               holder, beat, node, certificate, secret, ports, older
+           FROM lease"""
 NOTE = """INSERT INTO nodes (name, urls, at) VALUES (?, ?, clock_timestamp())
           ON CONFLICT (name) DO UPDATE SET urls = excluded.urls, at = excluded.at"""
 

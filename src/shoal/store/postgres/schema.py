@@ -394,6 +394,8 @@ MIGRATIONS = (
         body {TEXT} NOT NULL
     );
     """,
+    # What the holder of the lease has found, if this is an older copy; else empty.
+    f"ALTER TABLE lease ADD COLUMN older {TEXT} NOT NULL DEFAULT ''",
 )
 
 
