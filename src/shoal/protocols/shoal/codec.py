@@ -313,7 +313,7 @@ def _well_formed(value: Any) -> Any:
             return well_formed(value)
         case Mapping():
             return {_well_formed(k): _well_formed(v) for k, v in value.items()}
-        case list() | tuple():
+        case list() | tuple() | frozenset():
             return [_well_formed(each) for each in value]
         case msgspec.Struct():
             names = value.__struct_fields__
