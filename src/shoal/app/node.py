@@ -31,6 +31,7 @@ from shoal.transports.strangers import Strangers
 from shoal.transports.tls import self_signed_tls
 
 LOOK_EVERY = 0.25  # seconds between looks at the lease
+LOOK_SOON = 0.05  # the same while another node takes the pool over
 BEAT_EVERY = 0.5  # seconds between signs that the holder runs
 RETRY_EVERY = 0.1  # seconds between attempts to reach a database that was lost
 NOTE_EVERY = 5.0  # seconds between notes that a node is there
@@ -140,7 +141,8 @@ class Node:
                         published.enter_context(publish_url(*url, secure=self._secure))
                         on_standby(row.node)
                 report_alive()
-                await _sleep(LOOK_EVERY, stop)
+                takes_over = row and row.held and row.node and not row.secret
+                await _sleep(LOOK_SOON if takes_over else LOOK_EVERY, stop)
             await self._see_off(bridge)
         return False
 

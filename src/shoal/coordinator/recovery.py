@@ -52,10 +52,10 @@ async def restore_pool(
         pool.apply(deployment, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
+    leased = [each.job.id for each in stored if each.lease]
+    runs = dict(zip(leased, await store.runs(leased), strict=True))
     for each in stored:
-        history: list[RecordedFact] = []
-        if each.lease:
-            history = await store.history_since(each.job.id, 0)
+        history = runs[each.job.id].facts if each.lease else []
         pool.restore(
             each.job,
             each.lease,

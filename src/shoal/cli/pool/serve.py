@@ -125,8 +125,9 @@ def command(
         log_path: Path | None,
         stop: asyncio.Event,
     ) -> int:
+        _tune_garbage_collector()  # before the store's objects come into being
         async with run_coordinator(config, wires, x402, part, node) as running:
-            _tune_garbage_collector()
+            gc.freeze()
             sys.setswitchinterval(SWITCH_INTERVAL)
             handed_over = asyncio.Event()
             if part is not None:
