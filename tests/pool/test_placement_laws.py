@@ -126,6 +126,14 @@ def _largest(machines: Sequence[Machine], name: str) -> LoadableModel | None:
     )
 
 
+def test_model_that_the_library_lacks_takes_none_of_its_memory() -> None:
+    library = ModelLibrary((LoadableModel("a", GB),), 10 * GB)
+    loaded = LoadedModel(0, 0.0, 0.0, context=4096, slots=4)
+
+    assert _room(Machine("m", "m", library, {"of a server": loaded})).free == 10 * GB
+    assert _room(Machine("m", "m", library, {"a": loaded})).free < 10 * GB
+
+
 @given(situations())
 def test_orders_never_need_more_memory_than_a_machine_has(situation: Situation) -> None:
     orders = situation.place().orders

@@ -187,9 +187,12 @@ class Room:
         return model.memory(context, slots) or self.capacity
 
     def taken(self, name: str, loaded: LoadedModel) -> int:
-        """Return the bytes that a loaded model takes."""
-        if loaded.memory and self.machine.library.memory:
+        """Return the bytes that a loaded model takes of the library's memory."""
+        library = self.machine.library
+        if loaded.memory and library.memory:
             return loaded.memory
+        if library.memory and library.find(name) is None:
+            return 0  # of a server, or kept by its owner: the library has the rest
         return self.need(name, loaded.context, loaded.slots)
 
     def keeps(self, name: str) -> bool:
