@@ -48,6 +48,7 @@ from worker.test_separate_offers import Shelf
 ONE = LeaseNumber(1)
 LOADS = 60.0  # seconds that a model takes
 SIZE = 1000  # bytes
+NEED = 1500  # with its contexts
 WIRE = ALL | {OffersChanged, Rejected, CallProgress}
 
 
@@ -80,7 +81,7 @@ class File(Shelf):
         if self.begun is None or self.closed:
             return None
         worked = min(LOADS, asyncio.get_running_loop().time() - self.begun)
-        return Activity(0.0 if self.stuck else worked, 0, int(SIZE * worked / LOADS))
+        return Activity(0.0 if self.stuck else worked, 0, int(NEED * worked / LOADS))
 
 
 LIBRARY = ModelLibrary(
@@ -145,7 +146,7 @@ class Stage:
         for each, engine in zip(self.started, engines, strict=True):
             name = each.models[0].name
             held = LoadableEngine(engine, each.activity)
-            self.orders.hold(name, held, int(SIZE * 1.5))
+            self.orders.hold(name, held, NEED)
         self.slots = [each.slots for each in engines]
         return JointOffers(
             *(engines, described, self.enlist, self.on_event),
@@ -539,7 +540,7 @@ def test_load_waits_for_the_unload_of_the_same_model() -> None:
 
 def test_model_of_the_start_counts_and_is_unloaded() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        assert its.orders.memory == 1500
+        assert its.orders.memory == NEED
         its.load("a")
         await asyncio.sleep(LOADS / 2)
         assert its.end() is None, "it is loading"
@@ -619,7 +620,7 @@ def test_model_of_a_server_is_not_unloaded() -> None:
 
         assert its.end() == DONE
         assert its.end("unload") == Failed(
-            JobId("unload"), ONE, "a is not unloaded here: its server does that"
+            JobId("unload"), ONE, "a stays loaded: its owner or its server decides"
         )
 
     class Served(Stage):

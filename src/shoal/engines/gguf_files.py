@@ -189,7 +189,7 @@ def install_demo_model(*, again: bool = False) -> str:
 
 def has_demo_model() -> bool:
     """Return whether the demo's model is installed."""
-    return demo_model_file() is not None
+    return _demo_model_file() is not None
 
 
 def demo_model_path() -> Path:
@@ -197,7 +197,7 @@ def demo_model_path() -> Path:
 
     Reads all of its 98 MB.  Raises ConfigError if it is not installed or damaged.
     """
-    path = demo_model_file()
+    path = _demo_model_file()
     if path is None:
         raise ConfigError(
             f"the demo model {DEMO_MODEL} is not installed: {install_demo_model()}"
@@ -217,8 +217,7 @@ def check_digest(path: Path, expected: str) -> None:
         )
 
 
-def demo_model_file() -> Path | None:
-    """Return the path of the demo's model, not verified; None: it is not installed."""
+def _demo_model_file() -> Path | None:
     # The package is located but not imported: importing it requires an unwanted
     # library.
     package = find_spec(DEMO_PACKAGE)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError, InvalidRequest, ShoalError
-from shoal.engines.gguf_files import DEMO_MODEL, demo_model_file, find_models, parts_of
 from shoal.engines.gguf_files import ModelFolder as Files
+from shoal.engines.gguf_files import find_models, parts_of
 from shoal.models.names import PARTS_MAX, check_file_name, check_model_name
 
 CHUNK = 1_048_576  # bytes; other programs send the same
@@ -278,8 +278,6 @@ def loadable_files(
     for path in find_models(folders):
         if path not in stored:
             yield path.stem, path
-    if (demo := demo_model_file()) is not None:
-        yield DEMO_MODEL, demo
 
 
 def stored_model(path: Path, name: str) -> StoredModel:

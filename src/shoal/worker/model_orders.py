@@ -52,7 +52,6 @@ class _HeldModel:
     """
 
     memory: int
-    size: int = 0
     engine: LoadableEngine | None = None
     loading: asyncio.Task[None] | None = None
     orders: int = 0
@@ -218,7 +217,7 @@ class ModelOrders:
                 f"{context} tokens), and of the {lent} that this machine lends to "
                 f"models, {taken} are taken; unload another, or raise --memory there"
             )
-        held = self._held[order.name] = _HeldModel(need, model.size)
+        held = self._held[order.name] = _HeldModel(need)
         self._report(order.name, WorkerEvent("loading", "on order"))
         loading = asyncio.create_task(self._open(model, held, context, slots))
         loading.add_done_callback(partial(self._on_opened, order.name, held))
@@ -254,7 +253,7 @@ class ModelOrders:
             await held.gone.wait()
         if held is None:
             if self._serves(name):
-                raise JobError(f"{name} is not unloaded here: its server does that")
+                raise JobError(f"{name} stays loaded: its owner or its server decides")
             return
         if held.loading is not None:
             held.ending = True
@@ -316,8 +315,8 @@ class ModelOrders:
             if task.done() or now is None:
                 continue
             if last is None or now.has_moved_since(last):
-                if held.size:
-                    reached = max(reached, min(0.99, now.memory / held.size))
+                if held.memory:
+                    reached = max(reached, min(0.99, now.memory / held.memory))
                 yield Progress(reached or None, f"{_gb(now.memory)} in memory")
                 if shown and reached - printed >= SHOWN_STEP:
                     printed = reached

@@ -180,17 +180,31 @@ async def test_failed_loads_say_why_and_leave_nothing(home: Path) -> None:
         assert its.offers.keys() == {"*models", "tiny"}
 
 
-async def test_model_of_the_start_belongs_to_the_library(home: Path) -> None:
-    async with joined(home, f"mine={TINY}") as its:
+async def test_named_model_stays_and_takes_its_memory(home: Path) -> None:
+    async with joined(home, f"mine={TINY}", memory=1.0) as its:
         await until(lambda: its.offers.keys() == {"*models", "mine"})
-        assert its.library.find("mine") is not None
-        assert its.library.find("tiny") is not None
+        assert its.library.find("mine") is None
+        need = int(TINY.stat().st_size * 1.1) + 512 * 2048 * 4
+        assert its.library.memory == pytest.approx(10**9 - need, abs=1)
 
-        await its.unload("mine")
+        with pytest.raises(JobError, match="mine stays loaded: its owner"):
+            await its.unload("mine")
+        await its.load("tiny")
+        assert its.offers.keys() == {"*models", "mine", "tiny"}
+
+
+async def test_chosen_model_may_be_unloaded(home: Path) -> None:
+    (home / "worker" / "models" / "damaged.gguf").unlink()
+    async with joined(home) as its:
+        await until(lambda: len(its.offers) == 2)
+        (name,) = its.offers.keys() - {"*models"}
+        assert {each.name for each in its.library.models} == {"tiny", name}
+
+        await its.unload(name)
         assert its.offers.keys() == {"*models"}
         assert children() == []
-        await its.load("mine")
-        assert its.offers.keys() == {"*models", "mine"}
+        await its.load(name)
+        assert its.offers.keys() == {"*models", name}
 
 
 async def test_load_none_offers_no_library(home: Path) -> None:
@@ -212,23 +226,30 @@ async def test_library_follows_the_folder(
         await until(lambda: its.library.find("tiny") is None)
 
 
-async def test_orders_need_a_wire_that_has_them(home: Path) -> None:
-    dispatch = discover()["dispatch"]
-    with pytest.raises(ConfigError, match="dispatch has no orders to load models"):
-        await open_worker_library(JoinConfig(load="local"), dispatch, home, (), 0.0)
+async def library_of(
+    home: Path, config: JoinConfig, wire: str = "shoal"
+) -> ModelLibrary | None:
+    found = await open_worker_library(
+        config, discover()[wire], home, (), 12.5, keeps=False
+    )
+    return None if found is None else found.current
 
-    assert await open_worker_library(JoinConfig(), dispatch, home, (), 0.0) is None
+
+async def test_orders_need_a_wire_that_has_them(home: Path) -> None:
+    with pytest.raises(ConfigError, match="dispatch has no orders to load models"):
+        await library_of(home, JoinConfig(load="local"), "dispatch")
+
+    assert await library_of(home, JoinConfig(), "dispatch") is None
 
 
 async def test_orders_need_the_embedded_engine(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    shoal = discover()["shoal"]
 
     with pytest.raises(ConfigError, match=r"--load pull: .* not installed: .*\[llm\]"):
-        await open_worker_library(JoinConfig(load="pull"), shoal, home, (), 0.0)
-    assert await open_worker_library(JoinConfig(), shoal, home, (), 0.0) is None
+        await library_of(home, JoinConfig(load="pull"))
+    assert await library_of(home, JoinConfig()) is None
 
 
 async def test_most_of_the_free_memory_is_lent(
@@ -236,11 +257,6 @@ async def test_most_of_the_free_memory_is_lent(
 ) -> None:
     monkeypatch.setattr("shoal.cli.worker.join_library.free_memory", lambda: 10**9)
 
-    found = await open_worker_library(
-        JoinConfig(context=100, slots=3), discover()["shoal"], home, (), 12.5
-    )
+    library = await library_of(home, JoinConfig(context=100, slots=3))
 
-    assert found is not None
-    library = found.current
-    assert (library.memory, library.bandwidth) == (900_000_000, 12.5)
-    assert (library.context, library.slots) == (100, 3)
+    assert library == ModelLibrary((), 900_000_000, 12.5, 100, 3)

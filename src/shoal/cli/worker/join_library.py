@@ -1,9 +1,9 @@
 """The library of a worker: models that it loads when its coordinator says so."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import LoadableModel, ModelLibrary
-from shoal.engines import gguf_files, selection
-from shoal.engines.gguf_files import DEMO_MODEL, demo_model_path, model_folders
+from shoal.engines import selection
+from shoal.engines.gguf_files import model_folders, model_size
+from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
-from shoal.engines.loadable_files import FileLibrary
+from shoal.engines.loadable_files import FileLibrary, describe_file
 from shoal.engines.resources import free_memory
 from shoal.models.library import loadable_files
 from shoal.protocols.seam.protocol import AnyWireProtocol
@@ -57,13 +58,18 @@ class WorkerLibrary:
             self.slots,
         )
 
-    def need(self, name: str, file: Path) -> int:
-        """Return the bytes that a model of this worker needs."""
-        found = self.files.files.get(name)
-        model = LoadableModel(name, gguf_files.model_size(file))
-        model = model if found is None else found.model
+    def need(self, file: Path) -> int:
+        """Return the bytes that the model of a file needs."""
+        try:
+            model = describe_file(file)
+        except (OSError, InvalidGguf):
+            model = LoadableModel("", model_size(file))
         context = min(self.context, model.context or self.context)
         return model.memory(context, self.slots)
+
+    def needs(self, files: Iterable[Path]) -> int:
+        """Return the bytes that the models of files need together."""
+        return sum(map(self.need, files))
 
     async def scan(self) -> None:
         """Look for models again."""
@@ -78,8 +84,6 @@ class WorkerLibrary:
         name = model.name
         if (file := self.files.files.get(name)) is None:
             raise ConfigError(f"{name} is no longer on this machine")
-        if name == DEMO_MODEL and file.path == gguf_files.demo_model_file():
-            await asyncio.to_thread(demo_model_path)  # verifies it
         return await selection.open_file(
             name, file.path, slots=slots, context=context, threads=self.threads
         )
@@ -91,13 +95,17 @@ async def open_worker_library(
     data: Path,
     sources: Sequence[selection.EngineSource],
     bandwidth: float,
+    *,
+    keeps: bool,
 ) -> WorkerLibrary | None:
     """Return the models that a coordinator may load here; None: there are none.
 
     Args:
         data: Shoal's data folder.
-        sources: the engines of the worker; their files belong to the library, too.
+        sources: the engines of the worker.
         bandwidth: of the memory, in GB of 10^9 bytes a second; 0: unknown.
+        keeps: the owner has named the files of ``sources``, which stay loaded; else
+            they belong to the library.
 
     Raises ConfigError if they are asked for, and cannot be.
     """
@@ -118,28 +126,35 @@ async def open_worker_library(
                 f"{install_extra('llm')}"
             )
         return None
-    named = {
+    loaded = {
         source.engine.models[0].name: source.file
         for source in sources
         if source.file is not None
     }
-    free = free_memory() or 0
+    kept = frozenset(loaded) if keeps else frozenset[str]()
     library = WorkerLibrary(
-        FileLibrary(partial(_list_files, named, data)),
-        int(config.memory * GB) or int(free * FREE_SHARE),
+        FileLibrary(partial(_list_files, loaded, kept, data)),
+        int(config.memory * GB) or int((free_memory() or 0) * FREE_SHARE),
         config.context or CONTEXT,
         config.slots or selection.SLOTS,
         config.threads,
         bandwidth,
     )
+    if kept and library.memory:
+        taken = await asyncio.to_thread(library.needs, loaded.values())
+        library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
     return library
 
 
-def _list_files(named: Mapping[str, Path], data: Path) -> Iterator[tuple[str, Path]]:
-    yield from named.items()
-    paths = frozenset(named.values())
+def _list_files(
+    loaded: Mapping[str, Path], kept: Set[str], data: Path
+) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the library: none that is kept, under whatever name."""
+    if not kept:
+        yield from loaded.items()
+    paths = frozenset(loaded.values())
     folders = model_folders(data)
     for name, path in loadable_files(folders[0].folder, folders):
-        if path not in paths:
+        if path not in paths and name not in kept:
             yield name, path

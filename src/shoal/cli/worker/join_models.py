@@ -282,9 +282,10 @@ def _orders(
     )
     for source, offered in zip(sources, engines, strict=True):
         if source.file is not None and isinstance(source.engine, LlamaEngine):
-            name = source.engine.model
             held = LoadableEngine(offered, source.engine.activity)
-            orders.hold(name, held, library.need(name, source.file))
+            name = source.engine.model
+            if name in library.files.files:  # else its owner keeps it
+                orders.hold(name, held, library.need(source.file))
     return orders
 
 

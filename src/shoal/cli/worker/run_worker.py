@@ -175,6 +175,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         models_here = await open_worker_library(
             *(config, targets.models.protocol, arguments.data, sources),
             hardware.bandwidth_gb,
+            keeps=bool(arguments.models),
         )
     meter, joined = HealthMeter(), asyncio.Event()
     owner = OwnerControl(config, arguments.data, meter)
