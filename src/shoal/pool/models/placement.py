@@ -1,12 +1,13 @@
 """Which models are loaded and unloaded on which machines: a function of the demand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import inf
 
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder
-from shoal.domain.worker import LoadableModel
+from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
     GB,
     Bid,
@@ -99,10 +100,8 @@ def place(
         call = _Call(machines, demands, deployments, now, rules)
         call.decide()
         orders += call.orders
-        if not (call.orders and call.waits):
+        if not (call.orders and call.unsettled):
             break
-        # A model that waits for memory may find other memory among what these orders
-        # free, and leave it to others.
         machines = with_orders(machines, call.orders)
     return Placement(tuple(orders), call.unplaced, call.pending, call.again)
 
@@ -145,11 +144,22 @@ class _Call:
     unplaced: dict[str, str] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
     again: float = inf
-    waits: bool = False
-    """Whether a model waits for memory that nobody promised it."""
+    unsettled: bool = False
+    """Whether further orders may follow from these: a model waits for memory that was
+    not promised to it, and may find other memory; or a deployment lost a replica.
+    """
 
-    _rooms: list[Room] = field(default_factory=list)
-    """Of all machines."""
+    _known: dict[str, LoadableModel | None] = field(default_factory=dict)
+    """The models that were looked for, by name."""
+
+    _files: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By model, the places of the machines that have its files."""
+
+    _waited: set[str] = field(default_factory=set)
+    """The models that requests wait for."""
+
+    _rooms: dict[int, Room] = field(default_factory=dict)
+    """Of the machines that were looked at, by their places."""
 
     _keeping: dict[str, list[Room]] = field(default_factory=dict)
     """By model, the machines that take jobs and have it loaded, or load it."""
@@ -165,28 +175,49 @@ class _Call:
 
     def decide(self) -> None:
         """Fill in the orders and reasons."""
-        waited = {name for name, each in self.demands.items() if each.waiting}
-        for machine in self.machines:
-            room = Room(machine, waited, self._find, self.now, self.rules)
-            self._rooms.append(room)
-            if machine.takes_orders:
-                for name in {*machine.loaded, *room.loading}:
-                    if room.keeps(name):
-                        self._keeping.setdefault(name, []).append(room)
+        self._files = _files(tuple([each.library for each in self.machines]))
+        self._waited = {name for name, each in self.demands.items() if each.waiting}
+        tracked = self._waited | self.deployments.keys()
+        for place, machine in enumerate(self.machines):
+            if not machine.takes_orders:
+                continue
+            names = machine.loaded.keys() & tracked
+            if machine.ordered:
+                names |= machine.ordered.keys() & tracked
+            for name in names:
+                room = self._room(place)
+                if room.keeps(name):
+                    self._keeping.setdefault(name, []).append(room)
         self._find_replicas()
         wants = self._wants()
         if wants:
-            self._reserve_promised(wants)
             wants.sort(key=self._precedence)
+            self._reserve_promised(wants)
             for want in wants:
                 self._satisfy(want)
         self._unload_idle()
 
+    def _room(self, place: int) -> Room:
+        """Return the room of a machine, by its place."""
+        if (room := self._rooms.get(place)) is None:
+            machine = self.machines[place]
+            room = Room(machine, self._waited, self._find, self.now, self.rules)
+            self._rooms[place] = room
+        return room
+
     def _find(self, name: str) -> LoadableModel | None:
         """Return the largest model of a name."""
-        found = (each.library.find(name) for each in self.machines)
-        known = [each for each in found if each is not None]
-        return max(known, key=lambda each: (each.size, each.cache), default=None)
+        if name not in self._known:
+            places = self._files.get(name, ())
+            found = (self.machines[place].library.find(name) for place in places)
+            known = [each for each in found if each is not None]
+            largest = max(known, key=lambda each: (each.size, each.cache), default=None)
+            self._known[name] = largest
+        return self._known[name]
+
+    def _with_files(self, name: str) -> list[Room]:
+        """Return the machines that have the files of a model."""
+        return [self._room(place) for place in self._files.get(name, ())]
 
     def _find_replicas(self) -> None:
         """Find the replicas of each deployment, and protect as many as it needs."""
@@ -251,7 +282,7 @@ class _Call:
             self._call_again(self.now + rules.growth_wait - demand.waited)
         if not (reason := self._load_reason(name)):
             return ""
-        if any(name in each.loading for each in self._rooms):
+        if any(name in each.loading for each in replicas):
             return ""
         newest = max(each.machine.loaded[name].since for each in replicas)
         if self.now - newest < rules.settles:
@@ -270,27 +301,32 @@ class _Call:
 
     def _reserve_promised(self, wants: Sequence[_Want]) -> None:
         """Keep memory that is being freed for the model that it is freed for."""
-        missing: dict[str, int] = {}
-        for want in wants:
-            missing[want.model] = missing.get(want.model, 0) + 1
-        for room in self._rooms:
-            for order in room.machine.ordered.values():
-                name = order.room_for
-                if not missing.get(name) or not self._may_have(room, name):
+        makers: dict[str, dict[str, Room]] = {}
+        for place, maker in enumerate(self.machines):
+            for order in maker.ordered.values() if maker.ordered else ():
+                if order.room_for:
+                    room = self._room(place)
+                    makers.setdefault(order.room_for, {})[maker.id] = room
+        for want in wants if makers else ():
+            name = want.model
+            for machine, room in makers.get(name, {}).items():
+                if not self._may_have(room, name):
                     continue
                 need = self._need(room, name)
-                if need <= room.free + room.coming - room.reserved:
-                    room.reserved += need
-                    missing[name] -= 1
-                    self._promised.setdefault(name, []).append(room)
-                    self._placed.setdefault(name, set()).add(room.machine.id)
+                if need > room.free + room.coming - room.reserved:
+                    self.unsettled = True  # other orders may free more
+                    continue
+                room.reserved += need
+                self._promised.setdefault(name, []).append(room)
+                self._placed.setdefault(name, set()).add(machine)
+                break
 
     def _precedence(self, want: _Want) -> tuple[int, float, int, str]:
         """Order by claim, then by wait; of deployments, what fits fewest machines."""
         if want.claim not in (Claim.PINNED, Claim.DEPLOYED):
             return want.claim, -want.waited, 0, want.model
         known = self._find(want.model)
-        possible = sum(self._has_files(room, want.model) for room in self._rooms)
+        possible = len(self._possible(want.model))
         return want.claim, possible, -known.size if known else 0, want.model
 
     def _satisfy(self, want: _Want) -> None:
@@ -298,69 +334,74 @@ class _Call:
         name = want.model
         if promised := self._promised.get(name):
             room = promised.pop()
-            need = self._need(room, name)
-            if need <= room.free and name not in room.machine.loaded:
-                room.reserved -= need
-                self._load(want, room, need)
-            else:
-                self.pending[name] = _unloads(room)
-            return
-        if (best := self._best(want)) is None:
+            room.reserved -= self._need(room, name)
+        elif (best := self._best(want)) is not None:
+            bid, room = best
+            self._placed.setdefault(name, set()).add(room.machine.id)
+            for victim in bid.victims:
+                reason = f"makes room for {name}: {want.reason}"
+                self._unload(room, victim, reason, name)
+            if bid.effort in (Effort.WAIT, Effort.EVICT_DEPLOYED):
+                self.unsettled = True
+        else:
             self._explain(want)
             return
-        bid, room = best
         need = self._need(room, name)
-        self._placed.setdefault(name, set()).add(room.machine.id)
-        if bid.effort is Effort.NONE:
+        if need <= room.free and name not in room.machine.loaded:
             self._load(want, room, need)
-            return
-        for victim in bid.victims:
-            self._unload(room, victim, f"makes room for {name}: {want.reason}", name)
-        self.waits = self.waits or not bid.victims
-        room.reserved += need
-        self.pending[name] = _unloads(room)
+        else:
+            room.reserved += need
+            self.pending[name] = _unloads(room)
 
     def _best(self, want: _Want) -> tuple[Bid, Room] | None:
         """Return the machine to load a model on, if possible one with its files."""
+        rooms = self._with_files(want.model)
+        if (best := self._best_of(want, rooms)) is not None or not rooms:
+            return best
+        return self._best_of(want, self._fetching(want.model))
+
+    def _best_of(self, want: _Want, rooms: Iterable[Room]) -> tuple[Bid, Room] | None:
         name = want.model
-        local: list[tuple[Bid, Room]] = []
-        remote: list[Room] = []
-        for room in self._rooms:
-            if not self._may_have(room, name):
-                continue
-            if room.machine.library.find(name) is None:
-                remote.append(room)
-            elif (
-                bid := room.bid(name, self._need(room, name), want.claim)
-            ) is not None:
-                local.append((bid, room))
-        if not local and remote and self._find(name) is not None:
-            for room in remote:
-                bid = room.bid(name, self._need(room, name), want.claim)
-                if bid is not None:
-                    local.append((bid, room))
-        return min(local, key=lambda each: each[0], default=None)
+        bids = [
+            (bid, room)
+            for room in rooms
+            if self._may_have(room, name)
+            and (bid := room.bid(name, self._need(room, name), want.claim)) is not None
+        ]
+        return min(bids, key=lambda each: each[0], default=None)
+
+    def _fetching(self, name: str) -> list[Room]:
+        """Return the machines that would first copy the files of a model."""
+        having = self._files.get(name, ())
+        return [
+            self._room(place)
+            for place, machine in enumerate(self.machines)
+            if machine.library.fetches and place not in having
+        ]
+
+    def _possible(self, name: str) -> list[Room]:
+        """Return the machines that could have a model, if there were room."""
+        rooms = self._with_files(name)
+        if rooms:
+            rooms += self._fetching(name)
+        deployment = self.deployments.get(name)
+        if deployment is not None and deployment.on:
+            rooms = [each for each in rooms if _allows(deployment, each.machine)]
+        return rooms
 
     def _may_have(self, room: Room, name: str) -> bool:
         """Return whether a machine may be asked to load one more copy of a model."""
         machine = room.machine
         if not machine.takes_orders or machine.id in self._placed.get(name, ()):
             return False
-        if not self._has_files(room, name) or _failed_until(machine, name) > self.now:
-            return False
-        return not room.keeps(name) or self._needs_reload(room, name)
-
-    def _has_files(self, room: Room, name: str) -> bool:
-        """Return whether a machine that may have a model can get at its files."""
-        library = room.machine.library
-        if not library.fetches and library.find(name) is None:
+        if machine.failed and _failed_until(machine, name) > self.now:
             return False
         deployment = self.deployments.get(name)
-        return deployment is None or _allows(deployment, room.machine)
-
-    def _needs_reload(self, room: Room, name: str) -> bool:
-        deployment = self.deployments.get(name)
-        return deployment is not None and not self._suits(deployment, room)
+        if deployment is None:
+            return not room.keeps(name)
+        if not _allows(deployment, machine):
+            return False
+        return not room.keeps(name) or not self._suits(deployment, room)
 
     def _need(self, room: Room, name: str) -> int:
         context, slots = self._settings(name)
@@ -397,60 +438,64 @@ class _Call:
     def _unload_idle(self) -> None:
         """Unload models that were not used for long."""
         idle: list[tuple[float, str, str, Room]] = []
-        for room in self._rooms:
-            if not room.machine.takes_orders:
+        rules, deployments = self.rules, self.deployments
+        for place, machine in enumerate(self.machines):
+            if not machine.takes_orders:
                 continue
-            for name, loaded in room.machine.loaded.items():
-                limit = self._idle_limit(room, name)
-                if limit == inf or not self._is_spare(room, name):
-                    continue
-                due = max(loaded.last_used + limit, loaded.since + self.rules.stays)
+            for name, loaded in machine.loaded.items():
+                limit = rules.idle
+                if name in deployments:
+                    limit = self._idle_limit(self._room(place), name)
+                due = max(loaded.used + limit, loaded.since + max(limit, rules.stays))
                 if due > self.now:
-                    self._call_again(due)
-                elif room.may_unload(name, loaded):
-                    idle.append((loaded.last_used, room.machine.id, name, room))
+                    if due < self.again:
+                        self.again = due
+                elif (room := self._room(place)).may_unload(name, loaded):
+                    idle.append((loaded.last_used, machine.id, name, room))
         for last_used, _, name, room in sorted(idle, key=lambda each: each[:3]):
             if self._can_spare(name):
                 minutes = (self.now - last_used) / 60
                 self._unload(room, name, f"unused for {minutes:.0f} minutes")
 
     def _idle_limit(self, room: Room, name: str) -> float:
-        deployment = self.deployments.get(name)
-        if deployment is None or not _allows(deployment, room.machine):
+        """Return after how long a model of a deployment is unloaded."""
+        deployment = self.deployments[name]
+        if not _allows(deployment, room.machine):
             return self.rules.idle
-        return inf if deployment.idle is None else deployment.idle
-
-    def _is_spare(self, room: Room, name: str) -> bool:
-        return name not in room.pinned and name not in room.deployed
+        if deployment.idle is None or name in room.pinned or name in room.deployed:
+            return inf
+        return deployment.idle
 
     def _can_spare(self, name: str) -> bool:
         """Return whether the other replicas of a model can do what this one did."""
         if self._load_reason(name):
             return False
-        keeping = [each for each in self._keeping.get(name, ()) if each.keeps(name)]
-        # ``busy`` is of the slots of all that were loaded.
-        loaded = sum(
-            name in each.machine.loaded and each.machine.takes_orders
-            for each in self._rooms
-        )
         busy = self.demands.get(name, NO_DEMAND).busy
-        return busy * loaded <= self.rules.shrink_busy * (len(keeping) - 1) or not busy
+        if not busy:
+            return True
+        loaded = [
+            self._room(place)
+            for place, machine in enumerate(self.machines)
+            if name in machine.loaded and machine.takes_orders
+        ]
+        others = sum(name not in each.unloading for each in loaded) - 1
+        # ``busy`` is of the slots of all that are loaded.
+        return busy * len(loaded) <= self.rules.shrink_busy * others
 
     def _explain(self, want: _Want) -> None:
         """Say why no machine can load a model, or not yet."""
         name = want.model
-        rooms = [room for room in self._rooms if self._has_files(room, name)]
-        known = self._find(name) is not None
-        if not rooms or not known:
-            has = "no machine that may have it" if known else "no machine"
-            self._refuse(want, f"{has} has its files")
+        rooms = self._possible(name)
+        if not rooms:
+            may = " that may have it" if self._files.get(name) else ""
+            self._refuse(want, f"no machine{may} has its files")
             return
+        having = {room.machine.id for room in self._replicas.get(name, ())}
+        having |= self._placed.get(name, set())
         passing: list[str] = []
         lasting: list[str] = []
         for room in rooms:
-            if room.keeps(name) and not self._needs_reload(room, name):
-                continue
-            if room.machine.id in self._placed.get(name, ()):
+            if room.machine.id in having:
                 continue
             passes, why = room.rejection(name, self._need(room, name))
             (passing if passes else lasting).append(why)
@@ -462,8 +507,11 @@ class _Call:
         if not passing and not lasting:
             self.pending[name] = f"{want.reason}: all machines that may have it do"
             return
-        need = min(self._need(room, name) for room in rooms)
-        text = f"needs {need / GB:.1f} GB: {some_of(passing or lasting, '; ')}"
+        needs = [
+            self._need(room, name) for room in rooms if room.machine.library.memory
+        ]
+        size = f"needs {min(needs) / GB:.1f} GB: " if needs else ""
+        text = f"{size}{some_of(passing or lasting, '; ')}"
         if passing:
             self.pending[name] = text
         else:
@@ -478,6 +526,17 @@ class _Call:
     def _call_again(self, at: float) -> None:
         if self.now < at < self.again:
             self.again = at
+
+
+# Machines change more often than their libraries.
+@lru_cache(8)
+def _files(libraries: tuple[ModelLibrary, ...]) -> Mapping[str, Sequence[int]]:
+    """Return the places of the libraries that have each model."""
+    having: dict[str, list[int]] = {}
+    for place, library in enumerate(libraries):
+        for name in {each.name for each in library.models}:
+            having.setdefault(name, []).append(place)
+    return having
 
 
 def _least(deployment: DeploymentSet) -> int:
