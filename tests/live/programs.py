@@ -182,6 +182,14 @@ class Pool:
         with self.client() as client:
             return client.get(f"{self.url}/admin/{path}", cast_to=object)
 
+    def put(self, path: str, body: object) -> Any:
+        with self.client() as client:
+            return client.put(f"{self.url}/{path}", cast_to=object, body=body)
+
+    def delete(self, path: str) -> Any:
+        with self.client() as client:
+            return client.delete(f"{self.url}/{path}", cast_to=object)
+
     def workers(self) -> Sequence[dict[str, Any]]:
         workers: Sequence[dict[str, Any]] = self.admin("status")["workers"]
         return workers

@@ -1,10 +1,10 @@
-// The models of the pool: where each is, and where it would fit.
+// The models of the pool: where each is, where it could be loaded, and where it would fit.
 
 import { html, useLayoutEffect, useMemo, useState } from "../vendor/preact.js";
 import { bytes, featureName, integer, NONE, plural } from "../parts/format.js";
 import { machinesOf, peerOf } from "../parts/machines.js";
 import { readsAll, submits } from "../parts/scopes.js";
-import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, useLoaded } from "../parts/ui.js";
+import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, toast, useLoaded, usePolled } from "../parts/ui.js";
 
 const SHOWN_MAX = 8; // machines of a card
 
@@ -29,6 +29,29 @@ const traits = (model) => [
   model.context ? `context ${integer(model.context)}` : "",
 ].filter(Boolean).join(" · ");
 
+const nameOf = (place) => place.name || place.node.slice(place.node.indexOf(":") + 1);
+
+/** The machines that have a model's file and do not have it loaded, nor are about to. */
+const idle = (model) => model.stored.filter((each) => !model.replicas.some(({ node }) => node === each.node));
+
+/** Whether a machine is loading or unloading the model. */
+const moves = (model) => model.replicas.some((each) => each.state !== "loaded");
+
+/** How far a load is, in a line. */
+function progress({ state, step, bytes: done, size, seconds }) {
+  const share = done !== null && size ? `${Math.round((100 * done) / size)} %` : "";
+  return [state, share, step, seconds === null ? "" : `about ${Math.ceil(seconds)} s left`].filter(Boolean).join(" · ");
+}
+
+/** What a card says of where a model is loaded, or could be. */
+function Where({ model, at, busy, slots }) {
+  if (at.length) {
+    return html`<p class="model-slots"><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /> ${busy} of ${slots} slots busy on ${plural(at.length, "machine")}</p>`;
+  }
+  const loading = model.replicas.find((each) => each.state === "loading");
+  return html`<p class="model-slots">${loading ? `${nameOf(loading)}: ${progress(loading)}` : "Not loaded: the first request has it loaded"}</p>`;
+}
+
 function Card({ model, machines, open, playable }) {
   const at = places(model, machines);
   const busy = at.reduce((sum, each) => sum + each.busy, 0);
@@ -39,14 +62,49 @@ function Card({ model, machines, open, playable }) {
       ${playable && model.kinds.includes("chat") && html`<a class="button small" href=${`#/playground?model=${encodeURIComponent(model.id)}`} aria-label=${`Chat with ${model.id}`}>Chat</a>`}</header>
     <p class="dim">${traits(model)}</p>
     ${model.features.length > 0 && html`<p class="chips">${model.features.map((each) => html`<span class="chip" title=${each}>${featureName(each)}</span>`)}</p>`}
-    <p class="model-slots"><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /> ${busy} of ${slots} slots busy on ${plural(at.length, "machine")}</p>
+    <${Where} model=${model} at=${at} busy=${busy} slots=${slots} />
     <p class="chips">${at.slice(0, SHOWN_MAX).map((each) => html`<span class=${`chip ${each.busy ? "on" : ""}`}>${each.name}</span>`)}
-      ${at.length > SHOWN_MAX && html`<span class="chip">+${at.length - SHOWN_MAX}</span>`}</p>
+      ${at.length > SHOWN_MAX && html`<span class="chip">+${at.length - SHOWN_MAX}</span>`}
+      ${idle(model).slice(0, SHOWN_MAX).map((each) => html`<span class="chip off" title="has the file">${nameOf(each)}</span>`)}</p>
     ${model.fits.length > 0 && html`<p class="hint">${fits ? `Would fit on ${plural(fits, "more machine")}` : "Fits on no other machine"}</p>`}
   </article>`;
 }
 
-function Details({ model, machines, onClose, reader, admin }) {
+/**
+ * What machines can load, and are loading.  A load is a deployment on one more machine: undone, the model is
+ * unloaded once it is idle.
+ */
+function Loads({ model, api, admin, reload }) {
+  const [error, setError] = useState(null);
+  const [asked, setAsked] = useState("");
+  const path = `/admin/deployments/${encodeURIComponent(model.id)}`;
+  const order = async (key, send, said) => {
+    setAsked(key);
+    setError(null);
+    try { await send(); toast(said); } catch (failure) { setError(failure); }
+    setAsked("");
+    reload();
+  };
+  const load = (place) => order(place.node, async () => {
+    const { data } = await api.get("/admin/deployments");
+    const known = data.find((each) => each.name === model.id);
+    const loaded = model.replicas.map((each) => each.node);
+    const on = [...new Set([...(known ? known.on : []), ...loaded, place.node])];
+    const { pinned = false, idle: after = null, context = null, slots = null } = known || {};
+    await api.put(path, { replicas: on.length, on, pinned, idle: after, context, slots });
+  }, `${model.id} is loaded on ${nameOf(place)}`);
+  const undo = () => order("undo", () => api.delete(path), `${model.id} is unloaded once it is idle`);
+  return html`<section><h3>Where it can be loaded</h3>
+    ${error && html`<${ErrorNote} error=${error} />`}
+    <ul class="rows">${model.replicas.map((each) => html`<li key=${each.node}>${nameOf(each)}
+        <span class="dim">${each.state === "loading" && each.size ? html`<${Meter} value=${each.bytes / each.size} tone="" label=${progress(each)} /> ` : ""}${progress(each)}</span></li>`)}
+      ${idle(model).map((each) => html`<li key=${each.node}><span>${nameOf(each)} <span class="dim">${[each.size ? bytes(each.size) : "", each.memory ? `needs ${bytes(each.memory)} of memory` : ""].filter(Boolean).join(", ")}</span></span>
+        ${admin && html`<button type="button" class="small" disabled=${Boolean(asked)} onClick=${() => load(each)}>Load on ${nameOf(each)}</button>`}</li>`)}</ul>
+    ${model.deployed && html`<p class="hint">Deployed: it is loaded again after a restart. ${admin && html`<button type="button" class="small" disabled=${Boolean(asked)} onClick=${undo}>Undo</button>`}</p>`}
+  </section>`;
+}
+
+function Details({ model, machines, onClose, reader, admin, api, reload }) {
   const at = places(model, machines);
   return html`<${Dialog} title=${model.id} wide onClose=${onClose}>
     <p class="dim">${traits(model)}${model.features.length ? ` · ${model.features.map(featureName).join(", ")}` : ""}</p>
@@ -54,6 +112,7 @@ function Details({ model, machines, onClose, reader, admin }) {
       ${at.length ? html`<ul class="rows">${at.map((each) => html`<li>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(each.peer)}`}>${each.name}</a>` : each.name}
         <span><${Meter} value=${each.slots ? each.busy / each.slots : 0} tone="" label=${`${each.busy} of ${each.slots} slots busy`} /> ${each.busy}/${each.slots}</span></li>`)}</ul>`
         : html`<p class="hint">No connected machine offers it now.</p>`}</section>
+    ${(model.stored.length > 0 || model.deployed) && html`<${Loads} model=${model} api=${api} admin=${admin} reload=${reload} />`}
     ${model.fits.length > 0 && html`<section><h3>Where else it would fit</h3>
       <ul class="rows">${[...model.fits].sort((a, b) => b.fits - a.fits).map((each) => html`<li><span><${Icon} name=${each.fits ? "check" : "cross"} size=${15} /><span class="unseen">${each.fits ? "fits:" : "does not fit:"}</span> ${machines.get(each.node)?.name ?? each.node}</span>
         <span class="dim">${each.why || (each.fits ? "fits" : NONE)}</span></li>`)}</ul></section>`}
@@ -69,7 +128,7 @@ export default function Models({ api, live, session, route }) {
   useLayoutEffect(() => setText(route.query.get("q") || ""), [route]); // later, it would replace what is typed
   // What runs where changes by the second: again only when models or machines did.
   const offered = live.status ? live.status.workers.map((each) => `${each.id} ${each.models}`).join() : "";
-  const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), [offered]);
+  const [listed, error, reload] = usePolled(() => api.get("/admin/models"), [offered], (found) => found.data.some(moves));
   const [aliases, aliasError, reloadAliases] = useLoaded(() => api.get("/admin/aliases"), [offered]);
   // The busy slots are known live.
   const models = useMemo(() => {
@@ -95,7 +154,7 @@ export default function Models({ api, live, session, route }) {
     ${aliases?.data.length > 0 && html`<section class="card aliases"><h2>Aliases</h2>
       <ul class="rows">${aliases.data.map((each) => html`<li key=${each.name}><code>${each.name}</code>
         <span class="dim">${each.models.join(", ")} · ${each.serves ? `now ${each.serves}` : "none served now"}</span></li>`)}</ul></section>`}
-    ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} onClose=${() => setOpened(null)} />`}`;
+    ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} api=${api} reload=${reload} onClose=${() => setOpened(null)} />`}`;
 }
 
 const pick = (worker) => worker && { busy: worker.busy, slots: worker.slots };

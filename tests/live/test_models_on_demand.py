@@ -1,0 +1,117 @@
+"""Models that a pool loads for requests, with llama.cpp and real processes."""
+
+import shutil
+
+import openai
+import pytest
+
+from live.programs import TINY, Pool, Program, Programs, eventually
+
+ASK = ({"role": "user", "content": "hello"},)
+
+
+def machine(
+    programs: Programs, pool: Pool, name: str, *models: str, memory: str = ""
+) -> Program:
+    """Join a machine that has the files of models, and has loaded none."""
+    data = programs.folder / name
+    (data / "models").mkdir(parents=True, exist_ok=True)
+    for each in models:
+        shutil.copy(TINY, data / "models" / f"{each}.gguf")
+    limit = ("--memory", memory) if memory else ()
+    return pool.joined(name, "--load", "local", "--data-dir", str(data), *limit)
+
+
+def replicas(pool: Pool, model: str) -> dict[str, str]:
+    """Return the machines that have a model by order, with their states."""
+    listed = pool.admin("models")["data"]
+    found = [each["replicas"] for each in listed if each["id"] == model]
+    return {each["name"]: each["state"] for places in found for each in places}
+
+
+def said(pool: Pool, model: str) -> str:
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model=model, messages=ASK, max_tokens=4, temperature=0
+        )
+    return answer.choices[0].message.content or ""
+
+
+def test_a_chat_has_its_model_loaded(programs: Programs) -> None:
+    pool = programs.serve()
+    machine(programs, pool, "anna", "small", "other")
+    machine(programs, pool, "ben")
+    with pool.client() as client:
+        listed = {each.id: each.to_dict()["state"] for each in client.models.list()}
+    assert listed == {"small": "loadable", "other": "loadable"}
+
+    first = said(pool, "small")
+
+    assert first
+    assert said(pool, "small") == first
+    assert replicas(pool, "small") == {"anna": "loaded"}
+    assert replicas(pool, "other") == {}
+    jobs = pool.admin("jobs")["data"]
+    assert [(each["kind"], each["model"]) for each in jobs] == [
+        ("chat", "small"),
+        ("model", "small"),
+        ("chat", "small"),
+    ]
+
+
+def test_a_deployment_outlives_its_machine_and_its_coordinator(
+    programs: Programs,
+) -> None:
+    pool = programs.serve()
+    anna = machine(programs, pool, "anna", "small")
+    machine(programs, pool, "ben", "small")
+    pool.put("admin/deployments/small", {"replicas": 1, "on": ["anna"]})
+    eventually(lambda: replicas(pool, "small") == {"anna": "loaded"}, "the load")
+    pool.put("admin/deployments/small", {"replicas": 1})
+
+    anna.kill()
+    eventually(lambda: replicas(pool, "small") == {"ben": "loaded"}, "the next load")
+
+    pool.program.kill()
+    pool = programs.serve(port=pool.port)
+    eventually(lambda: replicas(pool, "small") == {"ben": "loaded"}, "its return")
+    assert said(pool, "small")
+
+
+def test_a_model_makes_room_for_another(programs: Programs) -> None:
+    pool = programs.serve()
+    machine(programs, pool, "anna", "small", "other")
+    pool.put("admin/deployments/small", {"replicas": 1, "context": 512, "slots": 1})
+    eventually(lambda: replicas(pool, "small") == {"anna": "loaded"}, "the load")
+
+    pool.delete("admin/deployments/small")
+
+    assert said(pool, "other")
+    assert replicas(pool, "other") == {"anna": "loaded"}
+
+
+def test_a_damaged_file_is_named_and_other_models_go_on(programs: Programs) -> None:
+    pool = programs.serve()
+    machine(programs, pool, "anna", "small", "broken")
+    file = programs.folder / "anna" / "models" / "broken.gguf"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])  # its header is whole
+
+    with pytest.raises(openai.APIStatusError) as refused:
+        said(pool, "broken")
+
+    assert refused.value.status_code == 503
+    assert "broken cannot be loaded: " in str(refused.value)
+    assert "anna failed to load it" in str(refused.value)
+    assert said(pool, "small")
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers(programs: Programs) -> None:
+    pool = programs.serve()
+    machine(programs, pool, "anna", "small", memory="0.001")
+
+    with pytest.raises(openai.APIStatusError) as refused:
+        said(pool, "small")
+
+    assert refused.value.status_code == 503
+    assert "anna has 0.0 GB" in str(refused.value)
