@@ -4,10 +4,11 @@ import shutil
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from live.programs import TINY, Pool, Program, Programs, eventually
 
-ASK = ({"role": "user", "content": "hello"},)
+ASK: ChatCompletionUserMessageParam = {"role": "user", "content": "hello"}
 
 
 def machine(
@@ -32,7 +33,7 @@ def replicas(pool: Pool, model: str) -> dict[str, str]:
 def said(pool: Pool, model: str) -> str:
     with pool.client() as client:
         answer = client.chat.completions.create(
-            model=model, messages=ASK, max_tokens=4, temperature=0
+            model=model, messages=[ASK], max_tokens=4, temperature=0
         )
     return answer.choices[0].message.content or ""
 

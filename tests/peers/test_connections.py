@@ -35,8 +35,16 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Feature
-from shoal.domain.worker import Hardware, MachineHealth, Suspension, WorkerLoad
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import (
+    Hardware,
+    LoadableModel,
+    MachineHealth,
+    ModelLibrary,
+    Offer,
+    Suspension,
+    WorkerLoad,
+)
 from shoal.peers.connections import ANNOUNCE_INTERVAL, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_directory import PROFILES_MAX, REFUSED_MAX
@@ -742,6 +750,26 @@ def test_peer_is_dismissed_if_its_token_use_cannot_be_stored() -> None:
             assert not line.serving.done()
 
     virtual.run(scenario())
+
+
+def test_a_peer_offers_later_only_what_its_token_permits() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        await token(peers)
+        by = AdmissionGrant("t1", "wire:mac", ("m", "qwen*"))
+        models = tuple(map(LoadableModel, ("qwen3", "llama")))
+        library = Offer(frozenset({JobKind.MODEL}), library=ModelLibrary(models))
+
+        await send(
+            line,
+            "a",
+            PeerJoined("mac", grant=by),
+            OffersChanged((offer(), offer("gpt"), library)),
+        )
+
+        assert peers.workers == ["wire:mac/*models", "wire:mac/m"]
+        assert [*peers.coordinator.hub.pool.roster.loadable] == ["qwen3"]
+
+    play(script)
 
 
 def test_revoked_token_dismisses_its_peers_only() -> None:

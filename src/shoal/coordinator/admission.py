@@ -218,10 +218,10 @@ class WorkerAdmission:
     ) -> admission.AdmissionGrant:
         if token.revoked_at is not None:
             raise NotAdmitted("The token was revoked")
-        if not may_offer(token, applicant.models):
+        if not may_offer(token.models, applicant.models):
             raise NotAdmitted("The token is not for this model")
         if not token.is_limited:
-            return admission.AdmissionGrant(token.id, worker)
+            return admission.AdmissionGrant(token.id, worker, token.models)
         bound = bound_worker(worker, applicant.key)
         # By its name as well: the token is a proof, too, and the key may be a new one.
         # A token may have thousands of workers: few names begin as this one.
@@ -230,7 +230,7 @@ class WorkerAdmission:
             for each in token.workers
         ):
             return admission.AdmissionGrant(
-                token.id, bound if bound in token.workers else ""
+                token.id, bound if bound in token.workers else "", token.models
             )
         if token.expires_at is not None and self._clock.wall() >= token.expires_at:
             raise NotAdmitted("The token has expired")
@@ -238,4 +238,4 @@ class WorkerAdmission:
             raise NotAdmitted("The token has been used by other workers")
         # At once: another worker may present it before this use is stored.
         self.tokens.update(replace(token, workers=token.workers | {bound}))
-        return admission.AdmissionGrant(token.id, bound)
+        return admission.AdmissionGrant(token.id, bound, token.models)

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -232,10 +232,10 @@ def permitted_priority(key: Key, wanted: Priority | None) -> Priority:
     return wanted
 
 
-def may_offer(token: JoinToken, models: Collection[str]) -> bool:
-    """Return whether a worker that joins with ``token`` may offer these models."""
-    return not token.models or all(
-        any(fnmatchcase(model, pattern) for pattern in token.models) for model in models
+def may_offer(patterns: Sequence[str], models: Collection[str]) -> bool:
+    """Return whether a worker may offer these models, by a token's ``models``."""
+    return not patterns or all(
+        any(fnmatchcase(model, pattern) for pattern in patterns) for model in models
     )
 
 

@@ -22,6 +22,7 @@ from shoal.coordinator.connections import PeerRoute, WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.worker_events import WorkerPort
 from shoal.domain import vocabulary as words
+from shoal.domain.credentials import may_offer
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
@@ -108,6 +109,7 @@ class PeerModels:
     ``via`` is None for a peer that is a single worker: it has one offer, and all its
     messages are about that, even if another connection got the job.  Commands of the
     hub to any model go to ``peer``.  ``running`` is as in ``Joined``, of all models.
+    ``permitted`` are the patterns of the models that the peer may offer; empty: any.
     """
 
     hub: Hub
@@ -117,6 +119,7 @@ class PeerModels:
     peer: WorkerConnection
     _changed: Callable[[], None]
     running: words.RunningJobNames | None = None
+    permitted: tuple[str, ...] = ()
     _models: dict[str, PeerModel] = field(default_factory=dict)
     _running: dict[tuple[JobId, LeaseNumber], PeerModel] = field(default_factory=dict)
     _ended: dict[JobId, PeerModel] = field(default_factory=dict)  # oldest first
@@ -247,7 +250,7 @@ class PeerModels:
             (offer,) = offers
             return {self._name: offer}
         usable: dict[str, Offer] = {}
-        for offer in offers:
+        for offer in filter(None, map(self._permitted, offers)):
             model = LIBRARY if offer.library else _model_label(offer.models)
             if len(model) <= NAME_MAX and len(usable) < MODELS_MAX:
                 name = f"{self._name}/{model}" if model else self._name
@@ -256,11 +259,27 @@ class PeerModels:
         if left_out and not self._warned:
             self._warned = True  # offers may repeat with every heartbeat
             log.warning(
-                "ignored peer=%r offers=%d: too many, duplicate, or names too long",
+                "ignored peer=%r offers=%d: too many, duplicate, too long, or not "
+                "permitted by its token",
                 f"{self.wire}:{self._name}",
                 left_out,
             )
         return usable
+
+    def _permitted(self, offer: Offer) -> Offer | None:
+        """Return what the peer's join token permits of an offer; None: nothing.
+
+        The models of its first message were checked when it joined; these may be
+        others.
+        """
+        if not may_offer(self.permitted, offer.models):
+            return None
+        if (library := offer.library) is None or not self.permitted:
+            return offer
+        named = (
+            each for each in library.models if may_offer(self.permitted, [each.name])
+        )
+        return replace(offer, library=replace(library, models=tuple(named)))
 
     def _join(self, model: PeerModel, offer: Offer) -> None:
         model.join(offer)

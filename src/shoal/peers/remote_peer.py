@@ -158,6 +158,7 @@ class RemotePeer:
             self,
             lambda: on_change(self),
             joined.running,
+            joined.grant.models,
         )
         self._inbound_jobs = InboundJobs(
             context.hub,

@@ -92,7 +92,7 @@ function Loads({ model, api, admin, reload }) {
     const on = [...new Set([...(known ? known.on : []), ...loaded, place.node])];
     const { pinned = false, idle: after = null, context = null, slots = null } = known || {};
     await api.put(path, { replicas: on.length, on, pinned, idle: after, context, slots });
-  }, `${model.id} is loaded on ${nameOf(place)}`);
+  }, `${nameOf(place)} loads ${model.id}`);
   const undo = () => order("undo", () => api.delete(path), `${model.id} is unloaded once it is idle`);
   return html`<section><h3>Where it can be loaded</h3>
     ${error && html`<${ErrorNote} error=${error} />`}

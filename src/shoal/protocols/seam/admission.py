@@ -37,11 +37,13 @@ class JoinRequest:
 class AdmissionGrant:
     """Permission to join by the join token of this id; empty: by no join token.
 
-    ``worker`` is the worker to bind to a token with limited uses.
+    ``worker`` is the worker to bind to a token with limited uses.  ``models`` are the
+    patterns of those that it may offer; empty: any.
     """
 
     token_id: str = ""
     worker: str = ""
+    models: tuple[str, ...] = ()
 
 
 NO_JOIN_TOKEN = AdmissionGrant()
