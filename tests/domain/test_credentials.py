@@ -108,7 +108,7 @@ def test_other_tokens_are_unchanged(token: str) -> None:
 def test_token_allows_models_matching_its_patterns(
     patterns: tuple[str, ...], models: set[str], may: bool
 ) -> None:
-    assert may_offer(replace(TOKEN, models=patterns), models) == may
+    assert may_offer(patterns, models) == may
 
 
 def test_ended_credential_is_useless() -> None:
