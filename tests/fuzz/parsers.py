@@ -15,10 +15,13 @@ from fuzz import corpus, engine_answers, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from fuzz.own_wire import OWN_WIRE
+from models.manifests import manifest_of
 from protocols.contexts import protocol_context
 from shoal.domain.errors import PeerError
 from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.engines.gguf_header import InvalidGguf, parse_header
+from shoal.models.manifest import CHUNK
+from shoal.models.manifest import decode as decode_manifest
 from shoal.models.transfer import IncomingModel
 from shoal.protocols.seam.endpoints import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
@@ -104,6 +107,18 @@ def models(data: bytes) -> None:
                     pass
 
 
+def manifests(data: bytes) -> None:
+    """A manifest that is accepted is in its only form, and has all its chunks."""
+    manifest = decode_manifest(data)
+    assert manifest.encoded == data
+    assert manifest.place(max(manifest.chunks - 1, 0)).file < len(manifest.files)
+
+
+def _manifests() -> list[bytes]:
+    contents = {"config.json": b"{}", "weights.gguf": bytes(CHUNK + 1), "empty": b""}
+    return [manifest_of(contents).encoded, manifest_of({"a": b""}).encoded]
+
+
 def relayed(data: bytes) -> None:
     """A message of a relay; a decoded one can be encoded."""
     message = decode_relayed(data)
@@ -178,6 +193,7 @@ PARSERS: Mapping[str, Parser] = {
     "chunks": Parser(chunks, lambda: _of_kinds(b"inferenceChunk")),
     "introduction": Parser(introduction, lambda: _of_kinds(b"hello")),
     "models": Parser(models, lambda: _of_kinds(b"model")),
+    "manifests": Parser(manifests, _manifests),
     "relayed": Parser(relayed, _relayed),
     "directory": Parser(
         directory, lambda: [each for each in _relayed() if b'"peers"' in each]
