@@ -1,0 +1,194 @@
+"""Decides which chunk of a model is requested next, and from which source.
+
+A state machine without I/O.  The caller sends the requests, hashes what arrives, and
+reports both.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+AHEAD = 4  # requests to one source at a time
+SILENCE_TIMEOUT = 20.0  # seconds without a chunk until a source is dropped
+REPEAT_AFTER = 5.0  # seconds until an idle source is asked for what another one owes
+# A scan of all chunks picks this share of them, so that large models scan seldom.
+SCANS = 1024
+
+
+class ChunkRequest(NamedTuple):
+    """A chunk to request from a source."""
+
+    source: str
+    chunk: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """A source: the chunks that it has, and those that were requested from it."""
+
+    has: npt.NDArray[np.bool_]
+    requested: dict[int, float] = field(default_factory=dict)  # when, by chunk
+    picked: list[int] = field(default_factory=list)  # to request next, in reverse
+    heard_at: float = 0.0
+
+
+class ChunkSelection:
+    """The chunks of one model, and the sources of them.
+
+    Rarest first.  Equally rare ones follow each other from ``start``, which differs
+    between receivers, so that they fetch different ones and can swap them.
+    """
+
+    def __init__(self, chunks: int, held: Iterable[int] = (), start: int = 0) -> None:
+        self._held = np.zeros(chunks, bool)
+        self._held[[*held]] = True
+        self.held_count = int(self._held.sum())
+        self._arrived = np.zeros(chunks, bool)  # and is not checked yet
+        self._asked = np.zeros(chunks, np.int16)  # requests on their way
+        self._sources_of = np.zeros(chunks, np.int16)
+        self._order = (np.arange(chunks) - start) % max(chunks, 1)
+        self._sources: dict[str, _Source] = {}
+        self._batch = max(1, chunks // SCANS)
+        self.failures: dict[str, str] = {}  # why a source was dropped
+
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks are held."""
+        return self.held_count == len(self._held)
+
+    @property
+    def held(self) -> npt.NDArray[np.bool_]:
+        """Which chunks are held: do not change it."""
+        return self._held
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """The sources that are in use."""
+        return self._sources
+
+    def add_source(self, name: str, now: float) -> None:
+        """Add a source, which has nothing so far."""
+        assert name not in self._sources, "each source is added once"
+        self._sources[name] = _Source(np.zeros(len(self._held), bool), heard_at=now)
+
+    def on_available(self, name: str, chunks: npt.NDArray[np.bool_]) -> None:
+        """Record that a source has more chunks: a flag for each."""
+        source = self._sources.get(name)
+        if source is None:
+            return
+        if len(chunks) != len(self._held):
+            self.drop(name, "it has another number of chunks")
+            return
+        self._sources_of += chunks & ~source.has
+        source.has |= chunks
+
+    def drop(self, name: str, why: str) -> None:
+        """Remove a source, which has failed."""
+        if name in self._sources:
+            self.failures[name] = why
+            self.remove_source(name)
+
+    def remove_source(self, name: str) -> None:
+        """Remove a source; what it owes is requested from others."""
+        source = self._sources.pop(name, None)
+        if source is None:
+            return
+        self._sources_of -= source.has
+        for chunk in source.requested:
+            self._asked[chunk] -= 1
+
+    def requests(self, now: float) -> list[ChunkRequest]:
+        """Return the requests to send now, and count them as sent."""
+        found = []
+        for name, source in self._sources.items():
+            while len(source.requested) < AHEAD:
+                if (chunk := self._next(source, now)) is None:
+                    break
+                if not source.requested:
+                    source.heard_at = now  # it owed nothing until now
+                source.requested[chunk] = now
+                self._asked[chunk] += 1
+                found.append(ChunkRequest(name, chunk))
+        return found
+
+    def expects(self, name: str, chunk: int, now: float) -> bool:
+        """Count a chunk that has arrived; return whether it has to be checked.
+
+        A source that sends what was not requested is dropped.
+        """
+        source = self._sources.get(name)
+        if source is None:
+            return False
+        if source.requested.pop(chunk, None) is None:
+            self.drop(name, "it sent a chunk that was not requested")
+            return False
+        source.heard_at = now
+        self._asked[chunk] -= 1
+        if self._held[chunk] or self._arrived[chunk]:
+            return False  # another source was faster
+        self._arrived[chunk] = True
+        return True
+
+    def on_checked(self, name: str, chunk: int, *, right: bool) -> None:
+        """Record whether a chunk is right, and written; a wrong one drops its source.
+
+        ``chunk`` was expected.
+        """
+        self._arrived[chunk] = False
+        if right:
+            self.held_count += not self._held[chunk]
+            self._held[chunk] = True
+        else:
+            self.drop(name, f"chunk {chunk} has another hash: it sends other bytes")
+
+    def drop_silent(self, now: float) -> float | None:
+        """Drop sources that owe chunks and send none; return when to look again."""
+        deadlines = []
+        for name, source in [*self._sources.items()]:
+            if not source.requested:
+                continue
+            if now - source.heard_at >= SILENCE_TIMEOUT:
+                self.drop(name, f"it sent nothing for {SILENCE_TIMEOUT:g} s")
+            else:
+                deadlines.append(source.heard_at + SILENCE_TIMEOUT)
+                repeated = min(source.requested.values()) + REPEAT_AFTER
+                if repeated > now:
+                    deadlines.append(repeated)
+        return min(deadlines, default=None)
+
+    def _next(self, source: _Source, now: float) -> int | None:
+        """Return the chunk to request from a source; None: it has none of use."""
+        while source.picked:
+            chunk = source.picked.pop()
+            if not (self._held[chunk] or self._arrived[chunk] or self._asked[chunk]):
+                return chunk
+        open_ = source.has & ~self._held & ~self._arrived
+        found = np.flatnonzero(open_ & (self._asked == 0))
+        if len(found):
+            rank = self._sources_of[found].astype(np.int64) * len(self._held)
+            rank += self._order[found]
+            best = np.argpartition(rank, min(self._batch, len(found)) - 1)[
+                : self._batch
+            ]
+            best = best[np.argsort(rank[best])]
+            source.picked = found[best[::-1]].tolist()
+            return source.picked.pop()
+        return self._late(source, open_, now) if open_.any() else None
+
+    def _late(
+        self, source: _Source, open_: npt.NDArray[np.bool_], now: float
+    ) -> int | None:
+        """Return one of the ``open_`` chunks, which another source owes for long."""
+        for other in self._sources.values():
+            for chunk, since in other.requested.items():
+                if (
+                    now - since >= REPEAT_AFTER
+                    and self._asked[chunk] == 1
+                    and open_[chunk]
+                    and chunk not in source.requested
+                ):
+                    return chunk
+        return None
