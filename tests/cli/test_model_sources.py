@@ -9,11 +9,12 @@ import pytest
 
 from cli.coordinators import ORIGINAL, Sites
 from shoal.app.server import RunningCoordinator, run_coordinator
-from shoal.cli.use.models import CopySource, download_from
+from shoal.cli.use.models import CopySource
 from shoal.config import ServeConfig
 from shoal.domain.credentials import with_fingerprint, without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.download import DownloadedModel
+from shoal.models.fetch import fetch_model
 
 TOKEN = "9f2c71d4e8a6b03597c1d5e2"
 WEIGHTS = bytes(3_000_000)
@@ -51,8 +52,9 @@ async def copied(
 
     source = CopySource(where, "", token, plain=False)
     source.check()
-    request = DownloadRequest("org/name", folder, replace=True)
-    return await download_from(source, request, on_progress)
+    return await fetch_model(
+        "org/name", [source.peer], folder, replace=True, progress=on_progress
+    )
 
 
 async def test_model_is_copied_from_a_coordinator(

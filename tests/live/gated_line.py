@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
 
@@ -11,22 +12,38 @@ from live.programs import PATIENCE
 BLOCK = 1 << 16  # bytes that are read at once
 
 
-@contextmanager
-def gated_line(port: int, first: int) -> Iterator[tuple[int, Event]]:
-    """Pass connections on to ``port``, and about the ``first`` bytes of what it says.
+@dataclass
+class GatedLine:
+    """Passes connections on, and about the ``first`` bytes of what the server says.
 
-    The rest of each connection waits for the event.  Yields the line's port, and the
-    event.
+    The rest of each connection waits for ``go_on``.  ``passed`` counts the bytes that
+    the server has said on all connections.
     """
-    go_on = Event()
+
+    server: int
+    first: int
+    port: int = 0
+    passed: int = 0
+    go_on: Event = field(default_factory=Event)
+
+    def carry(self, client: socket.socket) -> None:
+        """Carry one connection until it ends."""
+        with socket.create_connection(("127.0.0.1", self.server)) as server:
+            asking = Thread(target=_pass, args=(client, server))
+            asking.start()
+            _pass(server, client, self)
+            asking.join()
+
+
+@contextmanager
+def gated_line(server: int, first: int) -> Iterator[GatedLine]:
+    """Open a line to a port."""
+    gate = GatedLine(server, first)
 
     class Passing(BaseRequestHandler):
         def handle(self) -> None:
-            with socket.create_connection(("127.0.0.1", port)) as server:
-                asking = Thread(target=_pass, args=(self.request, server))
-                asking.start()
-                _pass(server, self.request, go_on, first)
-                asking.join()
+            with suppress(OSError):  # the server is gone
+                gate.carry(self.request)
 
     class Line(ThreadingTCPServer):
         daemon_threads = True
@@ -34,26 +51,26 @@ def gated_line(port: int, first: int) -> Iterator[tuple[int, Event]]:
     with Line(("127.0.0.1", 0), Passing) as line:
         serving = Thread(target=line.serve_forever, args=(0.05,))
         serving.start()
+        gate.port = line.server_address[1]
         try:
-            yield line.server_address[1], go_on
+            yield gate
         finally:
-            go_on.set()
+            gate.go_on.set()
             line.shutdown()
             serving.join()
 
 
 def _pass(
-    source: socket.socket,
-    to: socket.socket,
-    go_on: Event | None = None,
-    first: int = 0,
+    source: socket.socket, to: socket.socket, gate: GatedLine | None = None
 ) -> None:
     """Pass on what comes, until an end closes the connection; then close it to both."""
     passed = 0
     with suppress(OSError):
         while data := source.recv(BLOCK):
-            if go_on is not None and passed >= first:
-                go_on.wait(PATIENCE)
+            if gate is not None:
+                if passed >= gate.first:
+                    gate.go_on.wait(PATIENCE)
+                gate.passed += len(data)
             to.sendall(data)
             passed += len(data)
     for each in (source, to):

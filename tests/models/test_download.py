@@ -25,11 +25,10 @@ from shoal.domain.model_messages import (
     ModelQuery,
     ModelRequest,
 )
-from shoal.models import download, forwarding
+from shoal.models import chunk_selection, download, remote_models
 from shoal.models.download import DownloadRequest
 from shoal.models.library import CHUNK, Library
 from shoal.models.library_server import LibraryServer
-from shoal.models.sources import ANSWER_TIMEOUT
 
 CONTENT = {"config.json": b"{}", "empty": b"", "weights.bin": b"weights" * CHUNK}
 
@@ -251,7 +250,7 @@ async def test_stalled_transfer_times_out(
     after: int,
     why: str,
 ) -> None:
-    monkeypatch.setattr(download, "FOREIGN_SILENCE_TIMEOUT", scaled(0.2))
+    monkeypatch.setattr(download, "SILENCE_TIMEOUT", scaled(0.2))
 
     def fall_silent(message: ModelMessage) -> list[ModelMessage]:
         silent = isinstance(message, ModelDone) or (
@@ -262,7 +261,7 @@ async def test_stalled_transfer_times_out(
     tied.tamper = fall_silent
 
     with pytest.raises(TimedOut, match=why):
-        await tied.fetch(foreign=True).run()
+        await tied.fetch().run()
 
     assert files(tmp_path / "ours") == {}
 
@@ -372,5 +371,5 @@ async def test_peer_that_ignores_backpressure_is_disconnected(
 
 def test_receivers_wait_longer_than_the_coordinator_for_its_source() -> None:
     """So that they learn why it ends."""
-    passed_on = ANSWER_TIMEOUT + forwarding.SILENCE_TIMEOUT
-    assert passed_on < download.SILENCE_TIMEOUT < download.FOREIGN_SILENCE_TIMEOUT
+    passed_on = remote_models.SILENCE_TIMEOUT
+    assert passed_on < chunk_selection.SILENCE_TIMEOUT < download.SILENCE_TIMEOUT

@@ -26,8 +26,8 @@ class TransferPair:
     sent: list[ModelMessage] = field(default_factory=list)
     received: list[ModelMessage] = field(default_factory=list)
 
-    def fetch(self, *, foreign: bool = False) -> ModelDownload:
-        self._fetch = ModelDownload(self.wanted, self._to_sharing, foreign=foreign)
+    def fetch(self) -> ModelDownload:
+        self._fetch = ModelDownload(self.wanted, self._to_sharing)
         return self._fetch
 
     def _to_sharing(self, message: ModelMessage) -> bool:

@@ -1065,7 +1065,7 @@ def test_model_messages_go_to_the_model_sharing() -> None:
             peers = await accept_peers(coordinator, share=library)
             line = await peers.connect()
             await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
-            worker = PeerJoined("w", exclusive=True, paces_models=True)
+            worker = PeerJoined("w", exclusive=True, sends_chunks=True)
             await send(line, "b", worker)
             assert library.joined == [("wire:mac", False), ("wire:w", True)]
             assert library.heard == [("wire:mac", ModelQuery("m"))]

@@ -44,6 +44,7 @@ from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.metrics.monitoring import METRICS
+from shoal.models.file_hashes import FileHashes
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
@@ -204,7 +205,10 @@ async def _open_gateway(setup: Setup, core: Core) -> AsyncIterator[Gateway]:
             payments=payments,
             unencrypted=unencrypted,
             bodies=bodies,
-            sharing=LibraryServer(settings.library),
+            sharing=LibraryServer(
+                *(settings.library, FileHashes(config.data_dir)),
+                round(config.share_rate * 1e6),
+            ),
             created_at=secret_files.signing_key_created_at(config.data_dir),
             started_at=clock.wall(),
             spans=core.spans,

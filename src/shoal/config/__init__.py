@@ -170,6 +170,11 @@ class ServeConfig:
         "NAME=PATH",
         everyday=True,
     )
+    share_rate: float = setting(
+        "limit for all copies of models together that others get from here; 0: none",
+        0.0,
+        "MB/s",
+    )
     blobs_max: float = setting("limit of stored large values of calls", 8.0, "GB")
     file_max: float = setting(
         "limit of a file that a client uploads for a batch", 200.0, "MB"
@@ -293,6 +298,11 @@ class JoinConfig:
         "go to other workers; 0: never",
         0.0,
         "CELSIUS",
+    )
+    share_rate: float = setting(
+        "limit for all copies of models together that others get from here; 0: none",
+        0.0,
+        "MB/s",
     )
     schedule: tuple[str, ...] = setting(
         "working hours, such as 22:00-07:00 or 'mon-fri 18:00-08:00'; outside of them "

@@ -30,15 +30,10 @@ class ModelAnswer(ModelMessage, msgspec.Struct, frozen=True):
 
 
 class ModelRequest(ModelMessage, msgspec.Struct, frozen=True):
-    """Request the transfer of a model under a number.
-
-    ``window``: how many bytes the peer may send before a ModelPull asks for more; 0: as
-    many as it can.
-    """
+    """Request the transfer of a whole model under a number."""
 
     transfer_id: str
     model: str
-    window: int = 0
 
 
 class ModelChunk(ModelMessage, msgspec.Struct, frozen=True):
@@ -54,18 +49,77 @@ class ModelChunk(ModelMessage, msgspec.Struct, frozen=True):
     last: bool = False
 
 
-class ModelPull(ModelMessage, msgspec.Struct, frozen=True):
-    """Send ``size`` more bytes of a transfer that has a window; 0: end it."""
-
-    transfer_id: str
-    size: int
-
-
 class ModelDone(ModelMessage, msgspec.Struct, frozen=True):
     """All files of the model have been sent."""
 
     transfer_id: str
     model: str
+
+
+class ManifestRequest(ModelMessage, msgspec.Struct, frozen=True):
+    """Ask for the manifest of a model; the answer may take as long as hashing it."""
+
+    model: str
+
+
+class ManifestAnswer(ModelMessage, msgspec.Struct, frozen=True):
+    """The manifest of a model; an empty one: it is not available, for a ``reason``.
+
+    ``held`` has a bit for each chunk that the peer has, the first in the lowest bit;
+    empty: it has all.
+    """
+
+    model: str
+    manifest: bytes
+    reason: str = ""
+    held: bytes = b""
+
+
+class ChunksRequest(ModelMessage, msgspec.Struct, frozen=True):
+    """Request chunks of the model with this address; each is sent once."""
+
+    root: bytes
+    chunks: list[int]
+
+
+class ChunksHeld(ModelMessage, msgspec.Struct, frozen=True):
+    """The peer has more chunks of a model whose manifest it has sent."""
+
+    root: bytes
+    chunks: list[int]
+
+
+class ChunksRefused(ModelMessage, msgspec.Struct, frozen=True):
+    """No requested chunk of the model follows, nor later ones, for a ``reason``."""
+
+    root: bytes
+    reason: str
+
+
+class ChunkSent(ModelMessage, msgspec.Struct, frozen=True):
+    """A requested chunk of a model."""
+
+    root: bytes
+    chunk: int
+    data: memoryview | bytes
+
+
+CHUNK_MESSAGES: frozenset[type] = frozenset(
+    {ManifestRequest, ManifestAnswer, ChunksRequest, ChunksHeld}
+    | {ChunksRefused, ChunkSent}
+)
+"""Those that peers of other programs, and of older releases, do not know."""
+
+
+def refusal(message: ModelMessage) -> ModelMessage | None:
+    """Return the answer of a peer that shares no models; None: there is none."""
+    match message:
+        case ModelQuery(model) | ModelRequest(model=model):
+            return ModelAnswer(model, available=False)
+        case ManifestRequest(model):
+            return ManifestAnswer(model, b"", "it shares no models")
+        case _:
+            return None
 
 
 SendModelMessage: TypeAlias = Callable[[ModelMessage], bool]

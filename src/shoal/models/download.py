@@ -1,4 +1,4 @@
-"""Downloads a model from a peer: queries it, receives its files, and commits them."""
+"""Downloads a model from a peer that sends whole files, as other programs do."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +13,8 @@ from shoal.models.transfer import UNANNOUNCED_MAX, FileWrite, IncomingModel
 
 QUERY_TIMEOUT = 5.0  # seconds until the query is repeated: some peers lose the first
 QUERIES_MAX = 3  # times
-SILENCE_TIMEOUT = 30.0
-"""Seconds between chunks.
-
-A coordinator that passes a copy on gives its source up before that (``forwarding``), so
-that its reason arrives.  Downloads from the hub have the shorter limit of its library.
-"""
-FOREIGN_SILENCE_TIMEOUT = 120.0
-"""The same for peers of other programs: some read a whole file before each chunk.
+SILENCE_TIMEOUT = 120.0
+"""Seconds between chunks: some peers read a whole file before each chunk.
 
 Without their heartbeats the session ends before that.
 """
@@ -43,25 +37,27 @@ class DownloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class DownloadedModel:
-    """A downloaded model: its folder, bytes and number of files."""
+    """A downloaded model: its folder, bytes and number of files.
+
+    ``address`` is its content address; empty if it was not copied in chunks.
+    """
 
     path: Path
     size: int
     files: int
+    address: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class ModelDownload:
     """The download of one model from one peer, to which ``send`` sends messages.
 
-    ``progress`` receives the bytes so far, and the size if it is known.  ``foreign``:
-    the peer is of another program.
+    ``progress`` receives the bytes so far, and the size if it is known.
     """
 
     _request: DownloadRequest
     _send: Callable[[model_messages.ModelMessage], bool]
     _progress: Callable[[int, int | None], None] = lambda received, size: None
-    foreign: bool = False
     _answer: model_messages.ModelAnswer | None = None
     _incoming: IncomingModel | None = None
     _writes: list[FileWrite] = field(default_factory=list)
@@ -205,10 +201,9 @@ class ModelDownload:
     ) -> None:
         """Write chunks until the model is complete, or raise the error."""
         loop = asyncio.get_running_loop()
-        silence = FOREIGN_SILENCE_TIMEOUT if self.foreign else SILENCE_TIMEOUT
         while self._writes or not isinstance(self._end, model_messages.ModelDone):
-            if not await self._wait_for_message(silence):
-                raise errors.TimedOut(self._silence_message(incoming, silence))
+            if not await self._wait_for_message(SILENCE_TIMEOUT):
+                raise errors.TimedOut(_silence_message(incoming))
             writes, self._writes = self._writes, []
             await loop.run_in_executor(disk, staging.write, writes)
             self._unwritten -= sum(len(each.data) for each in writes)
@@ -216,10 +211,11 @@ class ModelDownload:
                 self._writable.set()
             self._progress(incoming.received, incoming.size)
 
-    def _silence_message(self, incoming: IncomingModel, silence: float) -> str:
-        if self.foreign and not incoming.files:
-            return (
-                f"the peer announced {incoming.model}, but sent nothing for "
-                f"{silence:g} s: other programs cannot send a model with folders"
-            )
-        return f"the peer sent nothing of {incoming.model} for {silence:g} s"
+
+def _silence_message(incoming: IncomingModel) -> str:
+    if not incoming.files:
+        return (
+            f"the peer announced {incoming.model}, but sent nothing for "
+            f"{SILENCE_TIMEOUT:g} s: other programs cannot send a model with folders"
+        )
+    return f"the peer sent nothing of {incoming.model} for {SILENCE_TIMEOUT:g} s"

@@ -1,29 +1,37 @@
 """Answers peers' queries about the library, and sends them its models.
 
-A refusal is a ``ModelAnswer`` without the model: messages have no field for the reason.
+To peers that know them, it sends the chunks that they request; to others whole files.
+There a refusal is a ``ModelAnswer`` without the model, which has no field for the
+reason.
 """
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from shoal.domain.errors import Unavailable
+from shoal.domain.errors import ShoalError
 from shoal.domain.model_messages import (
+    ChunkSent,
+    ChunksHeld,
+    ChunksRefused,
+    ChunksRequest,
+    ManifestAnswer,
+    ManifestRequest,
     ModelAnswer,
     ModelChunk,
     ModelDone,
     ModelMessage,
-    ModelPull,
     ModelQuery,
     ModelRequest,
     SendModelMessage,
     WaitUntilWritable,
 )
-from shoal.models.forwarding import ForwardedTransfers, Receiver
+from shoal.models.chunk_senders import ByteRate, ChunkedModel, ChunkSenders, Receiver
+from shoal.models.file_hashes import FileHashes, identity, read_chunk
 from shoal.models.library import (
     FilePiece,
     Library,
@@ -31,6 +39,8 @@ from shoal.models.library import (
     SharedModel,
     read_pieces,
 )
+from shoal.models.manifest import Manifest
+from shoal.models.remote_models import RemoteModel, RemoteModels
 from shoal.models.sources import FoundModel, ModelSource, ModelSources
 
 SENDING_MAX = 8  # models at a time
@@ -38,57 +48,48 @@ SENDING_TO_PEER_MAX = 2  # of them
 QUERIES_MAX = 16  # pending queries of a peer; it may repeat dropped ones
 STALL_TIMEOUT = 60.0  # seconds for a peer to read a piece
 ID_MAX = 64  # characters of a transfer id
+MODELS_MAX = 32  # whose manifests are in memory
 LOGGED_MAX = 1000  # logged refusals that are not repeated
 
 log = logging.getLogger("shoal.models")
 
 
-class _Pace:
-    """The number of bytes that a transfer may send before its receiver asks for more.
-
-    ``window``: that number at the beginning; 0: without limit.
-    """
-
-    def __init__(self, window: int) -> None:
-        self._limited = window > 0
-        self._allowed = window
-        self._changed = asyncio.Event()
-
-    def allow(self, size: int) -> None:
-        """Allow more bytes."""
-        self._allowed += size
-        self._changed.set()
-
-    async def take(self, size: int) -> None:
-        """Wait until something may be sent, and count it: the last piece may exceed."""
-        while self._limited and self._allowed <= 0:
-            self._changed.clear()
-            await self._changed.wait()
-        self._allowed -= size
-
-
 @dataclass(frozen=True, slots=True)
-class _Sending:
-    """A transfer to a peer."""
+class _LocalModel:
+    """A model of the library, with the identity of each of its files."""
 
-    task: asyncio.Task[None]
-    pace: _Pace
+    manifest: Manifest
+    model: SharedModel
+    identities: tuple[tuple[int, int, int], ...]
+
+    async def read(self, chunk: int) -> bytes:
+        place = self.manifest.place(chunk)
+        path, expected = self.model.files[place.file].path, self.identities[place.file]
+        return await asyncio.to_thread(read_chunk, path, place, expected)
 
 
 class LibraryServer:
     """Shares a library with any number of peers within an ``async with`` block.
 
     Leaving the block aborts all transfers.  ``sources`` are the peers that may share
-    models themselves; those of some are passed on to the others.
+    models themselves; those of some are passed on to the others.  ``hashes`` are those
+    of the library's files, and ``rate`` limits the bytes a second that all get.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(
+        self, library: Library, hashes: FileHashes | None = None, rate: int = 0
+    ) -> None:
         self._library = library
+        self._hashes = hashes or FileHashes()
+        self._rate = ByteRate(rate)
         self.sources = ModelSources()
-        self._forwarded = ForwardedTransfers()
         self._tasks = asyncio.TaskGroup()
+        self._remote = RemoteModels(self.sources, self._tasks)
+        self._senders = ChunkSenders(self._tasks, self._rate)
+        self._local: OrderedDict[bytes, _LocalModel] = OrderedDict()
+        self._hashing = asyncio.Lock()  # one disk
         self._queries: Counter[str] = Counter()  # by peer
-        self._sending: dict[tuple[str, str], _Sending] = {}  # by peer, number
+        self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}  # by peer, number
         self._logged: set[tuple[str, str]] = set()
 
     async def __aenter__(self) -> "LibraryServer":
@@ -101,8 +102,11 @@ class LibraryServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._hashes.close()
+        self._remote.close()
+        self._senders.close()
         for sending in self._sending.values():
-            sending.task.cancel()
+            sending.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     def on_message(
@@ -122,17 +126,17 @@ class LibraryServer:
                 self._query(requester, message)
             case ModelRequest():
                 self._request(requester, message)
-            case ModelPull(transfer_id, size):
-                self._pull(peer, transfer_id, size)
-            case ModelChunk() | ModelDone() if self.sources.passes_on(peer):
-                self._forwarded.receive(peer, message)
-            case ModelChunk() | ModelDone():
+            case ManifestRequest():
+                self._query(requester, message)
+            case ChunksRequest():
+                self._request_chunks(requester, message)
+            case ManifestAnswer() | ChunkSent() | ChunksRefused():
+                self._remote.receive(peer, message)
+            case ModelChunk() | ModelDone() | ChunksHeld():
                 self._log_refusal(peer, "it sends a model without a request")
-            case ModelAnswer(model, available):
+            case ModelAnswer():
                 if not self.sources.receive(peer, message):
                     self._log_refusal(peer, "it answers without a query")
-                if not available:
-                    self._forwarded.on_unavailable(peer, model)
             case _:
                 raise AssertionError(f"unknown message {type(message).__name__}")
 
@@ -145,10 +149,11 @@ class LibraryServer:
     def on_peer_left(self, peer: str) -> None:
         """Abort transfers to a peer at once, not only at the next piece."""
         self.sources.remove(peer)
-        self._forwarded.on_source_left(peer)
+        self._remote.on_source_left(peer)
+        self._senders.on_peer_left(peer)
         for (name, _), sending in self._sending.items():
             if name == peer:
-                sending.task.cancel()
+                sending.cancel()
 
     async def own_size(self, model: str) -> int | None:
         """Return the size of a model of the library in bytes; None if it has none."""
@@ -158,12 +163,13 @@ class LibraryServer:
             return None
         return None if found is None else found.size
 
-    def _query(self, requester: Receiver, query: ModelQuery) -> None:
+    def _query(self, requester: Receiver, query: ModelQuery | ManifestRequest) -> None:
         if self._queries[requester.name] >= QUERIES_MAX:
             self._log_refusal(requester.name, f"it has {QUERIES_MAX} queries pending")
             return
         self._queries[requester.name] += 1
-        task = self._tasks.create_task(self._answer(requester, query.model))
+        answer = self._answer if isinstance(query, ModelQuery) else self._send_manifest
+        task = self._tasks.create_task(answer(requester, query.model))
         task.add_done_callback(lambda _: self._on_answered(requester.name))
 
     async def _answer(self, requester: Receiver, name: str) -> None:
@@ -171,6 +177,53 @@ class LibraryServer:
         copy = await self._find_copy(requester, name) if found is None else found
         size = None if copy is None else copy.size
         requester.send(ModelAnswer(name, copy is not None, size))
+
+    async def _send_manifest(self, requester: Receiver, name: str) -> None:
+        reason = "it does not share it: a coordinator shares the models of its --share"
+        model: ChunkedModel | None = None
+        try:
+            model = await self._local_model(name)
+            if model is None:
+                model = await self._remote.find(name, requester.name)
+        except NotShareable as error:
+            self._log_refusal(requester.name, f"{name} cannot be shared: {error}")
+            reason = "its files cannot be shared: its log says why"
+        encoded = b"" if model is None else model.manifest.encoded
+        requester.send(ManifestAnswer(name, encoded, "" if encoded else reason))
+
+    async def _local_model(self, name: str) -> _LocalModel | None:
+        """Return a model of the library, hashed; None if it has none of the name.
+
+        Raises NotShareable.
+        """
+        async with self._hashing:
+            found = await asyncio.to_thread(self._library.find, name)
+            if found is None:
+                return None
+            local = await asyncio.to_thread(self._hash, found)
+        self._local[local.manifest.root] = local
+        self._local.move_to_end(local.manifest.root)
+        if len(self._local) > MODELS_MAX:
+            self._local.popitem(last=False)
+        return local
+
+    def _hash(self, model: SharedModel) -> _LocalModel:
+        """Hash a model's files, if they are not known.  Raises NotShareable."""
+        try:
+            before = tuple(identity(each.path.stat()) for each in model.files)
+        except OSError as error:
+            raise NotShareable(f"{error.filename}: {error.strerror}") from error
+        return _LocalModel(self._hashes.manifest(model), model, before)
+
+    def _request_chunks(self, requester: Receiver, request: ChunksRequest) -> None:
+        root = request.root
+        model = self._local.get(root) or self._remote.get(root)
+        reason: str | None = "it has no such model now: ask for its manifest again"
+        if model is not None:
+            reason = self._senders.request(requester, model, request.chunks)
+        if reason is not None:
+            self._log_refusal(requester.name, reason)
+            requester.send(ChunksRefused(root, reason))
 
     def _on_answered(self, peer: str) -> None:
         self._queries[peer] -= 1
@@ -185,19 +238,9 @@ class LibraryServer:
             requester.send(ModelAnswer(request.model, available=False))
             return
         key = requester.name, request.transfer_id
-        pace = _Pace(request.window)
-        task = self._tasks.create_task(self._send(requester, request, pace))
-        self._sending[key] = _Sending(task, pace)
+        task = self._tasks.create_task(self._send(requester, request))
+        self._sending[key] = task
         task.add_done_callback(lambda _: self._sending.pop(key))
-
-    def _pull(self, peer: str, transfer_id: str, size: int) -> None:
-        sending = self._sending.get((peer, transfer_id))
-        if sending is None:
-            return  # it has ended
-        if size:
-            sending.pace.allow(size)
-        else:
-            sending.task.cancel()
 
     def _refusal_reason(self, peer: str, number: str) -> str | None:
         """Return why a transfer is refused, or None if it is not."""
@@ -211,27 +254,19 @@ class LibraryServer:
             return f"{SENDING_MAX} transfers are running"
         return None
 
-    async def _send(
-        self, requester: Receiver, request: ModelRequest, pace: "_Pace"
-    ) -> None:
-        name, forwarded = request.model, self._forwarded
-        sending: Awaitable[bool]
+    async def _send(self, requester: Receiver, request: ModelRequest) -> None:
+        name = request.model
         if (found := await self._find(requester, name)) is not None:
-            origin, size = "here", found.size
-            sending = _send_pieces(requester, request, found, pace)
-        elif (
-            copy := await self._find_copy(requester, name)
-        ) is None or forwarded.is_busy(copy.source):
+            size, pieces = found.size, _local_pieces(found)
+        elif (remote := await self._remote.find(name, requester.name)) is not None:
+            size, pieces = remote.manifest.size, _remote_pieces(remote)
+        else:
             requester.send(ModelAnswer(name, available=False))
             return
-        else:
-            origin, size = copy.source.name, copy.size or 0
-            sending = forwarded.forward(copy.source, request, requester)
-        message = "sending model=%s peer=%r from=%r bytes=%d"
-        log.info(message, name, requester.name, origin, size)
+        log.info("sending model=%s peer=%r bytes=%d", name, requester.name, size)
         try:
-            complete = await sending
-        except (NotShareable, Unavailable, TimeoutError) as error:
+            complete = await self._send_pieces(requester, request, pieces)
+        except (ShoalError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 error = NotShareable(f"it read nothing for {STALL_TIMEOUT:g} s")
             self._log_refusal(requester.name, f"{name} was aborted: {error}")
@@ -239,6 +274,26 @@ class LibraryServer:
             return
         end = "sent" if complete else "stopped"
         log.info("%s model=%s peer=%r", end, name, requester.name)
+
+    async def _send_pieces(
+        self,
+        requester: Receiver,
+        request: ModelRequest,
+        pieces: AsyncGenerator[FilePiece, None],
+    ) -> bool:
+        """Send a model as fast as the peer reads; return False if it disconnected.
+
+        Raises ShoalError, and TimeoutError if the peer does not read.
+        """
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await self._rate.take(len(piece.data))
+                # A peer that reads nothing must not hold a transfer slot for ever.
+                async with asyncio.timeout(STALL_TIMEOUT):
+                    await requester.wait_writable()
+                if not requester.send(_chunk(request, piece)):
+                    return False
+        return requester.send(ModelDone(request.transfer_id, request.model))
 
     async def _find_copy(self, requester: Receiver, name: str) -> FoundModel | None:
         """Return a model that another peer shares and that may be passed on."""
@@ -267,27 +322,28 @@ class LibraryServer:
         log.warning("refused peer=%r reason=%r", peer, text)
 
 
-async def _send_pieces(
-    requester: Receiver, request: ModelRequest, model: SharedModel, pace: _Pace
-) -> bool:
-    """Send a model as fast as the peer reads; return False if it disconnected.
-
-    Raises NotShareable, and TimeoutError if the peer does not read.
-    """
+async def _local_pieces(model: SharedModel) -> AsyncGenerator[FilePiece, None]:
+    """Yield the pieces of a model of the library.  Raises NotShareable."""
     pieces = read_pieces(model)
     try:
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            # A peer that reads nothing must not hold a transfer slot for ever.
-            async with asyncio.timeout(STALL_TIMEOUT):
-                await requester.wait_writable()
-                await pace.take(len(piece.data))
-            if not requester.send(_chunk(request, piece)):
-                return False
+            yield piece
     finally:
         # After a cancellation, a thread may be in it still: it is closed after that.
         with suppress(ValueError):
             pieces.close()
-    return requester.send(ModelDone(request.transfer_id, request.model))
+
+
+async def _remote_pieces(model: RemoteModel) -> AsyncGenerator[FilePiece, None]:
+    """Yield the pieces of a worker's model.  Raises Unavailable."""
+    files, final = model.manifest.files, len(model.manifest.files) - 1
+    for number, file in enumerate(files):
+        if not file.size:
+            yield FilePiece(file.name, 0, b"", number == final)
+    for chunk, place in model.manifest.places():
+        file, end = files[place.file], place.offset + place.size
+        last = place.file == final and end == file.size
+        yield FilePiece(file.name, place.offset, await model.read(chunk), last)
 
 
 def _chunk(request: ModelRequest, piece: FilePiece) -> ModelChunk:

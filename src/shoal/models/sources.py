@@ -18,7 +18,7 @@ class ModelSource:
     """A connected peer that may share models; it is sent messages by ``send``.
 
     ``passed_on``: it serves this coordinator alone, which passes its models on to
-    others, and sends them at the pace at which they are read.
+    others in chunks.
     """
 
     name: str
@@ -59,6 +59,10 @@ class ModelSources:
     def all(self) -> Collection[ModelSource]:
         """All sources."""
         return self._sources.values()
+
+    def named(self, name: str) -> ModelSource | None:
+        """Return a source that is connected."""
+        return self._sources.get(name)
 
     def passes_on(self, name: str) -> bool:
         """Return whether the models of a peer are passed on to others."""

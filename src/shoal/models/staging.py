@@ -3,7 +3,6 @@
 All of it blocks on the disk: do not call it on the event loop.
 """
 
-import errno
 import os
 import shutil
 import sys
@@ -13,15 +12,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from shoal.config.private_files import sync_folder, try_lock
-from shoal.domain.errors import ConfigError
+from shoal.config.private_files import try_lock
+from shoal.models.model_folder import (
+    FILES,
+    LOCK,
+    check_space,
+    check_target,
+    move_into_place,
+    restore_replaced,
+    unwritable,
+)
 from shoal.models.names import model_folder_name
 from shoal.models.transfer import FileWrite
 
 INCOMING = ".incoming"  # hidden folder beside the models
-LOCK = "lock"  # lock file of a download; contains the model's folder name
-FILES = "files"
-REPLACED = "old"  # the replaced model
 WRITEV_MAX = 64  # pieces of one writev call; the system's limit is 1,024
 SYNC_INTERVAL = 256 << 20  # bytes; one sync at the end would stall the peer
 
@@ -54,16 +58,11 @@ class Staging:
         Raises ConfigError if the model exists and must not be replaced, the disk is
         too full, or the folder is not writable.
         """
-        self._check_target()
+        check_target(self.target, replace=self._replace)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(self._folder)
-            free = shutil.disk_usage(self._folder).free
-            if self._size > free:
-                raise ConfigError(
-                    f"{self._folder} has {free} bytes free, and the model has "
-                    f"{self._size}: free some space, or give another folder"
-                )
+            check_space(self._folder, self._size)
             (self._staging_folder / FILES).mkdir(parents=True)
             lock_file = self._lock.enter_context(
                 (self._staging_folder / LOCK).open("wb", buffering=0)
@@ -71,7 +70,7 @@ class Staging:
             try_lock(lock_file)
             lock_file.write(model_folder_name(self._model).encode())
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
 
     def write(self, writes: Iterable[FileWrite]) -> None:
         """Write pieces, in order, each to the end of its file.
@@ -86,7 +85,7 @@ class Staging:
                 if self._unsynced >= SYNC_INTERVAL:
                     self._sync_file(stream)
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
 
     def commit(self) -> Path:
         """Move the complete model to its folder; return that.
@@ -97,13 +96,9 @@ class Staging:
         """
         try:
             self._close_file()
-            sync_folder(self._staging_folder / FILES)
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._check_target()
-            self._swap()
-            sync_folder(self.target.parent)
+            move_into_place(self._staging_folder, self.target, replace=self._replace)
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
         return self.target
 
     def remove(self) -> None:
@@ -117,32 +112,6 @@ class Staging:
         shutil.rmtree(self._staging_folder, ignore_errors=True)
         with suppress(OSError):  # other downloads use it
             (self._folder / INCOMING).rmdir()
-
-    def _check_target(self) -> None:
-        if not self.target.exists():
-            return
-        if not self._replace:
-            raise ConfigError(
-                f"{self.target} exists already; give --replace to replace it"
-            )
-        if self.target.is_dir() and any(
-            each.is_dir() for each in self.target.iterdir()
-        ):
-            raise ConfigError(
-                f"{self.target} contains other models, which are not replaced: give "
-                "another folder"
-            )
-
-    def _swap(self) -> None:
-        old = self._staging_folder / REPLACED
-        if self.target.exists():
-            self.target.rename(old)
-        try:
-            (self._staging_folder / FILES).rename(self.target)
-        except OSError:
-            if old.exists():
-                old.rename(self.target)
-            raise
 
     def _file(self, write: FileWrite) -> IO[bytes]:
         if self._open is None or self._open[0] != write.file_name:
@@ -182,8 +151,7 @@ def _remove_leftovers(folder: Path) -> None:
                 continue
             target = folder / model_folder_name(lock_file.read().decode() or each.name)
         # The process was killed in the middle of a replacement.
-        if (each / REPLACED).exists() and not target.exists():
-            (each / REPLACED).rename(target)
+        restore_replaced(each, target)
         shutil.rmtree(each, ignore_errors=True)
 
 
@@ -205,10 +173,3 @@ def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
         if written:  # a partial write on a nearly full disk
             unwritten[0] = unwritten[0][written:]
     return size
-
-
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
-    advice = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = ": free some space, or give another folder"
-    return ConfigError(f"cannot write to {folder}: {error.strerror or error}{advice}")

@@ -7,12 +7,7 @@ from typing import Protocol
 from shoal.coordinator.connections import PeerRoute
 from shoal.coordinator.hub import Hub
 from shoal.domain import vocabulary as words
-from shoal.domain.model_messages import (
-    ModelAnswer,
-    ModelMessage,
-    ModelQuery,
-    ModelRequest,
-)
+from shoal.domain.model_messages import ModelMessage, ModelQuery, refusal
 from shoal.peers.inbound_jobs import InboundJobs, PeerJobPolicy, StartTask, WaitForRoom
 from shoal.peers.peer_models import OfferRateLimiter, PeerModels
 from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, ToPeer
@@ -57,7 +52,7 @@ class ModelSharing(Protocol):
     ) -> None:
         """Add a peer that may be asked for models.
 
-        ``passed_on``: its models may be passed on to others, at their pace.
+        ``passed_on``: its models may be passed on to others, in chunks.
         """
 
     def on_peer_left(self, peer: str) -> None:
@@ -74,8 +69,8 @@ class NoModelSharing:
         send: Callable[[ModelMessage], bool],
         wait_for_room: WaitForRoom,
     ) -> None:
-        if isinstance(message, ModelQuery):
-            send(ModelAnswer(message.model, available=False))
+        if (refused := refusal(message)) is not None:
+            send(refused)
 
     def on_peer_joined(
         self,
@@ -196,7 +191,7 @@ class RemotePeer:
             self._sharing.on_peer_joined(
                 self.name,
                 self._send,
-                passed_on=joined.exclusive and joined.paces_models,
+                passed_on=joined.exclusive and joined.sends_chunks,
             )
 
     def on_message(self, message: words.Event | words.Command) -> None:
@@ -239,8 +234,8 @@ class RemotePeer:
             case words.CallMessage():
                 pass  # call streams are for Shoal's own workers
             case ModelMessage() if not self._gets_models:
-                if isinstance(message, ModelQuery | ModelRequest):
-                    self._send(ModelAnswer(message.model, available=False))
+                if (refused := refusal(message)) is not None:
+                    self._send(refused)
             case ModelMessage():
                 self._sharing.on_message(
                     self.name, message, self._send, self._driver.wait_for_bulk_room

@@ -42,8 +42,8 @@ def decline_sharing(
     wait_writable: models.WaitUntilWritable,
 ) -> None:
     """Answer that no model is shared here."""
-    if isinstance(message, (models.ModelQuery, models.ModelRequest)):
-        send(models.ModelAnswer(message.model, available=False))
+    if (refused := models.refusal(message)) is not None:
+        send(refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers, selection
 from shoal.ledger.keys import Signer
+from shoal.models.file_hashes import FileHashes
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
 from shoal.protocols import discover
@@ -355,7 +356,10 @@ def _library_server(arguments: JoinArguments) -> LibraryServer:
     named = map(selection.parse_model_option, arguments.models)
     files = [(name, path) for name, path in named if path is not None]
     caches = [each.folder for each in gguf_files.model_folders(arguments.data)]
-    return LibraryServer(shareable_library(files, caches))
+    return LibraryServer(
+        *(shareable_library(files, caches), FileHashes(arguments.data)),
+        round(arguments.config.share_rate * 1e6),
+    )
 
 
 def _signer(

@@ -46,8 +46,8 @@ class PeerJoined:
     ``public_key`` is the key that it has proved, in hexadecimal; empty if none, or for
     a sole worker, whose offer has it.
 
-    The models of a peer that ``paces_models`` can be passed on to others: it sends them
-    as fast as they are read.
+    A peer that ``sends_chunks`` knows the messages about models in chunks, and so its
+    models can be passed on to others.
 
     ``running`` is as in ``Joined``, of all its models.
 
@@ -64,7 +64,7 @@ class PeerJoined:
     sole_worker: bool = False
     exclusive: bool = False
     respects_offers: bool = False
-    paces_models: bool = False
+    sends_chunks: bool = False
     public_key: str = ""
     address: str = ""
     running: RunningJobNames | None = None

@@ -32,7 +32,8 @@ COMMANDS: frozenset[type] = frozenset(
         *(words.RunJob, words.CancelJob, words.Dismiss),
         *(words.PushCalls, words.CancelCalls, words.SendBlob),
         *(models.ModelQuery, models.ModelAnswer, models.ModelRequest),
-        *(models.ModelChunk, models.ModelPull, models.ModelDone),
+        *(models.ModelChunk, models.ModelDone),
+        *models.CHUNK_MESSAGES,
     }
 )
 """What a coordinator sends to a worker."""
@@ -44,7 +45,8 @@ EVENTS: frozenset[type] = frozenset(
         *(words.Failed, words.CallProgress, words.CallsReturned),
         *(words.BlobMissing, words.SendBlob),
         *(models.ModelQuery, models.ModelAnswer, models.ModelRequest),
-        *(models.ModelChunk, models.ModelPull, models.ModelDone),
+        *(models.ModelChunk, models.ModelDone),
+        *models.CHUNK_MESSAGES,
     }
 )
 """What a worker sends to a coordinator."""
@@ -229,8 +231,8 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     large message may be sent to this end at first; 0: it knows no streams of pieces.
     ``running`` are the jobs that a worker runs since an earlier connection, each with
     its lease; None: it keeps none when a connection is lost.  ``addresses`` are the
-    URLs of the coordinators of a pool, if there are several.  The end's hardware may
-    follow.
+    URLs of the coordinators of a pool, if there are several.  ``chunks``: it knows the
+    messages about models in chunks.  The end's hardware may follow.
     """
 
     version: int
@@ -245,6 +247,7 @@ class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     window: int = 0
     running: list[tuple[JobId, LeaseNumber]] | None = None
     addresses: list[str] = []
+    chunks: bool = False
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):

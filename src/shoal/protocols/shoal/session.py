@@ -18,6 +18,7 @@ from shoal.domain import vocabulary as words
 from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.model_messages import CHUNK_MESSAGES, ChunkSent
 from shoal.domain.outcome import Fault
 from shoal.domain.work import Call, CallStream, Feature, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
@@ -301,6 +302,8 @@ class ShoalSession:
                 content = replace(content, grant="")
         if isinstance(content, words.OffersChanged) and not self._submits:
             return ()  # it could make nothing of them
+        if type(content) in CHUNK_MESSAGES and not (self._peer and self._peer.chunks):
+            return ()
         if not self._is_current(content):
             return ()
         if isinstance(content, words.AnswerChunk):
@@ -325,6 +328,8 @@ class ShoalSession:
         outgoing = self._outgoing
         if type(content) is words.SendBlob:
             return outgoing.write(_parts(content), content.digest)
+        if type(content) is ChunkSent:
+            return outgoing.write(_parts(content))
         data = codec.encode(content)
         if isinstance(content, OF_JOBS):
             after: list[bytes] = []
@@ -410,6 +415,7 @@ class ShoalSession:
             WINDOW,
             None if self._running is None else [*self._running],
             [*self._local.addresses()][:ADDRESSES_MAX],
+            True,
         )
 
     def _on_hello(
@@ -469,7 +475,7 @@ class ShoalSession:
             protection=Protection.NOISE if self._binding else Protection.PLAIN,
             exclusive=hello.is_worker,
             respects_offers=True,
-            paces_models=True,
+            sends_chunks=hello.chunks,
             public_key=self._key,
             address=self._address if self._dialled else "",
             running=None if running is None else (*running,),
@@ -639,12 +645,12 @@ class ShoalSession:
         return session.Close(reason, code, reason[:CLOSE_TEXT_MAX])
 
 
-def _parts(content: words.SendBlob) -> Sequence[bytes | memoryview]:
+def _parts(content: words.SendBlob | ChunkSent) -> Sequence[bytes | memoryview]:
     """Return a message in parts; a large value is one of them."""
     if len(content.data) <= SMALL_MAX:
         return (codec.encode(content),)
     # In place of an empty value, the head of one that follows.
-    head = codec.encode(words.SendBlob(content.digest, b"")).removesuffix(b"\xc4\0")
+    head = codec.encode(replace(content, data=b"")).removesuffix(b"\xc4\0")
     return (head, b"\xc6" + len(content.data).to_bytes(4), content.data)
 
 

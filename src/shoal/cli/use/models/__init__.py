@@ -4,8 +4,6 @@ A model is copied from a coordinator, or from a peer of another program.
 """
 
 import asyncio
-import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +17,20 @@ from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
 from shoal.cli.options import json_option, pass_api_with_json
 from shoal.cli.use.models import alias, deployments, pull, stored
-from shoal.cli.worker.join_target import split_token
+from shoal.cli.worker.join_target import resolve_target, split_token
 from shoal.client.coordinator import CoordinatorApi
-from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.worker import ServedModel
-from shoal.ledger.keys import Signer
+from shoal.config import data_folder
+from shoal.domain.errors import ConfigError, InvalidRequest
+from shoal.engines.gguf_files import find_models, model_folders
 from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.fetch import fetch_model
+from shoal.models.file_hashes import FileHashes
 from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
-from shoal.models.peer_download import download_model
+from shoal.models.peer_connection import WEB, DialledPeer
 from shoal.models.trained import add_trained_model
 from shoal.models.transfer import UNANNOUNCED_MAX
-from shoal.protocols import discover
-from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.endpoints import OutgoingConnection
-from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
-from shoal.transports.link import LinkClosed
 
 FOUND: terminal.Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
 ADDRESSES_HINT = (
@@ -44,7 +39,6 @@ ADDRESSES_HINT = (
 )
 SHARE = "shoal serve --share NAME=PATH, or shoal join --model NAME=PATH, where it is"
 EXIT_STOPPED = 130
-WEB = ("http", "https")
 PEERS = ("tcp", "tls")
 
 
@@ -90,10 +84,17 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
 @click.option(
     "--from",
     "where",
-    required=True,
+    multiple=True,
     metavar="WHERE",
     help="URL of a coordinator, as for `shoal join`: http://HOST:PORT, or "
-    "https://.  With --plain, HOST:PORT of a peer of another program.",
+    "https://; repeatable: each sends a part.  With --plain, HOST:PORT of a peer of "
+    "another program.  Default: the coordinator that `shoal join` finds.",
+)
+@click.option(
+    "--address",
+    default="",
+    metavar="SHA256",
+    help="Content address that the model must have: sha256:…, as --json shows it.",
 )
 @click.option(
     "--passcode",
@@ -130,7 +131,8 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
 @log_options("warning")
 def get(
     name: str,
-    where: str,
+    where: tuple[str, ...],
+    address: str,
     passcode: str,
     token: str,
     plain: bool,
@@ -141,32 +143,46 @@ def get(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Copy a model from a coordinator or another peer on the local network."""
+    """Copy a model from coordinators, or another peer on the local network.
+
+    A copy that was interrupted goes on where it ended.
+    """
     log_to_stderr(log_level, log_format)
-    size_max = int(unannounced_max * 1e9)
-    to = stored.models_folder(folder)
-    request = DownloadRequest(_model_name(name), to, replace, size_max)
-    source = CopySource(where, passcode, token, plain=plain)
-    source.check()
+    model, to, data = _model_name(name), stored.models_folder(folder), data_folder()
+    whole = DownloadRequest(model, to, replace, int(unannounced_max * 1e9))
+    given = [CopySource(each, passcode, token, plain=plain) for each in where]
+    for source in given:
+        source.check()
 
     async def copy(stop: asyncio.Event) -> int:
         def on_progress(done: int, size: int | None) -> None:
             update(completed=done, total=size)
 
+        sources = [each.peer for each in given] or [await _own_pool(token, data)]
         clock = LoopClock()
         began = clock.now()
-        with terminal.transfer_progress(request.model, hidden=as_json) as update:
+        with terminal.transfer_progress(model, hidden=as_json) as update:
             async with asyncio.TaskGroup() as tasks:
                 download = tasks.create_task(
-                    download_from(source, request, on_progress)
+                    fetch_model(
+                        *(model, sources, to),
+                        address=address,
+                        replace=replace,
+                        progress=on_progress,
+                        donors=find_models(model_folders(data)),
+                        hashes=FileHashes(data),
+                        whole=whole,
+                    )
                 )
                 canceller = tasks.create_task(_cancel_on_stop(stop, download))
                 download.add_done_callback(lambda _: canceller.cancel())
         if download.cancelled():
             return EXIT_STOPPED
-        copied = stored_model(download.result().path, request.model)
+        got = download.result()
+        copied = stored_model(got.path, model)
         seconds = round(clock.now() - began, 3)
         shown = stored.stored_json(copied) | {"seconds": seconds}
+        shown["address"] = got.address
         terminal.show(shown, as_json, *stored.stored_lines(copied))
         return 0
 
@@ -203,6 +219,15 @@ def add(
         replace=replace,
     )
     terminal.show(stored.stored_json(added), as_json, *stored.stored_lines(added))
+
+
+async def _own_pool(token: str, data: Path) -> DialledPeer:
+    """Return the coordinator that a worker on this machine would join.
+
+    Raises ConfigError if there is none.
+    """
+    target = await resolve_target("", "auto", token, data)
+    return DialledPeer(target.http_url, target.token, fingerprint=target.fingerprint)
 
 
 def _secret(address: str, own: str) -> str:
@@ -264,6 +289,17 @@ class CopySource:
         return f"{'tcp' if self.plain else web}://{self.where}"
 
     @property
+    def peer(self) -> DialledPeer:
+        """The peer to connect to."""
+        token, fingerprint = split_token(self.token)
+        guessed = "://" not in self.where and not self.plain
+        advice = "; a peer of another program, such as a Mac, needs --plain"
+        return DialledPeer(
+            *(self.url, token, self.passcode, self.plain, fingerprint),
+            advice=advice if guessed else "",
+        )
+
+    @property
     def is_pool(self) -> bool:
         """Whether it is a coordinator of Shoal's."""
         return self.url.partition("://")[0] in WEB
@@ -287,52 +323,3 @@ class CopySource:
                 f"--from {self.where}: the connection to a peer of another program is "
                 "not encrypted; to use it anyway, give --plain"
             )
-
-
-async def download_from(
-    source: CopySource,
-    request: DownloadRequest,
-    progress: Callable[[int, int | None], None],
-) -> DownloadedModel:
-    """Download a model; ``progress`` is as in ``ModelDownload``.
-
-    Raises as ``download_model`` does.
-    """
-    token, fingerprint = split_token(source.token)
-    outgoing = _outgoing(source, token)
-    clock = LoopClock()
-    try:
-        async with dialer.dial(
-            outgoing.url,
-            outgoing.headers,
-            outgoing.message_max,
-            fingerprint=fingerprint or outgoing.fingerprint,
-        ) as (link, _):
-            session = outgoing.new_session(clock.now())
-            return await download_model(session, link, clock, request, progress)
-    except LinkClosed as closed:
-        advice = "; a peer of another program, such as a Mac, needs --plain"
-        guessed = "://" not in source.where and not source.plain
-        raise Unavailable(f"{closed}{advice if guessed else ''}") from closed
-
-
-def _outgoing(source: CopySource, token: str) -> OutgoingConnection:
-    """Return how to connect, by the wire of the other end."""
-    # A key of its own: with the worker's key it would replace the worker.
-    signer = Signer.from_seed(secrets.token_bytes(32))
-    profile = WorkerProfile(
-        f"models-{signer.public_key.hex()[:8]}",  # others may copy at the same time
-        ServedModel(""),
-        0,
-        token,
-        identity=signer,
-        random_bytes=secrets.token_bytes,
-        passcode=source.passcode,
-        plain=source.plain,
-    )
-    connect = next(
-        each.peering
-        for each in discover().values()
-        if each.peering is not None and each.preferred is source.is_pool
-    )
-    return connect(source.url, profile)

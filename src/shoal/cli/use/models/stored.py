@@ -14,6 +14,7 @@ from shoal.client.coordinator import CoordinatorApi
 from shoal.config import data_folder
 from shoal.domain.errors import NotFound, ShoalError
 from shoal.models.library import StoredModel, remove_model, stored_models
+from shoal.models.partial_model import remove_partial
 from shoal.pool.roster import suggest_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,10 +135,14 @@ def show_(api: CoordinatorApi, name: str, folder: Path | None, as_json: bool) ->
 @yes_option
 @json_option
 def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
-    """Delete a model from the folder; copies elsewhere stay."""
+    """Delete a model from the folder, or an incomplete copy; others stay."""
     folder = models_folder(folder)
     here = stored_models(folder)
     stored = _named(here, name)
+    if remove_partial(folder, name) and stored is None:
+        gone = f"deleted what had been copied of {name}"
+        show({"name": name}, as_json, printable(gone))
+        return 0
     if stored is None:
         raise _unknown(name, {each.name for each in here})
     if not yes and sys.stdin.isatty():

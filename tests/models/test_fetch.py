@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from models.transfer_pair import files
@@ -13,6 +14,9 @@ from protocols.contexts import protocol_context
 from shoal.domain.errors import PeerError, TimedOut, Unavailable, UnknownModel
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import (
+    ChunksRequest,
+    ManifestAnswer,
+    ManifestRequest,
     ModelAnswer,
     ModelChunk,
     ModelMessage,
@@ -23,11 +27,13 @@ from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.domain.work import Chat
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.models import download
+from shoal.models import chunk_selection, download, fetch
 from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.fetch import fetch_model
 from shoal.models.library import CHUNK, Library
 from shoal.models.library_server import LibraryServer
-from shoal.models.peer_download import download_model
+from shoal.models.manifest import FileEntry, Manifest
+from shoal.models.peer_connection import PeerConnection, over_link
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import (
@@ -43,6 +49,7 @@ from shoal.protocols.seam.peer_session import (
     ToPeer,
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol, Endpoint
+from shoal.protocols.shoal.session import ShoalSession
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
 from shoal.transports.local_link import LocalLink, local_links
@@ -61,6 +68,19 @@ pytestmark = pytest.mark.parametrize(
     [protocol for protocol in discover().values() if protocol.peering is not None],
     ids=lambda protocol: str(protocol.name),
 )
+
+
+@dataclass
+class LinkedPeer:
+    """A source at the other end of a link, which can be connected once."""
+
+    session: PeerSession
+    link: LocalLink
+    clock: LoopClock
+    url: str = "link"
+
+    def connect(self) -> AbstractAsyncContextManager[PeerConnection]:
+        return over_link(self.session, self.link, self.clock)
 
 
 @dataclass
@@ -83,7 +103,9 @@ class Host:
         scheme = "http" if self.wire.preferred else "tcp"
         outgoing = self.wire.peering(f"{scheme}://127.0.0.1:4000", profile)
         session = outgoing.new_session(clock.now())
-        return await download_model(session, self.link, clock, self.wanted)
+        source = LinkedPeer(session, self.link, clock)
+        wanted = self.wanted
+        return await fetch_model(wanted.model, [source], wanted.folder, whole=wanted)
 
 
 def accepted(endpoints: Sequence[Endpoint], now: float) -> PeerSession:
@@ -115,7 +137,8 @@ async def hosted(
         def receive(message: PeerMessage) -> None:
             host.received.append(message)
             host.also(message)
-            withheld = isinstance(message.message, ModelRequest) and not host.shares
+            asked = isinstance(message.message, ModelRequest | ChunksRequest)
+            withheld = asked and not host.shares
             if isinstance(message.message, ModelMessage) and not withheld:
                 sharing.on_message(
                     message.peer, message.message, sender(message.peer), room
@@ -190,20 +213,21 @@ async def test_unshared_model_is_unknown(wire: AnyWireProtocol, tmp_path: Path) 
             await host.visit()
 
 
-async def test_disconnected_host_leaves_no_files(
-    wire: AnyWireProtocol, tmp_path: Path
+async def test_disconnected_host_leaves_no_model(
+    wire: AnyWireProtocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fetch, "RETRY_FIRST", 0.0)
     async with hosted(wire, tmp_path) as host:
 
         def leave(message: PeerMessage) -> None:
-            if not isinstance(message.message, (PeerJoined, ModelQuery)):
+            if isinstance(message.message, ModelRequest | ChunksRequest):
                 asyncio.get_running_loop().call_soon(host.driver.disconnect, "killed")
 
         host.also = leave
-        with pytest.raises(Unavailable, match="the connection ended"):
+        with pytest.raises(Unavailable, match="closed by peer"):
             await host.visit()
 
-    assert files(tmp_path / "ours") == {}
+    assert not (tmp_path / "ours" / "org").exists()
 
 
 async def test_downloading_peer_declines_queries_and_jobs(
@@ -213,7 +237,7 @@ async def test_downloading_peer_declines_queries_and_jobs(
     async with hosted(wire, tmp_path) as host:
 
         def query(message: PeerMessage) -> None:
-            if isinstance(message.message, ModelQuery):
+            if isinstance(message.message, ModelQuery | ManifestRequest):
                 host.driver.send(ToPeer(message.peer, ModelQuery("yours")))
                 job = RunJob(JobId("job"), LeaseNumber(1), chat)
                 host.driver.send(ToPeer(message.peer, job))
@@ -241,6 +265,10 @@ async def test_host_with_invalid_files_fails(
                 device = ModelChunk(number, "CON", 0, b"!")
                 host.driver.send(ToPeer(message.peer, up))
                 host.driver.send(ToPeer(message.peer, device))
+            elif isinstance(message.message, ManifestRequest):
+                bad = Manifest((FileEntry("../escaped", 0, bytes(32), b""),))
+                answer = ManifestAnswer("org/name", bad.encoded)
+                host.driver.send(ToPeer(message.peer, answer))
 
         host.also = climb
         with pytest.raises(PeerError, match="is not a valid name of a model's"):
@@ -249,17 +277,37 @@ async def test_host_with_invalid_files_fails(
     assert set(files(tmp_path)) == {f"theirs/{name}" for name in CONTENT}
 
 
-async def test_only_another_program_may_be_silent_for_long(
+async def test_older_release_sends_the_whole_model(
     wire: AnyWireProtocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.1)
-    monkeypatch.setattr(download, "FOREIGN_SILENCE_TIMEOUT", 0.2)
-    why = (
-        r"sent nothing of org/name for 0\.1 s"
+    if not wire.preferred:
+        pytest.skip("no release of it sends chunks")
+    hello = ShoalSession._hello
+    monkeypatch.setattr(
+        ShoalSession,
+        "_hello",
+        lambda session: msgspec.structs.replace(hello(session), chunks=False),
+    )
+    async with hosted(wire, tmp_path) as host:
+        got = await host.visit()
+
+    assert files(got.path) == CONTENT
+    asked = [type(each.message) for each in host.received]
+    assert ModelRequest in asked
+    assert ManifestRequest not in asked
+
+
+async def test_silent_host_is_the_reported_reason(
+    wire: AnyWireProtocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_selection, "SILENCE_TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.2)
+    kind, why = (
+        (PeerError, r"sent nothing for 0\.2 s")
         if wire.preferred
-        else r"nothing for 0\.2 s: other programs cannot send a model with folders"
+        else (TimedOut, r"nothing for 0\.2 s: other programs cannot send a model with")
     )
     async with hosted(wire, tmp_path) as host:
         host.shares = False
-        with pytest.raises(TimedOut, match=why):
+        with pytest.raises(kind, match=why):
             await host.visit()

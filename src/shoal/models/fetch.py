@@ -1,0 +1,397 @@
+"""Fetches a model in chunks, from several peers at once."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.domain.errors import PeerError, ShoalError, Unavailable, UnknownModel
+from shoal.domain.model_messages import (
+    ChunkSent,
+    ChunksHeld,
+    ChunksRefused,
+    ChunksRequest,
+    ManifestAnswer,
+    ManifestRequest,
+    ModelMessage,
+)
+from shoal.models import manifest
+from shoal.models.chunk_selection import ChunkSelection
+from shoal.models.download import DownloadedModel, DownloadRequest, ModelDownload
+from shoal.models.file_hashes import FileHashes
+from shoal.models.manifest import Manifest
+from shoal.models.model_folder import check_target
+from shoal.models.names import model_folder_name
+from shoal.models.partial_model import PartialModel
+from shoal.models.peer_connection import PeerConnection
+from shoal.transports.clock import LoopClock
+
+RETRY_FIRST = 0.5  # seconds until a lost source is dialled again, then twice as long
+RETRIES_MAX = 4  # without a chunk in between
+STARVED_TIMEOUT = 60.0  # seconds in which nothing can be requested
+UNWRITTEN_MAX = 16  # chunks that have arrived, above which no more are requested
+
+OnProgress = Callable[[int, int | None], None]
+"""Receives the bytes that are held, and those of the model, if they are known."""
+
+
+class ModelPeer(Protocol):
+    """A peer that may send a model, named by its ``url``."""
+
+    @property
+    def url(self) -> str: ...
+
+    def connect(self) -> AbstractAsyncContextManager[PeerConnection]:
+        """Return a connection to it, once it has admitted this peer, for a block.
+
+        Raises ShoalError; Unavailable: it may be tried again.
+        """
+
+
+async def fetch_model(
+    model: str,
+    sources: Sequence[ModelPeer],
+    folder: Path,
+    *,
+    address: str = "",
+    replace: bool = False,
+    progress: OnProgress = lambda held, size: None,
+    donors: Iterable[Path] = (),
+    hashes: FileHashes | None = None,
+    whole: DownloadRequest | None = None,
+) -> DownloadedModel:
+    """Fetch a model into its folder below ``folder``; return where it is.
+
+    All ``sources`` send parts of it; those that fail are left out.  What an earlier
+    call has fetched, and chunks that ``donors`` have, are not fetched again.  Cancel
+    the task to stop: what has arrived stays, and the next call goes on.
+
+    ``address`` is the content address that the model must have; empty: that of the
+    source that answers first.  ``replace`` permits the replacement of an existing
+    model.  From a single source that sends no chunks, the model is copied as a whole,
+    as ``whole`` says.
+
+    Raises UnknownModel if no source shares it, ConfigError if it cannot be stored, and
+    Unavailable if all sources have failed, each with its reason.
+    """
+    root = manifest.parse_address(address) if address else b""
+    whole = whole or DownloadRequest(model, folder, replace)
+    fetch = _Fetch(whole, root, progress, [*donors], hashes or FileHashes())
+    return await fetch.run(sources)
+
+
+class _Arrival(NamedTuple):
+    """A chunk that was requested, and is not checked yet."""
+
+    source: str
+    chunk: int
+    data: bytes | memoryview
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """The fetch of one model; ``_alive`` are the sources that may still send."""
+
+    _request: DownloadRequest
+    _root: bytes
+    _progress: OnProgress
+    _donors: Sequence[Path]
+    _hashes: FileHashes
+    _alive: set[str] = field(default_factory=set)
+    _errors: dict[str, ShoalError] = field(default_factory=dict)
+    _connections: dict[str, PeerConnection] = field(default_factory=dict)
+    _available: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    _manifest: Manifest | None = None
+    _selection: ChunkSelection | None = None
+    _arrivals: deque[_Arrival] = field(default_factory=deque)
+    _whole: DownloadedModel | ShoalError | None = None
+    _alone: bool = False  # there is one source
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _clock: LoopClock = field(default_factory=LoopClock)
+
+    async def run(self, sources: Sequence[ModelPeer]) -> DownloadedModel:
+        request = self._request
+        target = request.folder / model_folder_name(request.model)
+        await asyncio.to_thread(check_target, target, replace=request.replace)
+        names = {each.url: each for each in sources}
+        self._alive, self._alone = {*names}, len(names) == 1
+        outcome: DownloadedModel | ShoalError
+        async with asyncio.TaskGroup() as tasks:
+            using = [
+                tasks.create_task(self._use(name, peer)) for name, peer in names.items()
+            ]
+            try:
+                outcome = await self._fetch()
+            except ShoalError as error:
+                outcome = error
+            for task in using:
+                task.cancel()
+        if isinstance(outcome, ShoalError):
+            raise outcome
+        return outcome
+
+    # Sources.
+
+    async def _use(self, name: str, peer: ModelPeer) -> None:
+        """Get what one source sends, until it fails for good."""
+        retries = 0
+        while True:
+            held = self._held_bytes
+            try:
+                await self._use_connection(name, peer)
+                return
+            except Unavailable as error:
+                retries = 0 if self._held_bytes > held else retries + 1
+                if name not in self._alive:
+                    return
+                self._remove(name)
+                if self._manifest is None or retries > RETRIES_MAX:
+                    self._fail(name, error)
+                    return
+            except ShoalError as error:
+                self._fail(name, error)
+                return
+            await asyncio.sleep(RETRY_FIRST * 2 ** max(retries - 1, 0))
+
+    async def _use_connection(self, name: str, peer: ModelPeer) -> None:
+        """Get what one source sends over one connection.  Raises ShoalError."""
+        lost = asyncio.get_running_loop().create_future()
+        async with peer.connect() as connection:
+            if not connection.sends_chunks:
+                if not self._alone:
+                    raise PeerError("it sends no chunks: copy from it alone")
+                await self._copy_whole(connection)
+                return
+
+            def on_lost(error: ShoalError) -> None:
+                if not lost.done():
+                    lost.set_result(error)
+
+            connection.on_lost = on_lost
+            connection.receive = partial(self._receive, name)
+            self._connections[name] = connection
+            try:
+                connection.send(ManifestRequest(self._request.model))
+                raise await lost
+            finally:
+                del self._connections[name]
+
+    async def _copy_whole(self, connection: PeerConnection) -> None:
+        """Copy the model from a peer that sends no chunks."""
+        download = ModelDownload(self._request, connection.send, self._progress)
+        connection.receive, connection.on_lost = (
+            download.receive,
+            download.on_disconnect,
+        )
+        connection.wait_for_room = download.wait_for_room
+        try:
+            self._whole = await download.run()
+        except ShoalError as error:
+            self._whole = error
+        self._changed.set()
+
+    def _receive(self, name: str, message: ModelMessage) -> None:
+        if name not in self._alive:
+            return
+        match message:
+            case ManifestAnswer(model=self._request.model):
+                try:
+                    self._on_manifest(name, message)
+                except ShoalError as error:
+                    self._fail(name, error)
+            case ChunkSent(root=self._root):
+                self._on_chunk(name, message)
+            case ChunksHeld(root=self._root, chunks=chunks) if self._manifest:
+                has = np.zeros(self._manifest.chunks, bool)
+                has[[each for each in chunks if 0 <= each < len(has)]] = True
+                self._on_available(name, has)
+            case ChunksRefused(root=self._root, reason=reason):
+                self._fail(name, Unavailable(reason))
+            case _:
+                pass
+
+    def _on_manifest(self, name: str, answer: ManifestAnswer) -> None:
+        """Use a source.  Raises ShoalError if it has not this model."""
+        if not answer.manifest:
+            raise UnknownModel(
+                f"the peer does not share {answer.model}: {answer.reason}"
+            )
+        found = manifest.decode(answer.manifest)
+        if self._root and found.root != self._root:
+            raise PeerError(
+                f"it has another model of this name: {found.address}, expected "
+                f"{manifest.SCHEME}{self._root.hex()}"
+            )
+        if self._manifest is None:
+            self._manifest, self._root = found, found.root
+        bits = np.frombuffer(answer.held, np.uint8)
+        has = np.ones(found.chunks, bool)
+        if answer.held:
+            if len(answer.held) != -(-found.chunks // 8):
+                raise PeerError("what it has is not of this model")
+            has = np.unpackbits(bits, bitorder="little")[: found.chunks].astype(bool)
+        self._on_available(name, has)
+
+    def _on_available(self, name: str, has: npt.NDArray[np.bool_]) -> None:
+        if self._selection is None:
+            self._available[name] = self._available.get(name, False) | has
+        else:
+            if name not in self._selection.sources:
+                self._selection.add_source(name, self._clock.now())
+            self._selection.on_available(name, has)
+        self._changed.set()
+
+    def _on_chunk(self, name: str, message: ChunkSent) -> None:
+        selection = self._selection
+        if selection is None:
+            return
+        if not selection.expects(name, message.chunk, self._clock.now()):
+            self._fail_dropped(name)
+            return
+        self._arrivals.append(_Arrival(name, message.chunk, message.data))
+        self._send_requests()  # before the chunk is checked: the peer is idle else
+        self._changed.set()
+
+    def _remove(self, name: str) -> None:
+        self._available.pop(name, None)
+        if self._selection is not None:
+            self._selection.remove_source(name)
+        self._changed.set()
+
+    def _fail(self, name: str, error: ShoalError) -> None:
+        """Use a source no more."""
+        self._remove(name)
+        self._alive.discard(name)
+        self._errors[name] = error
+        if (connection := self._connections.get(name)) is not None:
+            connection.leave()
+
+    def _fail_dropped(self, name: str) -> None:
+        """Use a source no more that the selection has dropped."""
+        assert self._selection is not None, "chunks are requested"
+        if name in self._alive and name in self._selection.failures:
+            self._fail(name, PeerError(self._selection.failures[name]))
+
+    # The model.
+
+    @property
+    def _held_bytes(self) -> int:
+        if self._selection is None or self._manifest is None:
+            return 0
+        held = self._selection.held_count * manifest.CHUNK
+        return min(held, self._manifest.size)
+
+    async def _fetch(self) -> DownloadedModel:
+        """Fetch the model from the sources, as they come and go.  Raises ShoalError."""
+        content = await self._first_manifest()
+        if content is None:
+            assert self._whole is not None, "the model was copied as a whole"
+            if isinstance(self._whole, ShoalError):
+                raise self._whole
+            return self._whole
+        request = self._request
+        partial_model = PartialModel(
+            request.folder, request.model, content, replace=request.replace
+        )
+        loop = asyncio.get_running_loop()
+        # One thread, so that closing comes after all writes.
+        with ThreadPoolExecutor(1, "fetch") as disk:
+            try:
+                held = await loop.run_in_executor(
+                    disk, partial_model.begin, self._donors, self._hashes
+                )
+                start = uuid4().int % max(content.chunks, 1)
+                self._selection = ChunkSelection(content.chunks, held, start)
+                for name, has in self._available.items():
+                    self._on_available(name, has)
+                await self._fetch_chunks(self._selection, partial_model, disk)
+                path = await loop.run_in_executor(disk, partial_model.commit)
+            finally:
+                await asyncio.shield(loop.run_in_executor(disk, partial_model.close))
+        return DownloadedModel(path, content.size, len(content.files), content.address)
+
+    async def _first_manifest(self) -> Manifest | None:
+        """Return the manifest; None: the model was copied as a whole."""
+        while self._manifest is None and self._whole is None:
+            self._raise_if_alone()
+            self._changed.clear()
+            await self._changed.wait()
+        return self._manifest
+
+    async def _fetch_chunks(
+        self, selection: ChunkSelection, partial_model: PartialModel, disk: Executor
+    ) -> None:
+        """Fetch until all chunks are held.  Raises ShoalError."""
+        loop = asyncio.get_running_loop()
+        assert self._manifest is not None, "chunks are selected by it"
+        size = self._manifest.size
+        self._progress(self._held_bytes, size)
+        while not selection.complete:
+            self._send_requests()
+            deadline = selection.drop_silent(self._clock.now())
+            if failed := self._alive.intersection(selection.failures):
+                for name in failed:
+                    self._fail_dropped(name)
+                continue  # with others
+            if not self._arrivals:
+                self._raise_if_alone()
+                await self._wait(deadline)
+                continue
+            name, chunk, data = self._arrivals.popleft()
+            right = await loop.run_in_executor(disk, partial_model.write, chunk, data)
+            selection.on_checked(name, chunk, right=right)
+            self._progress(self._held_bytes, size)
+
+    async def _wait(self, deadline: float | None) -> None:
+        """Wait for a change, or until sources must be looked at."""
+        self._changed.clear()
+        now = self._clock.now()
+        try:
+            async with asyncio.timeout(
+                STARVED_TIMEOUT if deadline is None else max(deadline - now, 0.0)
+            ):
+                await self._changed.wait()
+        except TimeoutError:
+            if deadline is None:
+                raise Unavailable(
+                    f"no source has had the missing parts of {self._request.model} for "
+                    f"{STARVED_TIMEOUT:g} s: name one that has all of it"
+                ) from None
+
+    def _send_requests(self) -> None:
+        if self._selection is None or len(self._arrivals) >= UNWRITTEN_MAX:
+            return
+        chunks: dict[str, list[int]] = {}
+        for name, chunk in self._selection.requests(self._clock.now()):
+            chunks.setdefault(name, []).append(chunk)
+        for name, wanted in chunks.items():
+            self._connections[name].send(ChunksRequest(self._root, wanted))
+
+    def _raise_if_alone(self) -> None:
+        """Raise what has gone wrong if no source is left."""
+        if self._alive:
+            return
+        kept = ""
+        if self._held_bytes:
+            kept = "; what has arrived is kept: run it again to go on"
+        if self._alone:
+            (error,) = self._errors.values()
+            if not kept:
+                raise error
+            raise Unavailable(f"{error}{kept}") from error
+        every = "; ".join(f"{name}: {each}" for name, each in self._errors.items())
+        kind = UnknownModel if self._all_unknown else Unavailable
+        raise kind(f"no source of {self._request.model} is left: {every}{kept}")
+
+    @property
+    def _all_unknown(self) -> bool:
+        return all(isinstance(each, UnknownModel) for each in self._errors.values())

@@ -1,0 +1,253 @@
+"""A model that is being fetched: what is held of it on disk, and where the rest goes.
+
+It lies in a hidden folder beside the models, named by its address, and stays there when
+the process is killed; at the end it is renamed.  There is no journal: a chunk is held
+if its bytes have its hash.
+
+All of it blocks on the disk: do not call it on the event loop.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from shoal.config.private_files import try_lock
+from shoal.domain.errors import ConfigError
+from shoal.models.file_hashes import FileHashes
+from shoal.models.manifest import CHUNK, DIGEST, Manifest, chunks_of
+from shoal.models.model_folder import (
+    FILES,
+    LOCK,
+    check_space,
+    check_target,
+    move_into_place,
+    restore_replaced,
+    unwritable,
+)
+from shoal.models.names import model_folder_name
+
+PARTIAL = ".partial"  # hidden folder beside the models
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+class PartialModel:
+    """A model of a manifest, on its way into ``folder``.
+
+    The caller must call ``close`` after ``begin``, in any case.  ``replace`` permits
+    the replacement of an existing model.
+    """
+
+    def __init__(
+        self, folder: Path, model: str, manifest: Manifest, *, replace: bool = False
+    ) -> None:
+        self.target = folder / model_folder_name(model)
+        self.manifest = manifest
+        self._folder = folder
+        self._name = model_folder_name(model)
+        self._staged = folder / PARTIAL / manifest.root.hex()
+        self._replace = replace
+        self._open: tuple[int, int] | None = None  # a file's index, and its descriptor
+        self._lock = ExitStack()
+
+    def begin(self, donors: Iterable[Path], hashes: FileHashes) -> set[int]:
+        """Open the partial model; return the chunks that are held already.
+
+        ``donors`` are files that may have chunks of it, which are copied: those of the
+        size of one of its files, and those whose ``hashes`` are known.
+
+        Raises ConfigError if the model exists and must not be replaced, another process
+        fetches it, the disk is too full, or the folder is not writable.
+        """
+        check_target(self.target, replace=self._replace)
+        try:
+            (self._staged / FILES).mkdir(parents=True, exist_ok=True)
+            _restore_models(self._folder)
+            lock_file = self._lock.enter_context(
+                (self._staged / LOCK).open("a+b", buffering=0)
+            )
+            if not try_lock(lock_file):
+                raise ConfigError(
+                    f"another process is fetching {self._name} into {self._folder}: "
+                    "wait for it, or stop it"
+                )
+            lock_file.truncate(0)
+            lock_file.write(self._name.encode())
+            held = self._held()
+            size = self.manifest.place
+            check_space(
+                self._folder,
+                self.manifest.size - sum(size(each).size for each in held),
+            )
+            held |= self._copy_chunks(held, [*donors, *self._earlier_files()], hashes)
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
+        return held
+
+    def write(self, chunk: int, data: bytes | memoryview) -> bool:
+        """Write a chunk if it has its hash; return whether it has.
+
+        Raises ConfigError if the disk fails or is full.
+        """
+        if not self.manifest.has_hash(chunk, data):
+            return False
+        try:
+            file, offset, _ = self.manifest.place(chunk)
+            descriptor = self._descriptor(file)
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
+        return True
+
+    def read(self, chunk: int) -> bytes:
+        """Return a chunk that is held.  Raises OSError."""
+        file, offset, size = self.manifest.place(chunk)
+        with self._path(file).open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            return stream.read(size)
+
+    def commit(self) -> Path:
+        """Move the complete model to its folder; return that.
+
+        Raises ConfigError if the disk fails, or the model exists by now.
+        """
+        try:
+            for number, file in enumerate(self.manifest.files):
+                descriptor = self._descriptor(number)
+                os.ftruncate(descriptor, file.size)
+                os.fsync(descriptor)
+            self._close_file()
+            move_into_place(self._staged, self.target, replace=self._replace)
+            self._remove_earlier()
+            self._lock.close()  # Windows cannot remove an open file
+            shutil.rmtree(self._staged, ignore_errors=True)
+            with suppress(OSError):  # others are fetched
+                (self._folder / PARTIAL).rmdir()
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
+        return self.target
+
+    def close(self) -> None:
+        """Close all files; what was not committed stays, for the next fetch."""
+        with suppress(OSError):
+            self._close_file()
+        self._lock.close()
+
+    def _held(self) -> set[int]:
+        """Return the chunks whose bytes are there, after a process was killed."""
+        names = {each.name for each in self.manifest.files}
+        for path in (self._staged / FILES).iterdir():
+            if path.name not in names or path.is_symlink():
+                path.unlink()
+        held: set[int] = set()
+        first = 0
+        for number, file in enumerate(self.manifest.files):
+            with suppress(FileNotFoundError), self._path(number).open("rb") as stream:
+                for at in range(chunks_of(file.size)):
+                    data = stream.read(min(CHUNK, file.size - at * CHUNK))
+                    digest = file.chunks[at * DIGEST : (at + 1) * DIGEST]
+                    if sha256(data).digest() == digest:
+                        held.add(first + at)
+            first += chunks_of(file.size)
+        return held
+
+    def _copy_chunks(
+        self, held: set[int], donors: Sequence[Path], hashes: FileHashes
+    ) -> set[int]:
+        """Copy chunks that are not held from other files; return their numbers."""
+        wanted: dict[bytes, list[int]] = {}
+        for chunk, _ in self.manifest.places():
+            if chunk not in held:
+                wanted.setdefault(self.manifest.digest(chunk), []).append(chunk)
+        sizes = {each.size for each in self.manifest.files}
+        copied: set[int] = set()
+        for donor in donors:
+            if not wanted:
+                break
+            known = hashes.known(donor)
+            with suppress(OSError), donor.open("rb", buffering=0) as stream:
+                if known is None and donor.stat().st_size not in sizes:
+                    continue
+                for data in _pieces(stream.fileno(), known, wanted):
+                    chunks = wanted.pop(sha256(data).digest(), ())
+                    copied.update(each for each in chunks if self.write(each, data))
+        return copied
+
+    def _earlier_files(self) -> Iterator[Path]:
+        """Yield the files of what was fetched of the model with other contents."""
+        if self.target.is_dir():
+            yield from (each for each in self.target.iterdir() if each.is_file())
+        for staged in self._earlier():
+            yield from (staged / FILES).iterdir()
+
+    def _earlier(self) -> Iterator[Path]:
+        for staged in (self._folder / PARTIAL).iterdir():
+            with suppress(OSError):
+                if (
+                    staged != self._staged
+                    and (staged / LOCK).read_text() == self._name
+                    and (staged / FILES).is_dir()
+                ):
+                    yield staged
+
+    def _remove_earlier(self) -> None:
+        for staged in [*self._earlier()]:
+            with suppress(OSError), (staged / LOCK).open("r+b") as lock_file:
+                if try_lock(lock_file):
+                    shutil.rmtree(staged, ignore_errors=True)
+
+    def _descriptor(self, file: int) -> int:
+        if self._open is None or self._open[0] != file:
+            self._close_file()
+            flags = os.O_RDWR | os.O_CREAT | _NO_LINKS
+            self._open = (file, os.open(self._path(file), flags, 0o666))
+        return self._open[1]
+
+    def _close_file(self) -> None:
+        if self._open is not None:
+            _, descriptor = self._open
+            self._open = None
+            os.close(descriptor)
+
+    def _path(self, file: int) -> Path:
+        return self._staged / FILES / self.manifest.files[file].name
+
+
+def remove_partial(folder: Path, model: str) -> bool:
+    """Delete what was fetched of a model, unless a process fetches it now.
+
+    Returns whether there was any.
+    """
+    removed = False
+    for lock in [*folder.glob(f"{PARTIAL}/*/{LOCK}")]:
+        with suppress(OSError), lock.open("r+b") as lock_file:
+            name = lock_file.read().decode()
+            if name == model.replace(":", "-") and try_lock(lock_file):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+                removed = True
+    return removed
+
+
+def _restore_models(folder: Path) -> None:
+    """Put models back whose replacement was interrupted.  Raises OSError."""
+    for lock in folder.glob(f"{PARTIAL}/*/{LOCK}"):
+        with lock.open("r+b") as lock_file:
+            if try_lock(lock_file) and (name := lock_file.read().decode()):
+                restore_replaced(lock.parent, folder / name)
+
+
+def _pieces(
+    descriptor: int, known: bytes | None, wanted: dict[bytes, list[int]]
+) -> Iterator[bytes]:
+    """Yield the chunks of a file that may be wanted: all, if its hashes are unknown."""
+    size = os.fstat(descriptor).st_size
+    for number in range(chunks_of(size)):
+        digest = None if known is None else known[number * DIGEST :][:DIGEST]
+        if digest is None or digest in wanted:
+            os.lseek(descriptor, number * CHUNK, os.SEEK_SET)
+            yield os.read(descriptor, CHUNK)
