@@ -48,7 +48,7 @@ from shoal.protocols.seam.endpoints import WebSocketRoute
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
 from shoal.protocols.seam.session import BoundSession, Bulk, Close, Output, Send
 from shoal.protocols.seam.token_proof import NOT_PROVEN
-from shoal.protocols.shoal import PROTOCOL
+from shoal.protocols.shoal import PROTOCOL, codec
 from shoal.protocols.shoal.codec import EVENT_DECODER, encode
 from shoal.protocols.shoal.session import NAME_TAKEN, NO_CODE, PLAIN, SILENCE_MAX
 from shoal.protocols.shoal.streams import HEAD, LAST, MORE, STREAM_LAST, STREAM_MORE
@@ -258,6 +258,16 @@ def test_what_refers_to_a_value_does_not_overtake_it() -> None:
     # Once the value is sent, nothing about it waits.
     sent(sent_)
     assert not waits(structs.replace(RUN, job_id=JobId("next"), work=refers))
+
+
+def test_bytes_are_not_searched_for_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(value: object) -> bool:
+        raise AssertionError("it reads each byte")
+
+    monkeypatch.setattr(codec, "is_too_deep", search)
+    value = SendBlob(bytes(32), b"\x91" * 100_000)  # each a head of an array
+
+    assert EVENT_DECODER.decode(encode(value)) == value
 
 
 @pytest.mark.parametrize("newer", [True, False])

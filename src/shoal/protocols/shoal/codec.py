@@ -82,6 +82,8 @@ class _FieldForm(NamedTuple):
 
 
 _forms: dict[type, _Form] = {}  # by the class, and by its struct
+_flat: set[type] = set()  # structs of which nothing can be nested
+_FLAT = frozenset({str, int, float, bool, bytes, memoryview})
 
 
 def _form_of(cls: type[msgspec.Struct]) -> _Form:
@@ -113,6 +115,8 @@ def _form_of(cls: type[msgspec.Struct]) -> _Form:
         tuple((n, each.from_wire) for n, each in enumerate(forms) if each.from_wire),
     )
     _forms[cls] = _forms[struct] = form
+    if all(each.type in _FLAT for each in forms):
+        _flat.add(struct)
     return form
 
 
@@ -280,6 +284,7 @@ class MessageDecoder:
             raise PeerError(f"invalid message: {error}") from error
         if (
             len(data) > NESTING_MAX
+            and type(message) not in _flat
             and len(data.translate(None, _NO_HEADS)) > NESTING_MAX
             and is_too_deep(msgspec.to_builtins(message))
         ):
