@@ -115,7 +115,7 @@ def test_a_silent_source_is_dropped_and_an_idle_one_is_not() -> None:
     assert selection.drop_silent(SILENCE_TIMEOUT) is None
 
     assert [*selection.sources] == ["idle"]
-    assert selection.failures == {"silent": "it sent nothing for 20 s"}
+    assert selection.failures == {"silent": "it sent nothing for 100 s"}
 
 
 def test_what_a_slow_source_owes_is_requested_again_once() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 AHEAD = 4  # requests to one source at a time
-SILENCE_TIMEOUT = 20.0  # seconds without a chunk until a source is dropped
+SILENCE_TIMEOUT = 100.0  # seconds without a chunk: on a slow link one takes long
 REPEAT_AFTER = 5.0  # seconds until an idle source is asked for what another one owes
 # A scan of all chunks picks this share of them, so that large models scan seldom.
 SCANS = 1024

@@ -23,7 +23,7 @@ from shoal.models import manifest
 from shoal.models.manifest import Manifest
 from shoal.models.sources import ModelSource, ModelSources
 
-SILENCE_TIMEOUT = 15.0
+SILENCE_TIMEOUT = 80.0
 """Seconds for a worker to send a chunk: less than receivers wait for it."""
 MANIFEST_TIMEOUT = 3600.0  # seconds: it hashes a model at the speed of its disk
 MODELS_MAX = 32  # whose manifests are kept
