@@ -112,22 +112,11 @@ class WorkerPorts:
         if not any(isinstance(each, WebSocketRoute) for _, each in endpoints):
             yield {}
             return
-        clock = LoopClock()
-        strangers = bounded_strangers(clock)
-        router = WebSocketRouter(clock, _NoRecords(), endpoints, serve, strangers)
-        app = web.Application()
-        app.router.add_get("/{path:.*}", router.handle)
-        async with (
-            http_listener(
-                *(app, self.host, self.http_port, None, strangers), flag="--listen-port"
-            ) as bound,
-            asyncio.TaskGroup() as tasks,
-        ):
-            router.open(tasks)
-            try:
-                yield {"http": bound.port}
-            finally:
-                await router.close()
+        where = self.host, self.http_port
+        async with websocket_port(
+            endpoints, *where, serve, flag="--listen-port"
+        ) as port:
+            yield {"http": port}
 
     def _endpoints(self) -> Sequence[Endpoint]:
         assert self.protocol.worker_endpoints is not None, "it is a listening wire"
@@ -146,6 +135,35 @@ class WorkerPorts:
             peer_addresses=(PeerAddress(self.contact),) if self.contact else (),
         )
         return self.protocol.worker_endpoints(self.settings, context)
+
+
+@asynccontextmanager
+async def websocket_port(
+    endpoints: Sequence[tuple[str, Endpoint]],
+    host: str,
+    port: int,
+    serve: ServeSession,
+    *,
+    flag: str,
+) -> AsyncIterator[int]:
+    """Open a port for the WebSockets of endpoints, for a block; yield its number.
+
+    Raises ConfigError if it cannot be opened; ``flag`` is the setting to change then.
+    """
+    clock = LoopClock()
+    strangers = bounded_strangers(clock)
+    router = WebSocketRouter(clock, _NoRecords(), endpoints, serve, strangers)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", router.handle)
+    async with (
+        http_listener(*(app, host, port, None, strangers), flag=flag) as bound,
+        asyncio.TaskGroup() as tasks,
+    ):
+        router.open(tasks)
+        try:
+            yield bound.port
+        finally:
+            await router.close()
 
 
 class _NoRecords(admission.NoThrottle):

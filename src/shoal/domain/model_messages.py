@@ -104,9 +104,20 @@ class ChunkSent(ModelMessage, msgspec.Struct, frozen=True):
     data: memoryview | bytes
 
 
+class SeederAt(ModelMessage, msgspec.Struct, frozen=True):
+    """Who fetches the model, too, sends what it has at this URL.
+
+    It admits those that prove the passcode.
+    """
+
+    root: bytes
+    url: str
+    passcode: str
+
+
 CHUNK_MESSAGES: frozenset[type] = frozenset(
     {ManifestRequest, ManifestAnswer, ChunksRequest, ChunksHeld}
-    | {ChunksRefused, ChunkSent}
+    | {ChunksRefused, ChunkSent, SeederAt}
 )
 """Those that peers of other programs, and of older releases, do not know."""
 

@@ -1,10 +1,15 @@
 """Fetches a model in chunks, from several peers at once."""
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +19,13 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from shoal.domain.errors import PeerError, ShoalError, Unavailable, UnknownModel
+from shoal.domain.errors import (
+    ConfigError,
+    PeerError,
+    ShoalError,
+    Unavailable,
+    UnknownModel,
+)
 from shoal.domain.model_messages import (
     ChunkSent,
     ChunksHeld,
@@ -23,6 +34,7 @@ from shoal.domain.model_messages import (
     ManifestAnswer,
     ManifestRequest,
     ModelMessage,
+    SeederAt,
 )
 from shoal.models import manifest
 from shoal.models.chunk_selection import ChunkSelection
@@ -32,13 +44,17 @@ from shoal.models.manifest import Manifest
 from shoal.models.model_folder import check_target
 from shoal.models.names import model_folder_name
 from shoal.models.partial_model import PartialModel
-from shoal.models.peer_connection import PeerConnection
+from shoal.models.partial_server import OpenPort, PartialServer
+from shoal.models.peer_connection import DialledPeer, PeerConnection
 from shoal.transports.clock import LoopClock
 
 RETRY_FIRST = 0.5  # seconds until a lost source is dialled again, then twice as long
 RETRIES_MAX = 4  # without a chunk in between
 STARVED_TIMEOUT = 60.0  # seconds in which nothing can be requested
+SOURCES_MAX = 32  # that were given, and others that fetch the model, too
 UNWRITTEN_MAX = 16  # chunks that have arrived, above which no more are requested
+
+log = logging.getLogger("shoal.models")
 
 OnProgress = Callable[[int, int | None], None]
 """Receives the bytes that are held, and those of the model, if they are known."""
@@ -68,6 +84,7 @@ async def fetch_model(
     donors: Iterable[Path] = (),
     hashes: FileHashes | None = None,
     whole: DownloadRequest | None = None,
+    open_port: OpenPort | None = None,
 ) -> DownloadedModel:
     """Fetch a model into its folder below ``folder``; return where it is.
 
@@ -78,14 +95,16 @@ async def fetch_model(
     ``address`` is the content address that the model must have; empty: that of the
     source that answers first.  ``replace`` permits the replacement of an existing
     model.  From a single source that sends no chunks, the model is copied as a whole,
-    as ``whole`` says.
+    as ``whole`` says.  With ``open_port``, others that fetch the model from the same
+    sources get what has arrived here, and send what they have.
 
     Raises UnknownModel if no source shares it, ConfigError if it cannot be stored, and
     Unavailable if all sources have failed, each with its reason.
     """
     root = manifest.parse_address(address) if address else b""
     whole = whole or DownloadRequest(model, folder, replace)
-    fetch = _Fetch(whole, root, progress, [*donors], hashes or FileHashes())
+    hashes = hashes or FileHashes()
+    fetch = _Fetch(whole, root, progress, [*donors], hashes, open_port)
     return await fetch.run(sources)
 
 
@@ -106,6 +125,8 @@ class _Fetch:
     _progress: OnProgress
     _donors: Sequence[Path]
     _hashes: FileHashes
+    _open_port: OpenPort | None
+    _given: set[str] = field(default_factory=set)  # sources; others were found
     _alive: set[str] = field(default_factory=set)
     _errors: dict[str, ShoalError] = field(default_factory=dict)
     _connections: dict[str, PeerConnection] = field(default_factory=dict)
@@ -113,8 +134,10 @@ class _Fetch:
     _manifest: Manifest | None = None
     _selection: ChunkSelection | None = None
     _arrivals: deque[_Arrival] = field(default_factory=deque)
+    _using: list[asyncio.Task[None]] = field(default_factory=list)
     _whole: DownloadedModel | ShoalError | None = None
-    _alone: bool = False  # there is one source
+    _seeder: SeederAt | None = None  # this end
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _clock: LoopClock = field(default_factory=LoopClock)
 
@@ -122,24 +145,28 @@ class _Fetch:
         request = self._request
         target = request.folder / model_folder_name(request.model)
         await asyncio.to_thread(check_target, target, replace=request.replace)
-        names = {each.url: each for each in sources}
-        self._alive, self._alone = {*names}, len(names) == 1
+        self._given = {each.url for each in sources}
         outcome: DownloadedModel | ShoalError
-        async with asyncio.TaskGroup() as tasks:
-            using = [
-                tasks.create_task(self._use(name, peer)) for name, peer in names.items()
-            ]
+        async with self._tasks:
+            for each in sources:
+                self._begin_using(each)
             try:
                 outcome = await self._fetch()
             except ShoalError as error:
                 outcome = error
-            for task in using:
+            for task in self._using:
                 task.cancel()
         if isinstance(outcome, ShoalError):
             raise outcome
         return outcome
 
     # Sources.
+
+    def _begin_using(self, peer: ModelPeer) -> None:
+        """Use a source, once."""
+        if peer.url not in self._alive:
+            self._alive.add(peer.url)
+            self._using.append(self._tasks.create_task(self._use(peer.url, peer)))
 
     async def _use(self, name: str, peer: ModelPeer) -> None:
         """Get what one source sends, until it fails for good."""
@@ -167,7 +194,7 @@ class _Fetch:
         lost = asyncio.get_running_loop().create_future()
         async with peer.connect() as connection:
             if not connection.sends_chunks:
-                if not self._alone:
+                if len(self._given) > 1:
                     raise PeerError("it sends no chunks: copy from it alone")
                 await self._copy_whole(connection)
                 return
@@ -214,6 +241,13 @@ class _Fetch:
                 has = np.zeros(self._manifest.chunks, bool)
                 has[[each for each in chunks if 0 <= each < len(has)]] = True
                 self._on_available(name, has)
+            case SeederAt(root=self._root, url=url, passcode=passcode) if (
+                name in self._given and self._seeder is not None
+            ):
+                # The passcode is proved, not sent, on what this scheme encrypts.
+                is_other = url.startswith("http://") and url != self._seeder.url
+                if is_other and len(self._using) < SOURCES_MAX:
+                    self._begin_using(DialledPeer(url, passcode=passcode))
             case ChunksRefused(root=self._root, reason=reason):
                 self._fail(name, Unavailable(reason))
             case _:
@@ -240,6 +274,12 @@ class _Fetch:
                 raise PeerError("what it has is not of this model")
             has = np.unpackbits(bits, bitorder="little")[: found.chunks].astype(bool)
         self._on_available(name, has)
+        self._announce(name)
+
+    def _announce(self, name: str) -> None:
+        """Tell a source of the port here, so that others hear of it."""
+        if self._seeder is not None and name in self._given:
+            self._connections[name].send(self._seeder)
 
     def _on_available(self, name: str, has: npt.NDArray[np.bool_]) -> None:
         if self._selection is None:
@@ -313,7 +353,8 @@ class _Fetch:
                 self._selection = ChunkSelection(content.chunks, held, start)
                 for name, has in self._available.items():
                     self._on_available(name, has)
-                await self._fetch_chunks(self._selection, partial_model, disk)
+                async with self._seeding(partial_model, self._selection) as on_held:
+                    await self._fetch_chunks(partial_model, disk, on_held)
                 path = await loop.run_in_executor(disk, partial_model.commit)
             finally:
                 await asyncio.shield(loop.run_in_executor(disk, partial_model.close))
@@ -327,13 +368,46 @@ class _Fetch:
             await self._changed.wait()
         return self._manifest
 
+    @asynccontextmanager
+    async def _seeding(
+        self, partial_model: PartialModel, selection: ChunkSelection
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """Send others what is held; yields what has to hear of more.
+
+        A port that cannot be opened only makes the others wait for longer.
+        """
+        request, open_port = self._request, self._open_port
+        if open_port is None or selection.complete:
+            yield lambda chunk: None
+            return
+        server = PartialServer(request.model, partial_model, selection, self._tasks)
+        passcode = uuid4().hex
+        async with AsyncExitStack() as stack:
+            try:
+                port = open_port(passcode, server.serve)
+                url = await stack.enter_async_context(port)
+            except ConfigError as error:
+                log.warning("others get nothing from here: %s", error)
+            else:
+                stack.callback(server.close)
+                self._seeder = SeederAt(partial_model.manifest.root, url, passcode)
+                for name in self._connections:
+                    self._announce(name)
+            yield server.on_held
+            for task in self._using:
+                task.cancel()  # which shows others that this end needs nothing
+            await server.wait_for_others()
+
     async def _fetch_chunks(
-        self, selection: ChunkSelection, partial_model: PartialModel, disk: Executor
+        self,
+        partial_model: PartialModel,
+        disk: Executor,
+        on_held: Callable[[int], None],
     ) -> None:
         """Fetch until all chunks are held.  Raises ShoalError."""
-        loop = asyncio.get_running_loop()
-        assert self._manifest is not None, "chunks are selected by it"
-        size = self._manifest.size
+        loop, selection = asyncio.get_running_loop(), self._selection
+        assert selection is not None, "the manifest is known"
+        size = partial_model.manifest.size
         self._progress(self._held_bytes, size)
         while not selection.complete:
             self._send_requests()
@@ -349,6 +423,8 @@ class _Fetch:
             name, chunk, data = self._arrivals.popleft()
             right = await loop.run_in_executor(disk, partial_model.write, chunk, data)
             selection.on_checked(name, chunk, right=right)
+            if right:
+                on_held(chunk)
             self._progress(self._held_bytes, size)
 
     async def _wait(self, deadline: float | None) -> None:
@@ -383,8 +459,8 @@ class _Fetch:
         kept = ""
         if self._held_bytes:
             kept = "; what has arrived is kept: run it again to go on"
-        if self._alone:
-            (error,) = self._errors.values()
+        if len(self._given) == 1:
+            error = self._errors[next(iter(self._given))]
             if not kept:
                 raise error
             raise Unavailable(f"{error}{kept}") from error

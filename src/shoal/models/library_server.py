@@ -27,6 +27,7 @@ from shoal.domain.model_messages import (
     ModelMessage,
     ModelQuery,
     ModelRequest,
+    SeederAt,
     SendModelMessage,
     WaitUntilWritable,
 )
@@ -41,6 +42,7 @@ from shoal.models.library import (
 )
 from shoal.models.manifest import Manifest
 from shoal.models.remote_models import RemoteModel, RemoteModels
+from shoal.models.seeders import Seeders
 from shoal.models.sources import FoundModel, ModelSource, ModelSources
 
 SENDING_MAX = 8  # models at a time
@@ -86,6 +88,7 @@ class LibraryServer:
         self._tasks = asyncio.TaskGroup()
         self._remote = RemoteModels(self.sources, self._tasks)
         self._senders = ChunkSenders(self._tasks, self._rate)
+        self._seeders = Seeders()
         self._local: OrderedDict[bytes, _LocalModel] = OrderedDict()
         self._hashing = asyncio.Lock()  # one disk
         self._queries: Counter[str] = Counter()  # by peer
@@ -130,6 +133,8 @@ class LibraryServer:
                 self._query(requester, message)
             case ChunksRequest():
                 self._request_chunks(requester, message)
+            case SeederAt():
+                self._seeders.add(requester, message)
             case ManifestAnswer() | ChunkSent() | ChunksRefused():
                 self._remote.receive(peer, message)
             case ModelChunk() | ModelDone() | ChunksHeld():
@@ -151,6 +156,7 @@ class LibraryServer:
         self.sources.remove(peer)
         self._remote.on_source_left(peer)
         self._senders.on_peer_left(peer)
+        self._seeders.remove(peer)
         for (name, _), sending in self._sending.items():
             if name == peer:
                 sending.cancel()

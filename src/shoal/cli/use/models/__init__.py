@@ -5,6 +5,7 @@ A model is copied from a coordinator, or from a peer of another program.
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -12,6 +13,7 @@ from urllib.parse import quote, urlsplit
 import click
 from rich.filesize import decimal
 
+from shoal.app.model_port import address_towards, model_port
 from shoal.cli import terminal
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
@@ -27,6 +29,7 @@ from shoal.models.fetch import fetch_model
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
+from shoal.models.partial_server import OpenPort
 from shoal.models.peer_connection import WEB, DialledPeer
 from shoal.models.trained import add_trained_model
 from shoal.models.transfer import UNANNOUNCED_MAX
@@ -119,6 +122,13 @@ def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
 )
 @click.option("--replace", is_flag=True, help="Replace an existing copy.")
 @click.option(
+    "--seed/--no-seed",
+    default=True,
+    show_default=True,
+    help="Send others that copy the model at the same time what has arrived, at a port "
+    "of its own, and get what they have.",
+)
+@click.option(
     "--unannounced-max",
     type=click.FloatRange(min=0, min_open=True),
     default=UNANNOUNCED_MAX / 1e9,
@@ -137,6 +147,7 @@ def get(
     token: str,
     plain: bool,
     replace: bool,
+    seed: bool,
     unannounced_max: float,
     folder: Path | None,
     as_json: bool,
@@ -172,6 +183,7 @@ def get(
                         donors=find_models(model_folders(data)),
                         hashes=FileHashes(data),
                         whole=whole,
+                        open_port=_port_towards(sources[0]) if seed else None,
                     )
                 )
                 canceller = tasks.create_task(_cancel_on_stop(stop, download))
@@ -219,6 +231,14 @@ def add(
         replace=replace,
     )
     terminal.show(stored.stored_json(added), as_json, *stored.stored_lines(added))
+
+
+def _port_towards(peer: DialledPeer) -> OpenPort | None:
+    """Return what opens a port at the address of this machine that faces a peer."""
+    if peer.url.partition("://")[0] not in WEB:
+        return None
+    host = address_towards(peer.url)
+    return partial(model_port, host) if host else None
 
 
 async def _own_pool(token: str, data: Path) -> DialledPeer:

@@ -1,0 +1,63 @@
+"""The port at which a machine that fetches a model sends what it has of it."""
+
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from urllib.parse import urlsplit
+
+from shoal.app.worker_ports import websocket_port
+from shoal.domain.errors import NotAdmitted
+from shoal.ledger.keys import Signer, verify
+from shoal.peers.relay import ServeSession
+from shoal.protocols import discover
+from shoal.protocols.seam import admission
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.transports.clock import LoopClock
+
+
+def address_towards(url: str) -> str:
+    """Return the address of this machine on the way to a URL; empty: there is none."""
+    try:
+        parts = urlsplit(url)
+        found = socket.getaddrinfo(
+            parts.hostname, parts.port or 1, type=socket.SOCK_DGRAM
+        )
+        family, kind, protocol, _, where = found[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
+
+
+@asynccontextmanager
+async def model_port(
+    host: str, passcode: str, serve: ServeSession
+) -> AsyncIterator[str]:
+    """Open a port at an address of this machine for a block; yield its URL.
+
+    Peers have to prove the passcode.
+
+    Raises ConfigError if it cannot be opened.
+    """
+    wire, protocol = next((n, each) for n, each in discover().items() if each.preferred)
+    clock = LoopClock()
+    signer = Signer.from_seed(secrets.token_bytes(32))
+    context = ProtocolContext(
+        _refuse,
+        secrets.token_bytes,
+        signer,
+        verify,
+        clock.wall() - clock.now(),
+        f"models-{signer.public_key.hex()[:8]}",
+    )
+    endpoints = protocol.endpoints(protocol.config(passcode=passcode), context)
+    named = [(wire, each) for each in endpoints]
+    async with websocket_port(named, host, 0, serve, flag="--from") as port:
+        named_host = f"[{host}]" if ":" in host else host
+        yield f"http://{named_host}:{port}"
+
+
+def _refuse(request: admission.JoinRequest) -> admission.AdmissionGrant:
+    raise NotAdmitted(admission.WRONG_TOKEN)

@@ -1,0 +1,140 @@
+"""Peers that fetch a model at the same time, and send each other what they have."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from models.test_fetch_chunks import CHUNKS, CONTENT, Hosts
+from models.transfer_pair import RecordingPeer, files
+from shoal.app.model_port import address_towards, model_port
+from shoal.domain.errors import ConfigError, Unavailable
+from shoal.domain.model_messages import ChunkSent, ModelMessage, SeederAt
+from shoal.models import chunk_selection, fetch
+from shoal.models.chunk_senders import Receiver
+from shoal.models.fetch import fetch_model
+from shoal.models.manifest import CHUNK
+from shoal.models.peer_connection import DialledPeer
+from shoal.models.seeders import Seeders
+from shoal.protocols.seam.peer_session import PeerMessage, PeerSession
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import ConnectionEnd, Driver
+from shoal.transports.link import Link
+
+PORT = partial(model_port, "127.0.0.1")
+
+
+async def test_receivers_send_each_other_what_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source sends nothing, and each of two has a half."""
+    monkeypatch.setattr(chunk_selection, "REPEAT_AFTER", 0.05)
+    weights = CONTENT["weights.bin"]
+    half = CHUNKS // 2 * CHUNK
+    donors = [tmp_path / "first", tmp_path / "config", tmp_path / "second"]
+    donors[0].write_bytes(weights[:half] + bytes(len(weights) - half))
+    donors[1].write_bytes(CONTENT["config.json"])
+    donors[2].write_bytes(bytes(half) + weights[half:])
+
+    async with AsyncExitStack() as stack:
+        host = await Hosts(tmp_path, stack).add()
+        host.tamper = lambda message: (
+            [] if isinstance(message, ChunkSent) else [message]
+        )
+        models = await asyncio.gather(
+            *(
+                fetch_model(
+                    *("org/name", [host], tmp_path / f"ours{number}"),
+                    donors=has,
+                    open_port=PORT,
+                )
+                for number, has in enumerate((donors[:2], donors[2:]))
+            )
+        )
+
+    assert [files(each.path) for each in models] == [CONTENT] * 2
+    assert host.chunks == []
+
+
+async def test_only_who_knows_the_passcode_gets_anything() -> None:
+    received: list[PeerMessage] = []
+
+    async def serve(wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
+        return await Driver(session, link, LoopClock(), received.append).run()
+
+    async with PORT("a passcode", serve) as url:
+        for passcode in ("", "another"):
+            with pytest.raises(Unavailable, match=r"passcode|token"):
+                async with DialledPeer(url, passcode=passcode).connect():
+                    pass
+        assert received == []
+        async with DialledPeer(url, passcode="a passcode").connect():
+            assert received
+
+
+async def test_a_port_that_cannot_be_opened_is_not_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def closed(passcode: str, serve: object) -> object:
+        raise ConfigError("no port is free")
+
+    async with AsyncExitStack() as stack:
+        host = await Hosts(tmp_path, stack).add()
+        got = await fetch_model(
+            "org/name",
+            [host],
+            tmp_path / "ours",
+            open_port=closed,  # type: ignore[arg-type]
+        )
+
+    assert files(got.path) == CONTENT
+    assert "others get nothing from here: no port is free" in caplog.text
+
+
+async def test_seeders_elsewhere_are_not_dialled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled: list[str] = []
+    monkeypatch.setattr(fetch, "DialledPeer", lambda url, passcode: dialled.append(url))
+
+    def name_others(message: ModelMessage) -> list[ModelMessage]:
+        if not isinstance(message, ChunkSent):
+            return [message]
+        odd = ("tcp://127.0.0.1:1", "https://127.0.0.1", "/", "")
+        return [*(SeederAt(message.root, each, "x") for each in odd), message]
+
+    async with AsyncExitStack() as stack:
+        host = await Hosts(tmp_path, stack).add()
+        host.tamper = name_others
+        await fetch_model("org/name", [host], tmp_path / "ours", open_port=PORT)
+
+    assert dialled == []
+
+
+def test_seeders_of_one_model_hear_of_each_other() -> None:
+    seeders, peers = Seeders(), [RecordingPeer() for _ in range(4)]
+
+    def add(number: int, root: bytes, url: str) -> SeederAt:
+        peer, seeder = peers[number], SeederAt(root, url, "secret")
+        seeders.add(Receiver(f"p{number}", peer.send, peer.room), seeder)
+        return seeder
+
+    a, b = add(0, b"one", "http://a"), add(1, b"one", "http://b")
+    add(2, b"two", "http://c")
+    add(0, b"one", "http://a")  # again
+    seeders.remove("p0")
+    d = add(3, b"one", "http://d")
+    add(3, b"one", "http://" + 300 * "x")
+
+    assert peers[0].received == [b]
+    assert peers[1].received == [a, d]
+    assert peers[2].received == []
+    assert peers[3].received == [b]
+
+
+def test_the_address_towards_a_peer_is_one_of_this_machine() -> None:
+    assert address_towards("http://127.0.0.1:4010") == "127.0.0.1"
+    assert address_towards("http://no-such-host.invalid:1") == ""
+    assert address_towards("http://[") == ""
