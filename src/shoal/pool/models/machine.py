@@ -81,7 +81,7 @@ class PlacementRules:
     """
 
     idle: float = 1800.0
-    stays: float = 60.0
+    stays: float = 30.0
     quiet: float = 300.0
     growth_wait: float = 10.0
     growth_busy: float = 0.9
