@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, UnknownModel
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CallProgress,
@@ -134,6 +134,7 @@ class Stage:
             self.open_engine,
             lambda name, event: self.reports.append((event.kind, name, event.reason)),
             EngineSlots(2, self.throttle),
+            self.fetch if self.library.fetches else None,
         )
         engines = [
             OfferedEngine(
@@ -156,6 +157,17 @@ class Stage:
 
     async def scan(self) -> None:
         self.library = self.found or self.library
+
+    async def fetch(
+        self, name: str, on_copied: Callable[[int, int | None], None]
+    ) -> None:
+        if name == "missing":
+            raise UnknownModel("no machine has it")
+        for arrived in range(0, SIZE + 1, SIZE // 4):
+            await asyncio.sleep(10.0)
+            on_copied(arrived, SIZE)
+        copied = LoadableModel(name, SIZE, context=100)
+        self.found = replace(self.library, models=(*self.library.models, copied))
 
     async def open_engine(
         self, model: LoadableModel, context: int, slots: int
@@ -650,3 +662,61 @@ def test_library_follows_the_files() -> None:
         assert offer.library == its.found
 
     play(script)
+
+
+PULLS = replace(LIBRARY, fetches=True)
+
+
+def test_model_of_another_machine_is_copied_and_loaded() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("far")
+        await asyncio.sleep(50.0 + LOADS + 2.0)
+
+        assert its.end() == DONE
+        assert its.offered == ["far"]
+        assert its.orders.memory == NEED
+        progress = its.progress()
+        assert progress[0][0] == pytest.approx(0.225)
+        assert progress[0][1] == "0.0 GB of 0.0 GB copied"
+        assert progress[2][0] == pytest.approx(0.675)
+        assert progress[4][1] == "0.0 GB in memory"
+        assert progress == sorted(progress, key=lambda each: each[0] or 0.0)
+
+    play(script, Stage(PULLS))
+
+
+def test_model_that_cannot_be_copied_fails_its_order() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("missing")
+        await asyncio.sleep(1.0)
+
+        assert its.end() == Failed(JobId("load"), ONE, "no machine has it")
+        assert its.opened == []
+
+    play(script, Stage(PULLS))
+
+
+def test_copied_model_beyond_the_memory_fails_its_order() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("far")
+        await asyncio.sleep(60.0)
+
+        end = its.end()
+        assert isinstance(end, Failed)
+        assert end.error.startswith("far needs 0.0 GB of memory")
+        assert its.orders.memory == 0
+
+    play(script, Stage(replace(PULLS, memory=NEED - 1)))
+
+
+def test_cancelled_order_stops_the_copy() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("far")
+        await asyncio.sleep(20.0)
+        its.cancel("load")
+        await asyncio.sleep(100.0)
+
+        assert its.found is None
+        assert its.opened == []
+
+    play(script, Stage(PULLS))

@@ -11,8 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
-from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
+from shoal.domain.errors import (
+    ConfigError,
+    JobError,
+    NotFound,
+    ShoalError,
+    Unavailable,
+)
 from shoal.domain.work import ModelAction, ModelOrder, Work
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.engine import Activity, Finished, Progress
@@ -22,12 +29,22 @@ from shoal.worker.model_offers import CHECK_INTERVAL, OfferedEngine
 
 ORDERS = 2  # at a time
 PROGRESS_INTERVAL = 5.0  # seconds between reports
+COPY_SHARE = 0.9  # of a load, if the model is copied first
 SHOWN_STEP = 0.1  # of a load, between lines for the owner
 SLOTS_MAX = 1024  # of a model
 CONTEXT_MAX = 2**31 - 1  # tokens
 GB = 1e9
 UNLOADED = "unloaded on order"
 LEAVING = "this worker is leaving"
+
+FetchModel: TypeAlias = Callable[
+    [str, Callable[[int, int | None], None]], Awaitable[None]
+]
+"""Copies a model of some name from other machines to where a scan finds it.
+
+Calls what it is given with the bytes that have arrived, and all of them, if known.
+Raises ShoalError.
+"""
 
 log = logging.getLogger("shoal.worker")
 
@@ -47,11 +64,15 @@ class LoadableEngine:
 class _HeldModel:
     """A model that is loaded, or is being loaded or unloaded.
 
-    ``memory`` is what it needs.  ``loading`` is None once it is loaded; ``orders`` wait
-    for that.  ``gone`` is set when its memory is free again.
+    ``memory`` is what it needs; 0: that is not known yet.  ``copied`` are the bytes
+    that another machine has sent of it, and ``whole`` all; 0: unknown.  ``loading`` is
+    None once it is loaded; ``orders`` wait for that.  ``gone`` is set when its memory
+    is free again.
     """
 
     memory: int
+    copied: int = 0
+    whole: int = 0
     engine: LoadableEngine | None = None
     loading: asyncio.Task[None] | None = None
     orders: int = 0
@@ -59,7 +80,24 @@ class _HeldModel:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def activity(self) -> Activity | None:
-        return None if self.engine is None else self.engine.activity()
+        """Return what has been done for it so far; None: nothing is being done."""
+        if self.engine is not None:
+            return self.engine.activity()
+        return Activity(0.0, self.copied, 0) if self.copied else None
+
+    def on_copied(self, copied: int, whole: int | None) -> None:
+        """Note how much of it another machine has sent."""
+        self.copied, self.whole = copied, whole or 0
+
+    def reached(self, now: Activity) -> tuple[float, str]:
+        """Return the share of a load that is done, 0 if it is unknown, and a remark."""
+        begun = COPY_SHARE if self.copied else 0.0
+        if self.engine is None:
+            of = f" of {_gb(self.whole)}" if self.whole else ""
+            share = begun * self.copied / self.whole if self.whole else 0.0
+            return share, f"{_gb(self.copied)}{of} copied"
+        loaded = min(0.99, now.memory / self.memory) if self.memory else 0.0
+        return begun + (1.0 - begun) * loaded, f"{_gb(now.memory)} in memory"
 
 
 class ModelOrders:
@@ -74,6 +112,7 @@ class ModelOrders:
             a number of slots.  Raises ConfigError.
         report: receives the events of a model, for the owner: loading, and failed.
         slots: those of orders.
+        fetch: copies a model from other machines; None: only what is here is loaded.
     """
 
     def __init__(
@@ -84,6 +123,7 @@ class ModelOrders:
         open_engine: Callable[[LoadableModel, int, int], Awaitable[LoadableEngine]],
         report: Callable[[str, WorkerEvent], None],
         slots: EngineSlots,
+        fetch: FetchModel | None = None,
     ) -> None:
         self.backend = ModelBackend(self, slots)
         self._library = library
@@ -91,6 +131,7 @@ class ModelOrders:
         self._describe = describe
         self._open_engine = open_engine
         self._report = report
+        self._fetch = fetch
         self._held: dict[str, _HeldModel] = {}
         self._leaving = False
         self._add: Callable[[OfferedEngine], None] = _unbound
@@ -189,9 +230,11 @@ class ModelOrders:
                 yield step
             if loading.cancelled():
                 raise Unavailable(LEAVING if self._leaving else UNLOADED)
-            loading.result()
-        except ConfigError as error:
-            raise JobError(str(error)) from error
+            error = loading.exception()
+            if isinstance(error, ShoalError):
+                raise JobError(str(error)) from error
+            if error is not None:
+                raise error
         finally:
             held.orders -= 1
             if not held.orders and not loading.done():
@@ -200,9 +243,30 @@ class ModelOrders:
 
     def _begin(self, order: ModelOrder) -> _HeldModel:
         """Begin to load a model.  Raises JobError if there is none, or no memory."""
-        library = self._library()
-        if (model := library.find(order.name)) is None:
+        held = _HeldModel(0)
+        open_engine: Callable[[], Awaitable[LoadableEngine]]
+        if (model := self._library().find(order.name)) is not None:
+            settings = self._settings(order, model, held)
+            open_engine = partial(self._open_engine, model, *settings)
+        elif self._fetch is not None:
+            open_engine = partial(self._copied, order, held, self._fetch)
+        else:
             raise JobError(f"this machine has no model {order.name!a:.256} to load")
+        self._held[order.name] = held
+        self._report(order.name, WorkerEvent("loading", "on order"))
+        loading = asyncio.create_task(self._open(open_engine, held))
+        loading.add_done_callback(partial(self._on_opened, order.name, held))
+        held.loading = loading
+        return held
+
+    def _settings(
+        self, order: ModelOrder, model: LoadableModel, held: _HeldModel
+    ) -> tuple[int, int]:
+        """Take the memory for a model; return its context and slots.
+
+        Raises JobError if there is too little.
+        """
+        library = self._library()
         context = min(
             order.context if order.context > 0 else library.context, CONTEXT_MAX
         )
@@ -217,18 +281,25 @@ class ModelOrders:
                 f"{context} tokens), and of the {lent} that this machine lends to "
                 f"models, {taken} are taken; unload another, or raise --memory there"
             )
-        held = self._held[order.name] = _HeldModel(need)
-        self._report(order.name, WorkerEvent("loading", "on order"))
-        loading = asyncio.create_task(self._open(model, held, context, slots))
-        loading.add_done_callback(partial(self._on_opened, order.name, held))
-        held.loading = loading
-        return held
+        held.memory = need
+        return context, slots
+
+    async def _copied(
+        self, order: ModelOrder, held: _HeldModel, fetch: FetchModel
+    ) -> LoadableEngine:
+        """Copy a model from other machines; return an engine for it."""
+        await fetch(order.name, held.on_copied)
+        await self._scan()
+        if (model := self._library().find(order.name)) is None:
+            raise ConfigError(f"{order.name} was copied, and has no GGUF file")
+        settings = self._settings(order, model, held)
+        return await self._open_engine(model, *settings)
 
     async def _open(
-        self, model: LoadableModel, held: _HeldModel, context: int, slots: int
+        self, open_engine: Callable[[], Awaitable[LoadableEngine]], held: _HeldModel
     ) -> None:
-        """Load a model and offer it.  Raises ConfigError."""
-        held.engine = await self._open_engine(model, context, slots)
+        """Load a model and offer it.  Raises ShoalError."""
+        held.engine = await open_engine()
         try:
             await held.engine.offered.monitor.load()
         except BaseException:
@@ -315,9 +386,9 @@ class ModelOrders:
             if task.done() or now is None:
                 continue
             if last is None or now.has_moved_since(last):
-                if held.memory:
-                    reached = max(reached, min(0.99, now.memory / held.memory))
-                yield Progress(reached or None, f"{_gb(now.memory)} in memory")
+                share, remark = held.reached(now)
+                reached = max(reached, share)
+                yield Progress(reached or None, remark)
                 if shown and reached - printed >= SHOWN_STEP:
                     printed = reached
                     self._report(
