@@ -64,6 +64,23 @@ def test_single_file_is_a_model(tmp_path: Path) -> None:
     assert [each.path for each in model.files] == [file]
 
 
+def test_models_that_come_and_go_are_shared_beside_those_of_the_start(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    for each in (first, second):
+        each.write_bytes(b"GGUF")
+    library = Library({"m": first})
+
+    library.share({"m": second, "n": second})
+
+    assert library.names == ["m", "n"]
+    found = library.find("m"), library.find("n")
+    assert [each and each.files[0].path for each in found] == [first, second]
+    library.share({})
+    assert library.find("n") is None
+
+
 def test_split_file_is_sent_with_all_parts(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"big-0000{number}-of-00002.gguf").write_bytes(b"GGUF")

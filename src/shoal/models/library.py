@@ -74,19 +74,24 @@ class Library:
 
     def __init__(self, models: Mapping[str, Path], caches: Iterable[Path] = ()) -> None:
         self._models = dict(models)
+        self._others: Mapping[str, Path] = {}
         self._caches = tuple(caches)
+
+    def share(self, models: Mapping[str, Path]) -> None:
+        """Share other models beside those that were given at first, which go before."""
+        self._others = dict(models)
 
     @property
     def names(self) -> Sequence[str]:
         """The names of all models."""
-        return sorted(self._models)
+        return sorted({*self._models, *self._others})
 
     def find(self, name: str) -> SharedModel | None:
         """Return a model's current files, or None if it is not shared.
 
         Raises NotShareable if they are missing, or cannot be sent.
         """
-        path = self._models.get(name)
+        path = self._models.get(name) or self._others.get(name)
         if path is None:
             return None
         try:

@@ -8,9 +8,10 @@ reason.
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from shoal.domain.errors import ShoalError
@@ -111,6 +112,10 @@ class LibraryServer:
         for sending in self._sending.values():
             sending.cancel()
         await self._tasks.__aexit__(kind, error, trace)
+
+    def share(self, models: Mapping[str, Path]) -> None:
+        """Share other models beside those of the start."""
+        self._library.share(models)
 
     def on_message(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from engines.outputs import TINY, chat_of
 from shoal.app.server import run_coordinator
@@ -227,10 +228,13 @@ async def test_library_follows_the_folder(
 
 
 async def library_of(
-    home: Path, config: JoinConfig, wire: str = "shoal"
+    home: Path,
+    config: JoinConfig,
+    wire: str = "shoal",
+    share: Callable[[Mapping[str, Path]], None] = lambda files: None,
 ) -> ModelLibrary | None:
     found = await open_worker_library(
-        config, discover()[wire], home, (), 12.5, keeps=False
+        *(config, discover()[wire], home / "worker", (), 12.5, share), keeps=False
     )
     return None if found is None else found.current
 
@@ -259,4 +263,18 @@ async def test_most_of_the_free_memory_is_lent(
 
     library = await library_of(home, JoinConfig(context=100, slots=3))
 
-    assert library == ModelLibrary((), 900_000_000, 12.5, 100, 3)
+    assert library is not None
+    assert replace(library, models=()) == ModelLibrary((), 900_000_000, 12.5, 100, 3)
+
+
+@pytest.mark.parametrize(("load", "shared"), [("", 0), ("local", 3), ("pull", 3)])
+async def test_files_are_shared_if_the_owner_asks_for_it(
+    home: Path, load: str, shared: int
+) -> None:
+    files: dict[str, Path] = {}
+
+    await library_of(home, JoinConfig(load=load), share=files.update)
+
+    assert len(files) == shared
+    for each in files.values():
+        assert each.is_relative_to(home / "worker" / "models")

@@ -1,7 +1,7 @@
 """The library of a worker: models that it loads when its coordinator says so."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +38,7 @@ class WorkerLibrary:
     """The models that a worker loads on order; ``memory`` is in bytes, 0: unknown.
 
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
+    ``share`` gets their files after each scan.
     """
 
     files: FileLibrary
@@ -46,6 +47,7 @@ class WorkerLibrary:
     slots: int
     threads: int
     bandwidth: float
+    share: Callable[[Mapping[str, Path]], None]
 
     @property
     def current(self) -> ModelLibrary:
@@ -75,6 +77,8 @@ class WorkerLibrary:
         """Look for models again."""
         with suppress(ConfigError):  # a folder is not readable: what is known stays
             await asyncio.to_thread(self.files.scan)
+        files = self.files.files.items()
+        self.share({name: each.path for name, each in files})
 
     async def open(self, model: LoadableModel, context: int, slots: int) -> LlamaEngine:
         """Return an engine for a model, which is not loaded yet.
@@ -95,6 +99,7 @@ async def open_worker_library(
     data: Path,
     sources: Sequence[selection.EngineSource],
     bandwidth: float,
+    share: Callable[[Mapping[str, Path]], None],
     *,
     keeps: bool,
 ) -> WorkerLibrary | None:
@@ -104,6 +109,7 @@ async def open_worker_library(
         data: Shoal's data folder.
         sources: the engines of the worker.
         bandwidth: of the memory, in GB of 10^9 bytes a second; 0: unknown.
+        share: lets other machines copy files; called if the owner asks for ``--load``.
         keeps: the owner has named the files of ``sources``, which stay loaded; else
             they belong to the library.
 
@@ -139,12 +145,17 @@ async def open_worker_library(
         config.slots or selection.SLOTS,
         config.threads,
         bandwidth,
+        share if wanted else _ignore,
     )
     if kept and library.memory:
         taken = await asyncio.to_thread(library.needs, loaded.values())
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
     return library
+
+
+def _ignore(files: Mapping[str, Path]) -> None:
+    """Share no files."""
 
 
 def _list_files(

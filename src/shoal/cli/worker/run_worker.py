@@ -171,18 +171,18 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
     hardware = await asyncio.to_thread(this_machine)
+    library = _library_server(arguments)
     models_here = None
     if targets.models is not None:
         models_here = await open_worker_library(
             *(config, targets.models.protocol, arguments.data, sources),
-            hardware.bandwidth_gb,
+            *(hardware.bandwidth_gb, library.share),
             keeps=bool(arguments.models),
         )
     meter, joined = HealthMeter(), asyncio.Event()
     owner = OwnerControl(config, arguments.data, meter)
     await owner.start()
     throttle = owner.throttle
-    library = _library_server(arguments)
     spans = await stack.enter_async_context(
         open_spans(config.otlp_endpoint, os.environ, "shoal-worker", name)
     )
