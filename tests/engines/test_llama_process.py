@@ -11,10 +11,17 @@ import psutil
 import pytest
 
 from engines.outputs import ENDLESS, TINY, ask, chat_of
+from engines.test_gguf_export import CONFIG, tensors
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.engines import llama_process
+from shoal.engines.gguf_export import write_gguf
+from shoal.engines.gguf_vocabulary import byte_vocabulary
 from shoal.engines.llama_engine import LlamaEngine, restart_delay
-from shoal.engines.llama_process import first_error, last_unformatted_line
+from shoal.engines.llama_process import (
+    LlamaProcess,
+    first_error,
+    last_unformatted_line,
+)
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -188,6 +195,43 @@ async def test_error_names_an_unloadable_model(
     with pytest.raises(ConfigError, match=f"broken.gguf.*{complaint}"):
         await engine.start()
 
+    await engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+async def test_error_of_a_full_memory_says_what_takes_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = 8_000_000  # tokens, which take 2 GB
+    config = {**CONFIG, "max_position_embeddings": context}
+    path = write_gguf(tmp_path / "long.gguf", tensors(), config, byte_vocabulary())
+    spawn = LlamaProcess.spawn
+
+    async def limited() -> LlamaProcess:
+        process = await spawn()
+        psutil.Process(process.pid).rlimit(psutil.RLIMIT_AS, (10**9, 10**9))
+        return process
+
+    monkeypatch.setattr(LlamaProcess, "spawn", limited)
+    engine = LlamaEngine("long", path, slots=1, context=context)
+
+    with pytest.raises(ConfigError, match=r"long\.gguf cannot .* memory .* --context"):
+        await engine.start()
+
+    await engine.close()
+
+
+@posix
+async def test_error_of_a_killed_load_says_what_takes_less() -> None:
+    engine = LlamaEngine("tiny", TINY)
+    starting = asyncio.create_task(engine.start())
+    while engine.pid is None:  # noqa: ASYNC110  (nothing announces it)
+        await asyncio.sleep(0)
+
+    await kill(engine)
+
+    with pytest.raises(ConfigError, match=r"SIGKILL.*memory was full.* --context"):
+        await starting
     await engine.close()
 
 

@@ -32,6 +32,8 @@ CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
 JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
 OTHER_REQUESTS = 4  # that llama.cpp handles beside jobs
 RESTART_DELAY_MAX = 60.0  # seconds
+NO_MEMORY = "insufficient memory"  # llama.cpp's words
+KILLED = "SIGKILL"  # how Linux ends a process whose memory it needs
 
 
 KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
@@ -103,7 +105,9 @@ class LlamaEngine:
         try:
             await self._running()
         except Unavailable as error:
-            raise ConfigError(f"{self._path}: {error}") from error
+            killed = KILLED in str(error)
+            advice = f". {advice_on(NO_MEMORY)}" if killed else ""
+            raise ConfigError(f"{self._path}: {error}{advice}") from error
 
     @property
     def models(self) -> Sequence[ServedModel]:
@@ -189,9 +193,9 @@ class LlamaEngine:
         except ConfigError as error:
             await process.close()
             beside = f" with {file}" if (file := self._model.projector) else ""
+            reason = str(error)
             raise ConfigError(
-                f"{self._path}{beside} cannot be loaded: {error}. Download it again, "
-                "or choose a model that this version of llama.cpp knows."
+                f"{self._path}{beside} cannot be loaded: {reason}. {advice_on(reason)}"
             ) from error
         except BaseException:
             await process.close()
@@ -203,6 +207,16 @@ class LlamaEngine:
         )
         self._server = server
         return process, server
+
+
+def advice_on(reason: str) -> str:
+    """Return what to do about a model that llama.cpp cannot load."""
+    if NO_MEMORY in reason or "failed to allocate" in reason:
+        return (
+            "If the memory was full: give it fewer --slots or a shorter --context, or "
+            "choose a smaller model."
+        )
+    return "Download it again, or choose a model that this version of llama.cpp knows."
 
 
 def restart_delay(failures: int) -> float:
