@@ -13,6 +13,7 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import LoadableModel
 from shoal.engines.catalog import MODELS_MAX, is_valid_name
 from shoal.engines.gguf_files import (
+    PROJECTOR,
     kinds_by_header,
     model_size,
     parts_of,
@@ -60,12 +61,15 @@ class FileLibrary:
         """
         known, self._known = self._known, {}
         files: dict[str, LoadableFile] = {}
+        folders: dict[Path, object] = {}
         for name, path in self._list_files():
             if len(files) >= MODELS_MAX:
                 break
             if name in files or not is_valid_name(name):
                 continue
-            stamp = _stamp(path)
+            if path.parent not in folders:
+                folders[path.parent] = _projectors(path.parent)
+            stamp = _stamp(path), folders[path.parent]
             if path not in known or known[path][0] != stamp:
                 known[path] = stamp, _described(path)
             self._known[path] = known[path]
@@ -112,14 +116,20 @@ def _described(path: Path) -> LoadableModel | None:
 
 
 def _stamp(path: Path) -> object:
-    """Return what changes with a file, its parts, or the projector beside it."""
+    """Return what changes with a file, or its parts."""
     try:
-        projector = projector_of(path)
-        files = [*parts_of(path), *([projector] if projector else ())]
-        found = [(each, each.stat()) for each in files]
+        found = [each.stat() for each in parts_of(path)]
     except OSError as error:
         return str(error)
-    return [(path, status.st_size, status.st_mtime_ns) for path, status in found]
+    return [(each.st_size, each.st_mtime_ns) for each in found]
+
+
+def _projectors(folder: Path) -> object:
+    """Return what changes with the projectors of a folder, and whose they are."""
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    projectors = [name for name in names if PROJECTOR in name.lower()]
+    stamps = [_stamp(folder / name) for name in projectors]
+    return (names, stamps) if projectors else ()
 
 
 def _senses(projector: Path) -> frozenset[Feature]:
