@@ -47,6 +47,29 @@ async def test_killed_process_fails_its_chats_and_is_replaced(
 
 
 @posix
+async def test_only_a_process_that_works_has_moved(doomed: LlamaEngine) -> None:
+    assert doomed.pid is not None
+    process = psutil.Process(doomed.pid)
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    before, after = doomed.activity(), doomed.activity()
+    assert before is not None
+    assert after is not None
+    assert not after.has_moved_since(before)
+
+    process.resume()
+    while not after.has_moved_since(before):
+        await ask(doomed, "Count to sixty.")
+        after = doomed.activity()
+        assert after is not None
+
+    process.kill()
+    while doomed.activity() is not None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@posix
 async def test_crash_loop_delays_the_restart(
     doomed: LlamaEngine,
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Machine:
     hub: Hub
     models: Path
     ended: "asyncio.Task[int]"
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event
 
     @property
     def offers(self) -> Mapping[str, Offer]:
@@ -179,6 +179,22 @@ async def test_failed_loads_say_why_and_leave_nothing(home: Path) -> None:
 
         await its.load("tiny")
         assert its.offers.keys() == {"*models", "tiny"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+async def test_leaving_ends_a_load_that_is_stuck(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.llama_process.EXIT_LIMIT", 0.05)
+    async with joined(home, load="local") as its:
+        loading = asyncio.create_task(its.load("tiny"))
+        await until(children)
+        children()[0].suspend()
+        its.stop.set()
+
+        assert await its.ended == 0
+        assert children() == []
+        loading.cancel()
 
 
 async def test_named_model_stays_and_takes_its_memory(home: Path) -> None:
