@@ -323,6 +323,11 @@ class PoolLaws(RuleBasedStateMachine):
     # Invariants.
 
     @invariant()
+    def beginnings_are_those_of_connected_workers(self) -> None:
+        known = self.pool.beginnings
+        assert len(known) == sum(len(known.of_worker(w)) for w in self.pool.workers)
+
+    @invariant()
     def slots_are_not_exceeded(self) -> None:
         for worker in self.pool.workers.values():
             working = sum(worker_id == worker.id for worker_id, _, _ in self.at_work)

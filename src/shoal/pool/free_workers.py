@@ -1,10 +1,11 @@
 """The workers with a free slot for a model, and the best of them for a job."""
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeAlias
 
 import msgspec
@@ -16,13 +17,15 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
 from shoal.pool.context_limits import add_shortest
 from shoal.pool.eligibility import ineligibility, unsuitability
-from shoal.pool.open_job import Need, OpenJob
+from shoal.pool.open_job import CHARACTERS_PER_TOKEN, Need, OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 SESSION_COST_FACTOR = (
     1.5  # times the least cost that a worker with the session may have
 )
+PROMPT_PACE = 16  # tokens of a prompt that are read while one is written, about
+READERS_EXAMINED_MAX = 8  # of one beginning
 CONTEXT_MATTERS_FROM = (
     512  # tokens from which a worker with enough context is preferred
 )
@@ -140,6 +143,8 @@ class FreeWorkers:
         # thousand may wait while workers are free for others only.
         self._unassignable: dict[tuple[str, Need], list[OpenJob]] = {}
         self._lengths_matter = bool(pool.roster.refused_lengths[model])
+        # One worker has read all that the pool has.
+        self._has_choice = len(pool.roster.with_model.get(model, ())) > 1
         self._promises = 0
         # Results of ``owners_served``, and the number of promises before each.
         self._owners: dict[Need, tuple[int, frozenset[str] | None]] = {}
@@ -169,6 +174,13 @@ class FreeWorkers:
             return worker, self._promise(worker, "has served the conversation before")
         for wish, reason in _preferences(job, self._pool):
             if (worker := self._find(job, wish)) is not None:
+                if self._has_choice and (read := self._reader(job, worker, wish)):
+                    self._put_back(worker)
+                    worker, tokens = read
+                    reason = (
+                        "has the beginning of the conversation "
+                        f"(about {tokens:,} tokens) in its cache"
+                    )
                 if job.kind is JobKind.CALL_STREAM:
                     self._promised.streaming.add(worker.id)
                 return worker, self._promise(worker, reason)
@@ -223,6 +235,46 @@ class FreeWorkers:
             return None
         dearest = SESSION_COST_FACTOR * min(self._groups)
         return worker if self._cost(worker) <= dearest else None
+
+    def _reader(
+        self, job: OpenJob, choice: Worker, wish: Preference | None
+    ) -> tuple[Worker, int] | None:
+        """Return the worker with the longest beginning of a chat, and its tokens.
+
+        None if each is so much busier than ``choice`` that reading all of the prompt
+        there takes less time.
+        """
+        if job.started or not self._pool.beginnings or job.kind is not JobKind.CHAT:
+            return None
+        if job.job.terms.policy is Policy.CHEAP and self._pool.roster.asks:
+            return None  # its price matters more
+        # In the time that a written token takes.
+        prompt = job.characters / CHARACTERS_PER_TOKEN / PROMPT_PACE
+        wanted = getattr(job.job.work, "max_tokens", None) or math.inf
+        answer = min(wanted, self._pool.speeds.answer_tokens)
+        dearest = self._cost(choice) * (prompt + answer)
+        for key, characters in reversed(job.beginnings):
+            tokens = characters // CHARACTERS_PER_TOKEN
+            readers = reversed([*self._pool.beginnings.readers(key)])
+            left = max(0.0, prompt - tokens / PROMPT_PACE) + answer
+            costs = [
+                (self._cost(worker), number, worker)
+                for number, worker_id in enumerate(
+                    islice(readers, READERS_EXAMINED_MAX)
+                )
+                if (worker := self._pool.workers[worker_id])
+                and (wish is None or wish(worker))
+                and ineligibility(job, worker) is None
+                and self._has_room(job, worker)
+            ]
+            if costs and (best := min(costs))[0] * left <= dearest:
+                return best[2], tokens
+        return None
+
+    def _put_back(self, worker: Worker) -> None:
+        """Undo that a worker was found, before it was promised a slot."""
+        group = self._groups.setdefault(self._cost(worker), _CostGroup(iter(())))
+        group.seen.insert(0, (worker, self._promised.get(worker.id, 0)))
 
     def _promise(self, worker: Worker, reason: str) -> str:
         """Promise a slot; return the reason with the worker's previous state."""

@@ -10,6 +10,7 @@ from shoal.domain.job import Job
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.json_limits import characters_in
 from shoal.domain.outcome import ENGINE_FAULTS, Fault
+from shoal.pool.beginnings import Beginning, beginnings_of
 from shoal.pool.context_limits import ContextKey, RequestLength, length_of
 from shoal.pool.gangs.open_gangs import OpenGang
 from shoal.pool.lifecycle import JobState
@@ -125,6 +126,7 @@ class OpenJob:
     number: int = 0  # in the order of arrivals at its queue
     round: int = 0  # of the turns that the users of its owner take
     known_length: RequestLength | None = None  # see ``length``
+    known_beginnings: Sequence[Beginning] | None = None  # see ``beginnings``
 
     def __post_init__(self) -> None:
         # Read for each worker while the job waits, and never changed.
@@ -171,6 +173,13 @@ class OpenJob:
         if self.known_length is None:
             self.known_length = length_of(self.job.work)
         return self.known_length
+
+    @property
+    def beginnings(self) -> Sequence[Beginning]:
+        """The beginnings of a chat, found when several workers have its model."""
+        if self.known_beginnings is None:
+            self.known_beginnings = beginnings_of(self.job, self.size)
+        return self.known_beginnings
 
     @property
     def context_key(self) -> ContextKey:

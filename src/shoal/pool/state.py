@@ -13,6 +13,7 @@ from shoal.domain.job import Job, Privacy
 from shoal.domain.outcome import Fault
 from shoal.domain.work import MODEL_QUEUE, JobKind
 from shoal.domain.worker import Suspension
+from shoal.pool.beginnings import KnownBeginnings
 from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.gangs.open_gangs import Gangs
@@ -87,6 +88,7 @@ class PoolState:
     sessions: dict[str, tuple[WorkerId, JobId]] = field(default_factory=dict)
     """The worker and the id of each session's last job, the oldest first."""
 
+    beginnings: KnownBeginnings = field(default_factory=KnownBeginnings)
     speeds: SpeedEstimates = field(default_factory=SpeedEstimates)
     penalties: deque[Penalty] = field(default_factory=deque)
     """Points against workers, in the order in which they expire."""
@@ -315,6 +317,7 @@ class PoolState:
             case facts.WorkerLeft(worker_id):
                 self.leaving.pop(worker_id, None)
                 self.suspensions.leave(worker_id)
+                self.beginnings.forget(worker_id)
                 for model in self.roster.remove(self.workers.pop(worker_id), now):
                     self.speeds.forget(model)
 
@@ -345,7 +348,7 @@ class PoolState:
                 job.lease = lease
                 job.leased_at = now
                 self.shares.add(job.job.owner, 1)
-                self._record_session(job.job, worker_id)
+                self._record_reading(job, worker_id)
                 if not (job.started or job.lost):
                     self.without_output[job.job.id] = job
             case facts.JobStarted():
@@ -402,7 +405,7 @@ class PoolState:
             assert fact.lease == job.lease, f"{fact.job_id} has no lease {fact.lease}"
             job.worker_id, job.lease = staying.worker_id, staying.lease
             job.since = job.leased_at = staying.since
-            self._record_session(job.job, staying.worker_id)
+            self._record_reading(job, staying.worker_id)
         job.hedge = None
         self.hedged -= 1
         if fact.lost:
@@ -582,12 +585,16 @@ class PoolState:
         if gang is not None and gang.returning.get(job.rank) == worker_id:
             del gang.returning[job.rank]
 
-    def _record_session(self, job: Job, worker_id: WorkerId) -> None:
-        session = job.session
+    def _record_reading(self, job: OpenJob, worker_id: WorkerId) -> None:
+        """Note which worker has a job's session, and the beginning of its chat."""
+        # With one worker, nothing depends on it.
+        if len(self.roster.with_model.get(job.model, ())) > 1:
+            self.beginnings.record(worker_id, job.beginnings)
+        session = job.job.session
         if not session:
             return
         self.sessions.pop(session, None)  # put at the end again
-        self.sessions[session] = (worker_id, job.id)
+        self.sessions[session] = (worker_id, job.job.id)
         if len(self.sessions) > SESSIONS_MAX:
             del self.sessions[next(iter(self.sessions))]
 

@@ -207,6 +207,7 @@ class SpeedEstimates:
     """Moving averages of the speed of workers and the duration of jobs."""
 
     typical_pace: float | None = None  # tokens per second of one answer, of all workers
+    answer_tokens: float = 128.0  # of a typical answer; at first a guess
     job_seconds: dict[str, float] = field(default_factory=dict)
     """How long workers take for a job, by model."""
 
@@ -237,6 +238,7 @@ class SpeedEstimates:
             tokens = len(outcome.text) // CHARACTERS_PER_TOKEN
         if tokens < TOKENS_MIN or seconds <= 0:
             return
+        self.answer_tokens = _average(self.answer_tokens, tokens)
         worker.pace = _average(worker.pace, tokens / seconds)
         self.typical_pace = _average(self.typical_pace, tokens / seconds)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
-from shoal.domain.work import Chat, Work, message_text
+from shoal.domain.work import Work
 from shoal.gateway.context import JobsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
@@ -130,19 +130,10 @@ def _priority(header: str | None, tier: str) -> Priority | None:
 
 
 def _session_digest(given: str, work: Work, owner: str) -> str:
-    """Return a name for the session, so that its worker's caches can be reused.
-
-    Without one from the client, a conversation's first two messages identify it.
-    """
+    """Return a name for the session that the client names; empty: it names none."""
     if len(given) > SESSION_MAX:
         raise InvalidRequest(f"{SESSION}: more than {SESSION_MAX} characters", SESSION)
-    if given:
-        beginning = [given]
-    elif isinstance(work, Chat) and len(work.messages) > 1:
-        beginning = [message_text(message) for message in work.messages[:2]]
-    else:
-        return ""  # nothing to reuse
-    return _digest(owner, work.model, *beginning)
+    return _digest(owner, work.model, given) if given else ""
 
 
 def _digest(*parts: str) -> str:
