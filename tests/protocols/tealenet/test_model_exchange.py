@@ -17,7 +17,6 @@ from shoal.domain.model_messages import (
     ModelChunk,
     ModelDone,
     ModelMessage,
-    ModelPull,
     ModelQuery,
     ModelRequest,
 )
@@ -53,15 +52,6 @@ def test_model_messages_round_trip(message: ModelMessage) -> None:
         pair.settle()
 
         assert other.messages(ModelMessage) == [message]
-
-
-def test_a_peer_sends_a_model_at_its_own_pace() -> None:
-    mac = joined_mac()
-
-    mac.send(ModelRequest(ID, "m", window=1 << 20))
-
-    assert mac.drain() == [("modelTransferRequest", {"transferID": ID, "modelID": "m"})]
-    assert ModelPull not in mac.end.session.accepts
 
 
 def test_a_chunk_is_base64_in_json() -> None:
