@@ -78,6 +78,7 @@ OFFERED = {
     "kinds": ["chat", "embed"],
     "features": ["stop", "tools"],
     "context_window": 4096,
+    "state": "loaded",
     "workers": 2,
     "slots": 8,
 }
@@ -98,8 +99,8 @@ async def test_models_of_the_pool_are_listed_after_those_here(
     here, _, pool = capsys.readouterr().out.partition("\nin the pool at http://")
     assert "org/name" in here
     assert [line.split() for line in pool.splitlines()[1:]] == [
-        ["NAME", "DOES", "CONTEXT", "WORKERS", "SLOTS"],
-        ["qwen3-8b", "chat,", "embed", "4096", "2", "8"],
+        ["NAME", "DOES", "CONTEXT", "STATE", "WORKERS", "SLOTS"],
+        ["qwen3-8b", "chat,", "embed", "4096", "loaded", "2", "8"],
     ]
 
     await models(sites, "ls", "--in", str(folder), "--json")

@@ -45,8 +45,18 @@ NONE = "no deployments: `shoal models deploy NAME` makes one"
     metavar="TIME",
     help="Unload a replica beyond the least after so long without a request: 30m, 2h.",
 )
-@click.option("--context", type=click.IntRange(1), metavar="TOKENS")
-@click.option("--slots", type=click.IntRange(1), metavar="COUNT")
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Context of each slot.  Default: the machine's.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Jobs at a time.  Default: the machine's.",
+)
 @pass_api_with_json
 def deploy(
     api: CoordinatorApi,
