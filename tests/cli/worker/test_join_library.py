@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from engines.outputs import TINY, chat_of
 from shoal.app.server import run_coordinator
 from shoal.cli.worker.join_library import open_worker_library
+from shoal.cli.worker.join_target import JoinTarget
 from shoal.cli.worker.run_worker import JoinArguments, run_worker
 from shoal.config import JoinConfig, ServeConfig
 from shoal.coordinator.hub import Hub
@@ -35,6 +36,7 @@ class Machine:
     """A worker that has joined a coordinator in this process."""
 
     hub: Hub
+    url: str
     models: Path
     ended: "asyncio.Task[int]"
     stop: asyncio.Event
@@ -107,7 +109,7 @@ async def joined(home: Path, *models: str, **options: Any) -> AsyncIterator[Mach
     async with run_coordinator(settings) as running:
         arguments = JoinArguments(running.url, models, config, data, None, as_json=True)
         worker = asyncio.create_task(run_worker(arguments, stop))
-        machine = Machine(running.hub, data / "models", worker, stop)
+        machine = Machine(running.hub, running.url, data / "models", worker, stop)
         try:
             await until(lambda: worker.done() or machine.offers)
             yield machine
@@ -230,6 +232,27 @@ async def test_load_none_offers_no_library(home: Path) -> None:
         assert its.offers.keys() == {"tiny"}
 
 
+async def test_model_is_copied_from_another_machine_and_loaded(home: Path) -> None:
+    stop, other = asyncio.Event(), home / "other"
+    async with joined(home, load="local") as its:
+        config = JoinConfig(name="two", engine=("embedded",), load="pull")
+        arguments = JoinArguments(its.url, (), config, other, None, as_json=True)
+        worker = asyncio.create_task(run_worker(arguments, stop))
+        machine = WorkerId("shoal:two/*models")
+        await until(lambda: machine in its.hub.pool.workers)
+
+        for name in ("../tiny", "no/model"):
+            with pytest.raises(JobError, match=name):
+                await its.run(ModelOrder(ModelAction.LOAD, name, machine))
+        await its.run(ModelOrder(ModelAction.LOAD, "tiny", machine))
+
+        assert "shoal:two/tiny" in its.hub.pool.workers
+        copies = [*(other / "models").rglob("*.gguf")]
+        assert [each.read_bytes() for each in copies] == [TINY.read_bytes()]
+        stop.set()
+        assert await worker == 0
+
+
 async def test_library_follows_the_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +273,11 @@ async def library_of(
     share: Callable[[Mapping[str, Path]], None] = lambda files: None,
 ) -> ModelLibrary | None:
     found = await open_worker_library(
-        *(config, discover()[wire], home / "worker", (), 12.5, share), keeps=False
+        config,
+        JoinTarget("http://host", discover()[wire], "", None),
+        *(home / "worker", (), 12.5, share),
+        keeps=False,
+        signer=None,
     )
     return None if found is None else found.current
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
@@ -17,8 +18,11 @@ from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, describe_file
 from shoal.engines.resources import free_memory
+from shoal.ledger.keys import Signer
+from shoal.models.fetch import fetch_model
+from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
-from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.models.peer_connection import DialledPeer
 
 LOAD_NONE, LOAD_LOCAL, LOAD_PULL = "none", "local", "pull"
 LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
@@ -38,7 +42,8 @@ class WorkerLibrary:
     """The models that a worker loads on order; ``memory`` is in bytes, 0: unknown.
 
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
-    ``share`` gets their files after each scan.
+    ``share`` gets their files after each scan.  Models that are not here are copied
+    from the ``peers`` into the ``folder``; without peers they are unknown.
     """
 
     files: FileLibrary
@@ -48,6 +53,8 @@ class WorkerLibrary:
     threads: int
     bandwidth: float
     share: Callable[[Mapping[str, Path]], None]
+    folder: Path
+    peers: Sequence[DialledPeer] = ()
 
     @property
     def current(self) -> ModelLibrary:
@@ -58,6 +65,7 @@ class WorkerLibrary:
             self.bandwidth,
             self.context,
             self.slots,
+            fetches=bool(self.peers),
         )
 
     def need(self, file: Path) -> int:
@@ -80,6 +88,18 @@ class WorkerLibrary:
         files = self.files.files.items()
         self.share({name: each.path for name, each in files})
 
+    async def fetch(
+        self, name: str, on_copied: Callable[[int, int | None], None]
+    ) -> None:
+        """Copy a model of the pool into the folder.  Raises ShoalError."""
+        donors = [each.path for each in self.files.files.values()]
+        await fetch_model(
+            *(name, self.peers, self.folder),
+            progress=on_copied,
+            donors=donors,
+            hashes=FileHashes(self.folder.parent),
+        )
+
     async def open(self, model: LoadableModel, context: int, slots: int) -> LlamaEngine:
         """Return an engine for a model, which is not loaded yet.
 
@@ -95,13 +115,14 @@ class WorkerLibrary:
 
 async def open_worker_library(
     config: JoinConfig,
-    protocol: AnyWireProtocol,
+    target: JoinTarget,
     data: Path,
     sources: Sequence[selection.EngineSource],
     bandwidth: float,
     share: Callable[[Mapping[str, Path]], None],
     *,
     keeps: bool,
+    signer: Signer | None,
 ) -> WorkerLibrary | None:
     """Return the models that a coordinator may load here; None: there are none.
 
@@ -112,12 +133,13 @@ async def open_worker_library(
         share: lets other machines copy files; called if the owner asks for ``--load``.
         keeps: the owner has named the files of ``sources``, which stay loaded; else
             they belong to the library.
+        signer: the worker's, which the coordinator admits.
 
     Raises ConfigError if they are asked for, and cannot be.
     """
     if config.load == LOAD_NONE:
         return None
-    wanted = loads_on_order(config)
+    wanted, protocol = loads_on_order(config), target.protocol
     if not (protocol.joint and protocol.preferred):
         if wanted:
             raise ConfigError(
@@ -132,6 +154,12 @@ async def open_worker_library(
                 f"{install_extra('llm')}"
             )
         return None
+    pulls = config.load == LOAD_PULL
+    if pulls and not target.url:
+        raise ConfigError(
+            "--load pull: a worker that listens does not know where to copy models "
+            "from; give --load local"
+        )
     loaded = {
         source.engine.models[0].name: source.file
         for source in sources
@@ -146,12 +174,27 @@ async def open_worker_library(
         config.threads,
         bandwidth,
         share if wanted else _ignore,
+        model_folders(data)[0].folder,
+        _peers(target, signer) if pulls else (),
     )
     if kept and library.memory:
         taken = await asyncio.to_thread(library.needs, loaded.values())
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
     return library
+
+
+def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
+    """Return the coordinators of a pool, which pass its models on."""
+    return [
+        DialledPeer(
+            *(url, target.token),
+            plain=target.plain,
+            fingerprint=target.fingerprint,
+            signer=signer,
+        )
+        for url in target.http_urls
+    ]
 
 
 def _ignore(files: Mapping[str, Path]) -> None:

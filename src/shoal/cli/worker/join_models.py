@@ -279,6 +279,7 @@ def _orders(
         open_engine,
         report,
         EngineSlots(ORDERS, worker.throttle),
+        library.fetch if library.peers else None,
     )
     for source, offered in zip(sources, engines, strict=True):
         if source.file is not None and isinstance(source.engine, LlamaEngine):

@@ -171,13 +171,15 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
     hardware = await asyncio.to_thread(this_machine)
+    signer = _signer(targets.main, config, name, arguments.data)
     library = _library_server(arguments)
     models_here = None
     if targets.models is not None:
         models_here = await open_worker_library(
-            *(config, targets.models.protocol, arguments.data, sources),
+            *(config, targets.models, arguments.data, sources),
             *(hardware.bandwidth_gb, library.share),
             keeps=bool(arguments.models),
+            signer=signer,
         )
     meter, joined = HealthMeter(), asyncio.Event()
     owner = OwnerControl(config, arguments.data, meter)
@@ -192,7 +194,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         config,
         DEVICES[config.provider_type],
         hardware,
-        _signer(targets.main, config, name, arguments.data),
+        signer,
         MachineProbe(
             meter.measure, lambda: meter.load(throttle.percent, throttle.why_paused)
         ),
