@@ -57,6 +57,7 @@ class File(Shelf):
 
     damage = ""
     stuck = False
+    seconds = LOADS
 
     def __init__(self, model: str, context: int, slots: int) -> None:
         super().__init__(model)
@@ -70,7 +71,7 @@ class File(Shelf):
         self.open = True
         if self.stuck:
             await asyncio.Event().wait()
-        await asyncio.sleep(LOADS)
+        await asyncio.sleep(self.seconds)
         if self.damage:
             raise ConfigError(self.damage)
 
@@ -570,13 +571,17 @@ def test_model_of_the_start_counts_and_is_unloaded() -> None:
     play(script, Stage(started=[File("a", 100, 2)]))
 
 
-def test_load_goes_on_without_the_coordinator() -> None:
+@pytest.mark.parametrize("loads", [LOADS, 3 * AWAY_MAX])
+def test_load_goes_on_without_the_coordinator(loads: float) -> None:
+    class Slow(File):
+        seconds = loads
+
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.load("a")
         await asyncio.sleep(10.0)
         its.network.down = True
         its.network.links[-1].cut()
-        await asyncio.sleep(AWAY_MAX + LOADS)
+        await asyncio.sleep(AWAY_MAX + loads)
         its.sent.clear()
         its.network.down = False
         await asyncio.sleep(60.0)
@@ -587,7 +592,31 @@ def test_load_goes_on_without_the_coordinator() -> None:
         assert isinstance(its.end("again"), Completed)
         assert len(its.opened) == 1
 
-    play(script)
+    play(script, Stage(kind=Slow))
+
+
+def test_load_that_was_left_alone_ends_with_its_next_order() -> None:
+    class Slow(File):
+        seconds = 5 * AWAY_MAX
+
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("a")
+        await asyncio.sleep(10.0)
+        its.network.down = True
+        its.network.links[-1].cut()
+        await asyncio.sleep(2 * AWAY_MAX)
+        its.network.down = False
+        await asyncio.sleep(60.0)
+        its.load("a", "again")
+        await asyncio.sleep(1.0)
+        assert len(its.opened) == 1
+
+        its.cancel("again")
+        await asyncio.sleep(1.0)
+        assert its.opened[0].closed
+        assert its.orders.memory == 0
+
+    play(script, Stage(kind=Slow))
 
 
 def test_leaving_stops_a_load() -> None:

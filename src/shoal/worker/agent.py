@@ -20,7 +20,7 @@ from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
 from shoal.worker.calls import FunctionBackend, RunningCalls
-from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
+from shoal.worker.jobs import AWAY, EngineSlots, FindModel, RunningJobs
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.traces import JobTracer
 
@@ -243,7 +243,7 @@ class Agent:
 
     def _give_up(self) -> None:
         """Stop the jobs whose coordinator has been away for long."""
-        self._jobs.hand_over()
+        self._jobs.hand_over(AWAY)
 
     def _stop_timing(self) -> None:
         if self._away is not None:
@@ -467,7 +467,10 @@ class Agent:
             self._driver.disconnect("leaving", CloseCode.NORMAL, "leaving")
 
     async def _send(self, event: words.Event) -> None:
-        """Send an event as soon as a connection has room for it."""
+        """Send an event as soon as a connection has room for it; progress at once."""
+        if isinstance(event, words.CallProgress):
+            self._try_send(event)  # later, it says nothing
+            return
         while (driver := self._driver) is None or not self._try_send(event):
             self._online.clear()  # there is no connection, or it is ending
             await self._online.wait()

@@ -228,6 +228,8 @@ def failure_event(
 
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot
+AWAY = "the coordinator is away"
+"""The message of a cancellation that nobody has asked for."""
 
 log = logging.getLogger("shoal.worker")
 
@@ -289,18 +291,21 @@ class RunningJobs:
         if job_id in self._running:
             self._running[job_id].cancel()
 
-    def hand_over(self) -> list[tuple[JobId, LeaseNumber]]:
-        """Cancel the jobs that others can take over; return them, to be rejected."""
+    def hand_over(self, why: str = "") -> list[tuple[JobId, LeaseNumber]]:
+        """Cancel the jobs that others can take over; return them, to be rejected.
+
+        ``why`` is the message of the cancellation: ``AWAY``, or none.
+        """
         handed_over = [*self._returnable.items()]
         for job_id, _ in handed_over:
-            self._running[job_id].cancel()
+            self._running[job_id].cancel(why)
         self._returnable.clear()
         return handed_over
 
     def cancel_all(self) -> None:
-        """Cancel all jobs."""
+        """Cancel all jobs, because there is no coordinator for them."""
         for task in self._running.values():
-            task.cancel()
+            task.cancel(AWAY)
 
     def _on_task_done(
         self, job_id: JobId, backend: ModelBackend, task: asyncio.Task[None]

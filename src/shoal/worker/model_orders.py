@@ -2,7 +2,7 @@
 
 The coordinator knows what is waited for; this machine knows what it has, and how much
 memory its owner lends.  Several orders for one model wait for the same load, which ends
-with the last of them; what is loaded stays, whoever ordered it.
+if the last of them is cancelled; what is loaded stays, whoever ordered it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from shoal.domain.work import ModelAction, ModelOrder, Work
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.engine import Activity, Finished, Progress
 from shoal.worker.agent import WorkerEvent
-from shoal.worker.jobs import EngineSlots, ModelBackend
+from shoal.worker.jobs import AWAY, EngineSlots, ModelBackend
 from shoal.worker.model_offers import CHECK_INTERVAL, OfferedEngine
 
 ORDERS = 2  # at a time
@@ -66,8 +66,8 @@ class _HeldModel:
 
     ``memory`` is what it needs; 0: that is not known yet.  ``copied`` are the bytes
     that another machine has sent of it, and ``whole`` all; 0: unknown.  ``loading`` is
-    None once it is loaded; ``orders`` wait for that.  ``gone`` is set when its memory
-    is free again.
+    None once it is loaded; ``orders`` wait for that, or it is ``unattended``.  ``gone``
+    is set when its memory is free again.
     """
 
     memory: int
@@ -76,6 +76,7 @@ class _HeldModel:
     engine: LoadableEngine | None = None
     loading: asyncio.Task[None] | None = None
     orders: int = 0
+    unattended: bool = False
     ending: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -235,9 +236,13 @@ class ModelOrders:
                 raise JobError(str(error)) from error
             if error is not None:
                 raise error
+        except asyncio.CancelledError as cancelled:
+            # A coordinator that is away may order it again: the load goes on.
+            held.unattended = cancelled.args == (AWAY,)
+            raise
         finally:
             held.orders -= 1
-            if not held.orders and not loading.done():
+            if not (held.orders or held.unattended or loading.done()):
                 held.ending = True
                 loading.cancel()
 
