@@ -46,7 +46,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-cluster demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
+.PHONY: demo demo-cluster demo-models demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -55,6 +55,11 @@ demo: $(VENV)/.demo
 # stream through all of them.
 demo-cluster: $(VENV)/.demo-cluster
 	$(BIN)/python scripts/demo_cluster.py
+
+# Has a model loaded by a chat, copied to a second machine, and answers on when the first
+# is killed.
+demo-models: $(VENV)/.demo
+	$(BIN)/python scripts/demo_models.py
 
 # Trains a small language model on three workers, kills that of rank 0, and chats with the
 # model, which stays in build/demo-train.
