@@ -12,6 +12,7 @@ from processes import allow_files
 
 BENCHES = (
     "allreduce",
+    "cold",
     "dashboard",
     "ddp",
     "gateway",

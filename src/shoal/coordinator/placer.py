@@ -12,7 +12,7 @@ from shoal.pool.inputs import ModelUnplaced
 from shoal.pool.models.demand import present_placement
 from shoal.transports.clock import Clock, Timer
 
-SOON = 0.05  # seconds from a change to a placement: it is for all that changed by then
+SOON = 0.01  # seconds from a change to a placement: it is for all that changed by then
 INTERVAL = 2.0  # seconds between placements while jobs wait: demand changes
 UNPLACED_AFTER = 30.0  # seconds for room to appear, before jobs for a model are ended
 DAY = 86_400.0  # seconds
