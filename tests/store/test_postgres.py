@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.postgres import POOLER, PostgresServer, postgres_server
+from harness.speed import PATIENCE
 from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError
 from shoal.domain.facts import JobSubmitted, WorkerMarked
 from shoal.domain.ids import JobId, WorkerId
@@ -362,8 +363,14 @@ async def test_a_session_lost_to_another_coordinator_is_not_replaced(url: str) -
     await store.close()
 
 
-async def test_a_node_whose_lock_another_has_is_fenced(url: str) -> None:
-    """As after its network was cut: it stands by then, and does not fail."""
+async def test_a_node_whose_lock_another_has_is_fenced(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after its network was cut: it stands by then, and does not fail.
+
+    It does not wait for the lock: its first process would kill it as silent.
+    """
+    monkeypatch.setattr(module, "LOCK_PAUSE", PATIENCE)
     store, other = (PostgresStore(url, node=f"10.0.0.{each}:4011") for each in (1, 2))
     await store.open()
     run_apart(url, "SELECT pg_terminate_backend(pid) FROM lease")

@@ -209,7 +209,7 @@ class PostgresDatabase(Database[Session]):
             # The server may not have noticed yet that the session was lost.
             writer.execute(f"{TERMINATE} AND pid = ?", (lost,))
             try:
-                self._lock(writer)
+                self._lock(writer, still_ours=True)
             except InUse as error:
                 raise Fenced(TAKEN_OVER) from error
             query = """UPDATE lease SET pid = ?, at = clock_timestamp()
@@ -249,19 +249,24 @@ class PostgresDatabase(Database[Session]):
         finally:
             other.close()
 
-    def _lock(self, sql: Session, attempts: int = LOCK_ATTEMPTS) -> None:
+    def _lock(
+        self, sql: Session, attempts: int = LOCK_ATTEMPTS, *, still_ours: bool = False
+    ) -> None:
         """Lock the database, for as long as the session lasts.
 
-        Raises InUse if another process has locked it.
+        ``still_ours``: only while the lease is.  Raises InUse if another process has
+        locked it.
         """
         (self._pid,) = sql.execute(BACKEND).fetchone()
-        for _ in range(attempts):
-            query = f"SELECT pg_try_advisory_lock({LOCK})"
-            if sql.execute(query).fetchone()[0]:
-                return
-            time.sleep(LOCK_PAUSE)
         query = "SELECT holder, to_char(at, 'YYYY-MM-DD HH24:MI:SS TZ') FROM lease"
-        holder, at = sql.execute(query).fetchone()
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(LOCK_PAUSE)
+            if sql.execute(f"SELECT pg_try_advisory_lock({LOCK})").fetchone()[0]:
+                return
+            holder, at = sql.execute(query).fetchone()
+            if still_ours and holder != self.holder:
+                break
         raise InUse(
             f"is in use by {holder.rpartition(',')[0]} since {at}: stop that `shoal "
             "serve`, give this one a database of its own, or let both be nodes "
