@@ -152,6 +152,28 @@ async def fill_the_disk(world: World, fleet: Fleet) -> None:
     world.store.faults.full_until = now + world.random.uniform(0.0, seconds)
 
 
+async def kill_the_node(world: World, fleet: Fleet) -> None:
+    await world.crash()
+
+
+async def pause_the_node(world: World, fleet: Fleet) -> None:
+    """Stop the coordinator for a while; others take over if that is long."""
+    world.node.process.pause()
+    seconds = world.random.uniform(0.0, 12.0)
+    asyncio.get_running_loop().call_later(seconds, world.node.process.resume)
+
+
+async def cut_the_node_from_the_store(world: World, fleet: Fleet) -> None:
+    now = asyncio.get_running_loop().time()
+    world.node.store.cut_until = now + world.random.uniform(0.0, 12.0)
+
+
+async def lose_the_database(world: World, fleet: Fleet) -> None:
+    """Let nobody reach the database for a while; all sessions end."""
+    now = asyncio.get_running_loop().time()
+    world.store.faults.away_until = now + world.random.uniform(0.0, 12.0)
+
+
 Fault = Callable[[World, Fleet], Awaitable[None]]
 FAULTS: dict[Fault, int] = {
     cut_a_wire: 10,
@@ -168,6 +190,18 @@ WITH_TAKEOVERS = FAULTS | {
     lose_answers: 8,
     hang_commits: 8,
 }
+
+OF_NODES = {
+    **FAULTS,
+    crash_the_coordinator: 0,
+    kill_the_node: 40,
+    pause_the_node: 20,
+    cut_the_node_from_the_store: 10,
+    lose_the_database: 5,
+    lose_answers: 5,
+    hang_commits: 5,
+}
+"""Those of several nodes, of which another takes over by the rule of the lease."""
 
 
 async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -> None:

@@ -31,6 +31,7 @@ class StoreFaults:
     full_until: float = 0.0
     silent_until: float = 0.0  # it commits, and nobody learns it
     hangs_until: float = 0.0
+    away_until: float = 0.0
     failures: int = 0
     unanswered: int = 0
     fenced: int = 0
@@ -54,7 +55,7 @@ class SharedStore(SqliteStore):
         return other
 
     async def take_over(self) -> Epoch:
-        self._check_connected()
+        self.check_connected()
         self.epoch = await super().take_over()
         return self.epoch
 
@@ -71,7 +72,7 @@ class SharedStore(SqliteStore):
             faults.failures += 1
             await asyncio.sleep(0.0)  # the writer's thread answers a turn later
             raise StoreError("database or disk is full", temporary=True)
-        self._check_connected()
+        self.check_connected()
         write = self._write(facts, at, earlier, entries, commit)
         if now < faults.hangs_until:
             await self._answer_of(write)
@@ -83,7 +84,7 @@ class SharedStore(SqliteStore):
 
     async def confirm(self) -> None:
         """Look whether the epoch of this session lasts.  Raises Fenced."""
-        self._check_connected()
+        self.check_connected()
         query = "SELECT epoch FROM writers WHERE name = 'hub'"
         ((present,),) = await self.database.read(lambda sql: sql.execute(query))
         if present != self.epoch:
@@ -145,8 +146,10 @@ class SharedStore(SqliteStore):
             raise StoreError("the database did not answer in time", temporary=True)
         hanging.result()
 
-    def _check_connected(self) -> None:
-        if asyncio.get_running_loop().time() < self.cut_until:
+    def check_connected(self) -> None:
+        """Raise StoreError if this session cannot reach the database."""
+        now = asyncio.get_running_loop().time()
+        if now < self.cut_until or now < self.faults.away_until:
             raise StoreError("connection refused", temporary=True)
 
 

@@ -20,6 +20,7 @@ from simulation.faults import (
     end_orders,
     give_orders,
 )
+from simulation.standbys import Standbys
 from simulation.world import World
 
 # On other wires a failure may be text, and a job cannot always be told from its repeat.
@@ -57,10 +58,13 @@ async def live_through(
     kinds: Mapping[Fault, int] = FAULTS,
     price: int = 0,
     await_clients: float = 0.0,
+    busy: float = 60.0,
+    nodes: int = 0,
 ) -> World:
     """Let clients ask ``jobs`` questions while ``faults`` faults happen.
 
-    If coordinators ``await_clients``, most of these stay at their fronts.
+    All of that happens in ``busy`` seconds.  If coordinators ``await_clients``, most of
+    these stay at their fronts.  So many other ``nodes`` stand by, if there are any.
 
     ``stalls`` is the share of jobs at which a worker is silent for long, and operators
     give so many ``orders`` about workers, which they have to approve then.
@@ -76,7 +80,7 @@ async def live_through(
     await world.open()
     fleet = fleet_of(world, workers)
     await asyncio.sleep(1.0)
-    busy = 60.0  # seconds in which everything happens
+    standbys = Standbys(world, nodes) if nodes else None
 
     async def ask_one() -> None:
         await asyncio.sleep(world.random.uniform(0.0, busy))
@@ -109,6 +113,8 @@ async def live_through(
         assert worker.leases == {}, f"{worker.id} holds a slot for nothing"
     assert len(world.hub.pool.workers) == workers
     await fleet.stop()
+    if standbys is not None:
+        standbys.stop()
     return world
 
 

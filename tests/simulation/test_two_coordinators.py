@@ -5,7 +5,7 @@ import pytest
 from harness.profiles import some_long
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import pauses
-from simulation.faults import WITH_TAKEOVERS
+from simulation.faults import OF_NODES, WITH_TAKEOVERS, lose_the_database
 from simulation.test_simulation import PROTOCOLS, live_through
 from simulation.world import World
 
@@ -76,6 +76,84 @@ def test_answers_go_on_at_another_coordinator(
         await check_laws(world)
         assert world.tally.whole > 75
         assert world.tally.survived > 0
+        await world.close()
+
+    pauses.run(scenario())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "faults" in metafunc.fixturenames:
+        # With --every, 10,000 takeovers over all seeds.
+        every = metafunc.config.getoption("--every")
+        metafunc.parametrize("faults", [450 if every else 60])
+
+
+@one_short
+def test_three_nodes_take_over_from_each_other(
+    protocol: AnyWireProtocol, seed: int, faults: int
+) -> None:
+    """By the rule of the lease, again and again."""
+
+    async def scenario() -> None:
+        world = await live_through(
+            *(protocol, seed),
+            workers=20,
+            jobs=100,
+            faults=faults,
+            kinds=OF_NODES,
+            price=7,
+            await_clients=GATE,
+            busy=2.0 * faults,
+            nodes=3,
+        )
+
+        await check_laws(world)
+        assert world.hub.epoch > 0.2 * faults
+        assert world.tally.whole > 50
+        await world.close()
+
+    pauses.run(scenario())
+
+
+@pytest.mark.long
+def test_three_nodes_have_a_thousand_workers() -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(PROTOCOLS[0], 1),
+            workers=1_000,
+            jobs=2_000,
+            faults=20,
+            kinds=OF_NODES,
+            price=7,
+            await_clients=GATE,
+            busy=120.0,
+            nodes=3,
+        )
+
+        await check_laws(world)
+        assert world.hub.epoch > 6
+        assert world.tally.whole > 1_800
+        assert world.tally.survived > 100
+        await world.close()
+
+    pauses.run(scenario())
+
+
+def test_nobody_takes_over_because_the_database_was_away(seed: int) -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(PROTOCOLS[0], seed),
+            workers=5,
+            jobs=50,
+            faults=10,
+            kinds={lose_the_database: 1},
+            await_clients=GATE,
+            nodes=3,
+        )
+
+        await check_laws(world)
+        assert world.hub.epoch == 1
+        assert world.tally.whole > 20
         await world.close()
 
     pauses.run(scenario())
