@@ -199,7 +199,13 @@ class WebSocketRouter:
     ) -> None:
         # In a separate task, because aiohttp cancels a handler whose connection is
         # lost, before the peer's last messages are read.
-        serving = tasks.create_task(self._strangers.meter(serve, link.charge))
+        metered = self._strangers.meter(serve, link.charge)
+        try:
+            serving = tasks.create_task(metered)
+        except RuntimeError:  # one of them has failed, as where another took over
+            metered.close()
+            await link.close(CloseCode.GOING_AWAY, STOPPING)
+            return
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         await asyncio.shield(serving)
