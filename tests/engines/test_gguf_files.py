@@ -40,6 +40,8 @@ def test_largest_fitting_model_is_selected(tmp_path: Path) -> None:
     assert largest_fitting_model(folders, memory=300) == middle
     assert largest_fitting_model(folders, memory=299) == tmp_path / "small.gguf"
     assert largest_fitting_model(folders, memory=100) is None
+    assert largest_fitting_model(folders, memory=600, limit=300) == middle
+    assert largest_fitting_model(folders, limit=300) == middle
 
 
 def test_dependent_files_are_skipped(tmp_path: Path) -> None:

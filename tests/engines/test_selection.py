@@ -199,6 +199,17 @@ async def test_largest_file_is_the_default(
     assert (await ask(source.engine, "ping")).text == "pong"
 
 
+async def test_chosen_file_fits_into_the_owners_memory(
+    stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    (tmp_path / "small.gguf").symlink_to(TINY)
+    (tmp_path / "large.gguf").write_bytes(TINY.read_bytes() + bytes(10_000_000))
+    around = SearchLocations((), (gguf_files.ModelFolder(tmp_path, "*.gguf"),))
+
+    (source,) = await find_engines(EngineOptions(memory=10**6), around, stack)
+    assert offered(source) == ["small"]
+
+
 @pytest.mark.parametrize("engines", [(), ("embedded",)])
 async def test_without_a_named_model_files_wait_for_an_order(
     stack: AsyncExitStack, engines: tuple[str, ...]

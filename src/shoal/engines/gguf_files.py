@@ -100,13 +100,15 @@ def _words(path: Path) -> list[str]:
 
 
 def largest_fitting_model(
-    folders: Iterable[ModelFolder], memory: int | None = None
+    folders: Iterable[ModelFolder], memory: int | None = None, limit: int = 0
 ) -> Path | None:
     """Return the largest text model that fits into ``memory``, in bytes.
 
-    By default, ``memory`` is the memory that is free now.
+    By default, ``memory`` is the memory that is free now, up to the ``limit``; 0: all.
     """
     free = memory if memory is not None else free_memory()
+    if limit:
+        free = limit if free is None else min(free, limit)
     room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
     sizes = {path: model_size(path) for path in find_models(folders)}
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):

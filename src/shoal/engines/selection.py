@@ -47,6 +47,7 @@ class EngineOptions:
         threads: threads of the embedded engine; 0: its default.
         any_field: as in ``OpenAIEngine``.
         on_order: files are loaded on order: without a named one, none is chosen.
+        memory: bytes that a file which is chosen may need; 0: what is free.
     """
 
     engines: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class EngineOptions:
     threads: int = 0
     any_field: bool | None = None
     on_order: bool = False
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ async def find_engines(
         )
     chooses = not options.on_order and (EMBEDDED in engines or not sources)
     if not files and chooses:
-        files = [await asyncio.to_thread(_local_model, locations)]
+        files = [await asyncio.to_thread(_local_model, locations, options.memory)]
     for name, path in files:
         assert path is not None
         sources.append(await _open_file(name, path, options, stack))
@@ -300,9 +302,10 @@ def _model_file(
     )
 
 
-def _local_model(locations: SearchLocations) -> tuple[str, Path]:
+def _local_model(locations: SearchLocations, memory: int) -> tuple[str, Path]:
     """Return a local model and its file."""
-    if (path := gguf_files.largest_fitting_model(locations.files)) is not None:
+    path = gguf_files.largest_fitting_model(locations.files, limit=memory)
+    if path is not None:
         return path.stem, path
     if gguf_files.has_demo_model():
         return gguf_files.DEMO_MODEL, gguf_files.demo_model_path()

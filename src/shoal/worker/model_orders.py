@@ -6,7 +6,6 @@ if the last of them is cancelled; what is loaded stays, whoever ordered it.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -45,8 +44,6 @@ FetchModel: TypeAlias = Callable[
 Calls what it is given with the bytes that have arrived, and all of them, if known.
 Raises ShoalError.
 """
-
-log = logging.getLogger("shoal.worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class WorkerLibrary:
     share: Callable[[Mapping[str, Path]], None]
     folder: Path
     peers: Sequence[DialledPeer] = ()
+    _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def current(self) -> ModelLibrary:
@@ -83,8 +84,9 @@ class WorkerLibrary:
 
     async def scan(self) -> None:
         """Look for models again."""
-        with suppress(ConfigError):  # a folder is not readable: what is known stays
-            await asyncio.to_thread(self.files.scan)
+        async with self._scanning:  # else an earlier look could be the last to end
+            with suppress(ConfigError):  # a folder cannot be read: what is known stays
+                await asyncio.to_thread(self.files.scan)
         files = self.files.files.items()
         self.share({name: each.path for name, each in files})
 

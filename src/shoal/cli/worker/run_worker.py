@@ -28,7 +28,7 @@ from shoal.cli.worker.join_functions import (
     supports_calls,
     task_membership,
 )
-from shoal.cli.worker.join_library import loads_on_order, open_worker_library
+from shoal.cli.worker.join_library import GB, loads_on_order, open_worker_library
 from shoal.cli.worker.join_models import (
     FunctionsBeside,
     WorkerContext,
@@ -330,6 +330,7 @@ async def _sources(
         config.threads,
         any_field=selection.FIELDS[config.fields],
         on_order=loads_on_order(config),
+        memory=int(config.memory * GB),
     )
     locations = selection.SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)
