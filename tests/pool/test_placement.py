@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder
@@ -494,6 +495,17 @@ def test_model_without_a_deployment_is_unloaded_when_idle() -> None:
     soon = placed(machine(loaded={"a": loaded(RULES.idle - 3)}))
     assert not soon.orders
     assert soon.again == NOW + 3
+
+
+def test_model_of_the_start_is_unloaded_only_for_others() -> None:
+    stays = (LoadableModel("a", 4 * GB, cache=1, stays=True),)
+    idle = machine(memory=4, files="ab", loaded={"a": loaded(NOW)})
+    others = idle.library.models[1:]
+    idle = replace(idle, library=structs.replace(idle.library, models=stays + others))
+
+    assert not placed(idle).orders
+    for_others = placed(idle, demands={"b": Demand(waiting=1, waited=1.0)})
+    assert shown(for_others)[0] == "unload a on anna"
 
 
 def test_model_of_a_deployment_that_ended_is_unloaded_when_idle() -> None:

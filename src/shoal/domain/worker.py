@@ -172,7 +172,8 @@ class LoadableModel(msgspec.Struct, frozen=True):
     for, in tokens; 0: unknown.  ``cache`` is how many bytes of memory each token of a
     slot's context takes; 0: unknown.  ``digest`` is the address of its contents
     (``sha256:`` and hexadecimal); empty: unknown.  ``engine`` is what would load it,
-    for users.
+    for users.  ``stays``: it was loaded from the start, and is unloaded only for others
+    that need its memory.
     """
 
     name: str
@@ -184,6 +185,7 @@ class LoadableModel(msgspec.Struct, frozen=True):
     quantization: str = ""
     digest: str = ""
     engine: str = ""
+    stays: bool = False
 
     def memory(self, context: int, slots: int) -> int:
         """Return the bytes that it needs once it is loaded; 0: unknown."""

@@ -217,7 +217,8 @@ async def test_chosen_model_may_be_unloaded(home: Path) -> None:
     async with joined(home) as its:
         await until(lambda: len(its.offers) == 2)
         (name,) = its.offers.keys() - {"*models"}
-        assert {each.name for each in its.library.models} == {"tiny", name}
+        stays = {each.name: each.stays for each in its.library.models}
+        assert stays == {"tiny": name == "tiny", name: True}
 
         await its.unload(name)
         assert its.offers.keys() == {"*models"}

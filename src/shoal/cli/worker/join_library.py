@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -41,6 +43,8 @@ def loads_on_order(config: JoinConfig) -> bool:
 class WorkerLibrary:
     """The models that a worker loads on order; ``memory`` is in bytes, 0: unknown.
 
+    Those of the ``started`` were loaded from the start.
+
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
     ``share`` gets their files after each scan.  Models that are not here are copied
     from the ``peers`` into the ``folder``; without peers they are unknown.
@@ -55,13 +59,18 @@ class WorkerLibrary:
     share: Callable[[Mapping[str, Path]], None]
     folder: Path
     peers: Sequence[DialledPeer] = ()
+    started: Set[str] = frozenset()
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def current(self) -> ModelLibrary:
         """The library, as of the last scan."""
+        models = (each.model for each in self.files.files.values())
         return ModelLibrary(
-            tuple(each.model for each in self.files.files.values()),
+            tuple(
+                structs.replace(each, stays=each.name in self.started)
+                for each in models
+            ),
             self.memory,
             self.bandwidth,
             self.context,
@@ -178,6 +187,7 @@ async def open_worker_library(
         share if wanted else _ignore,
         model_folders(data)[0].folder,
         _peers(target, signer) if pulls else (),
+        loaded.keys() - kept,
     )
     if kept and library.memory:
         taken = await asyncio.to_thread(library.needs, loaded.values())

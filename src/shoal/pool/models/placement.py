@@ -444,6 +444,8 @@ class _Call:
                 continue
             for name, loaded in machine.loaded.items():
                 limit = rules.idle
+                if (known := machine.library.find(name)) is not None and known.stays:
+                    limit = inf
                 if name in deployments:
                     limit = self._idle_limit(self._room(place), name)
                 due = max(loaded.used + limit, loaded.since + max(limit, rules.stays))
