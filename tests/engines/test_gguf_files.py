@@ -1,10 +1,11 @@
 """The file that is selected by default."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from engines.gguf_headers import gguf
+from engines.gguf_headers import Value, gguf
 from engines.outputs import TINY
 from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import (
@@ -22,10 +23,13 @@ from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
 
 def pooled(pooling: int) -> bytes:
-    return gguf({"general.architecture": "bert", "bert.pooling_type": pooling})
+    return gguf({"general.architecture": "a", "a.pooling_type": pooling})
 
 
-def write(path: Path, size: int, head: bytes = gguf({})) -> Path:
+SMALL: Mapping[str, Value] = {"general.architecture": "a", "a.context_length": 1}
+
+
+def write(path: Path, size: int, head: bytes = gguf(SMALL)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(head + bytes(max(0, size - len(head))))
     return path
@@ -49,6 +53,8 @@ def test_dependent_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "vectors.gguf", 100, pooled(1))
     write(tmp_path / "unfinished.gguf", 100, b"\0\0\0\0")
     write(tmp_path / "cut.gguf", 20, gguf()[:20])
+    write(tmp_path / "image.gguf", 100, gguf({"general.architecture": "flux"}))
+    write(tmp_path / "lora.gguf", 200, gguf({"general.type": "adapter", **SMALL}))
     write(tmp_path / "empty.gguf", 0, b"")
 
     assert (

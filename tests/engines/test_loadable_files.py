@@ -108,20 +108,21 @@ def test_only_files_that_changed_are_read_again(
     monkeypatch.setattr(loadable_files, "describe_file", describe)
     one, two = write(tmp_path / "one.gguf"), write(tmp_path / "two.gguf")
     write(tmp_path / "no.gguf", b"<html>")
+    write(tmp_path / "image.gguf", gguf({"general.architecture": "flux"}))
     found = library(tmp_path)
     found.scan()
     assert found.files.keys() == {"one", "two"}
-    assert sorted(read) == ["no.gguf", "one.gguf", "two.gguf"]
+    assert sorted(read) == ["image.gguf", "no.gguf", "one.gguf", "two.gguf"]
 
     found.scan()
-    assert len(read) == 3
+    assert len(read) == 4
 
     os.utime(one, (1, 1))
     two.unlink()
     write(tmp_path / "no.gguf", size=2000)
     found.scan()
     assert found.files.keys() == {"no", "one"}
-    assert read[3:] == ["no.gguf", "one.gguf"]
+    assert read[4:] == ["no.gguf", "one.gguf"]
 
 
 def test_first_of_a_name_counts_and_odd_names_do_not(tmp_path: Path) -> None:

@@ -120,9 +120,10 @@ def largest_fitting_model(
 def _is_text_model(path: Path) -> bool:
     """Return whether a file is readable, and a model that writes texts."""
     try:
-        return kinds_of(path) == TEXT
+        header = read_header(path)
     except (OSError, InvalidGguf):
         return False
+    return header.is_language_model and kinds_by_header(header) == TEXT
 
 
 def find_model(folders: Iterable[ModelFolder], pattern: str) -> Path | None:

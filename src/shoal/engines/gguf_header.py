@@ -37,6 +37,7 @@ _FILE_TYPES = (
 )
 _QUANTIZATIONS = _FILE_TYPES.split(" ")
 
+_MODEL_TYPES = ("", "model")  # else adapter, mmproj, imatrix and others
 _GUESSED = 1024  # is added to a file type that was derived from the tensors
 _F16 = 2  # bytes of a number in the cache
 
@@ -70,6 +71,11 @@ class GgufHeader:
     def count(self, key: str) -> int:
         """Return a number of things that the architecture has; 0: it is not stated."""
         return _as_count(self.values.get(f"{self.architecture}.{key}"))
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether it is no model of images, adapter, projector or the like."""
+        return self.text("general.type") in _MODEL_TYPES and self.context > 0
 
     @property
     def pooling(self) -> int:

@@ -81,9 +81,11 @@ class FileLibrary:
 def describe_file(path: Path) -> LoadableModel:
     """Describe the model of a GGUF file, under the file's name.
 
-    Raises InvalidGguf, and OSError.
+    Raises InvalidGguf, also if it is no language model, and OSError.
     """
     header, projector = read_header(path), projector_of(path)
+    if not header.is_language_model:
+        raise InvalidGguf(f"{path} is no language model")
     kinds = kinds_by_header(header)
     features = describe_model(
         LLAMA_SERVER,
