@@ -749,3 +749,59 @@ def test_cancelled_order_stops_the_copy() -> None:
         assert its.opened == []
 
     play(script, Stage(PULLS))
+
+
+class Moody(File):
+    """A file whose load may fail."""
+
+    async def start(self) -> None:
+        if len(self.models[0].name) > 1:
+            self.damage = "damaged"
+        await super().start()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_orders_leave_the_machine_in_order(seed: int) -> None:
+    """Whatever is ordered, cancelled and cut: the memory holds, and all orders end."""
+    random = Random(seed)
+    names = ("a", "b", "c", "bad", "none")
+    library = ModelLibrary(
+        tuple(LoadableModel(name, SIZE) for name in names[:-1]), int(2.5 * NEED)
+    )
+
+    def check(its: Stage) -> None:
+        used = [each for each in its.opened if each.open]
+        assert NEED * len(used) <= its.library.memory
+        assert len({each.models[0].name for each in used}) == len(used)
+
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        jobs: list[str] = []
+        cancelled: set[str] = set()
+        for number in range(60):
+            await asyncio.sleep(random.choice([0.0, 0.1, 5.0, 40.0]))
+            check(its)
+            match random.choices(range(5), [6, 4, 3, 4, 1])[0]:
+                case 0:
+                    jobs.append(f"load {number}")
+                    its.load(random.choice(names), jobs[-1])
+                case 1:
+                    jobs.append(f"unload {number}")
+                    its.unload(random.choice(names), jobs[-1])
+                case 2 if jobs:
+                    cancelled.add(random.choice(jobs))
+                    its.cancel([*cancelled][-1])
+                case 3:
+                    its.give(f"chat {number}", chat(random.choice(names), 20.0))
+                case _:
+                    its.network.links[-1].cut()
+                    await asyncio.sleep(10.0)
+        await asyncio.sleep(20 * LOADS)
+
+        check(its)
+        ends = {job: its.end(job) for job in jobs}
+        assert all(end or job in cancelled for job, end in ends.items()), ends
+        loaded = sorted(each.models[0].name for each in its.opened if each.open)
+        assert its.offered == loaded
+        assert its.orders.memory == NEED * len(loaded)
+
+    play(script, Stage(library, kind=Moody))
