@@ -80,10 +80,11 @@ def litellm(engine: int) -> Iterator[Gateway]:
 
 
 @contextmanager
-def vllm_router(engine: int) -> Iterator[Gateway]:
-    """Run vllm-router with its cheapest policy."""
+def vllm_router(*engines: int, policy: str = "round_robin") -> Iterator[Gateway]:
+    """Run vllm-router, by default with its cheapest policy."""
     port, metrics = free_port(), free_port()
-    behind = ["--worker-urls", f"http://127.0.0.1:{engine}", "--policy", "round_robin"]
+    urls = [f"http://127.0.0.1:{engine}" for engine in engines]
+    behind = ["--worker-urls", *urls, "--policy", policy]
     ports = ["--port", str(port), "--prometheus-port", str(metrics)]
     command = [_installed("vllm-router", VLLM_ROUTER), *behind, *ports]
     health = f"http://127.0.0.1:{port}/health"

@@ -11,6 +11,7 @@ import report
 from processes import allow_files
 
 BENCHES = (
+    "affinity",
     "allreduce",
     "cold",
     "dashboard",
