@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from shoal.models.chunk_selection import (
     AHEAD,
+    ELSEWHERE_TIMEOUT,
     REPEAT_AFTER,
     SILENCE_TIMEOUT,
     ChunkRequest,
@@ -22,6 +23,7 @@ from shoal.models.chunk_selection import (
 )
 
 CHUNKS = 12
+WAITS = [0.1, REPEAT_AFTER, ELSEWHERE_TIMEOUT, SILENCE_TIMEOUT]  # seconds
 
 
 def flags(*chunks: int, of: int = CHUNKS) -> "np.typing.NDArray[np.bool_]":
@@ -47,12 +49,19 @@ def test_the_rarest_chunks_are_requested_first() -> None:
     assert seed[:2] == [7, 9]
 
 
-def test_receivers_begin_with_different_chunks() -> None:
-    selection = ChunkSelection(CHUNKS, start=10)
-    selection.add_source("seed", 0.0)
-    selection.on_available("seed", np.ones(CHUNKS, bool))
+def test_receivers_request_in_order_until_there_are_others() -> None:
+    orders = []
+    for seed in range(3):
+        selection = a_selection(seed=np.ones(CHUNKS, bool))
+        assert [each.chunk for each in selection.requests(0.0)] == [0, 1, 2, 3]
+        selection.remove_source("seed")
 
-    assert [each.chunk for each in selection.requests(0.0)] == [10, 11, 0, 1]
+        selection.shuffle(seed)
+        selection.add_source("seed", 0.0)
+        selection.on_available("seed", np.ones(CHUNKS, bool))
+        orders.append(tuple(each.chunk for each in selection.requests(0.0)))
+
+    assert len({*orders}) == 3
 
 
 def test_sources_get_different_requests_and_few_ahead() -> None:
@@ -150,16 +159,51 @@ def test_a_chunk_that_is_held_is_not_requested_for_a_slow_source() -> None:
     assert selection.requests(2 * REPEAT_AFTER) == []
 
 
+def test_chunks_that_are_elsewhere_are_requested_there_first() -> None:
+    everything = np.ones(CHUNKS, bool)
+    selection = a_selection(seed=everything)
+    selection.requests(0.0)
+
+    selection.on_elsewhere("seed", [0, 2, 11], 1.0)  # the last was not requested
+
+    assert [each.chunk for each in selection.requests(1.0)] == [4, 5]
+    selection.add_source("peer", 1.0)
+    selection.on_available("peer", flags(0))
+    assert selection.requests(1.0) == [ChunkRequest("peer", 0)]
+    for chunk in (1, 3, 4, 5):
+        assert selection.expects("seed", chunk, 1.0)
+        selection.on_checked("seed", chunk, right=True)
+    selection.requests(1.0)
+    for chunk in range(6, CHUNKS):
+        if chunk not in (10, 11):
+            assert selection.expects("seed", chunk, 1.0)
+            selection.on_checked("seed", chunk, right=True)
+    assert [each.chunk for each in selection.requests(1.0)] == [10, 11]
+    for chunk in (10, 11):
+        assert selection.expects("seed", chunk, 1.0)
+        selection.on_checked("seed", chunk, right=True)
+    assert selection.expects("peer", 0, 1.0)
+    selection.on_checked("peer", 0, right=True)
+    assert selection.requests(1.0) == []
+    assert selection.drop_silent(1.0) == 1.0 + ELSEWHERE_TIMEOUT
+
+    # The peer of the other one has not come.
+    again = ChunkRequest("seed", 2)
+    assert selection.requests(1.0 + ELSEWHERE_TIMEOUT) == [again]
+
+
 def test_a_source_of_another_model_is_dropped() -> None:
     selection = a_selection(a=np.ones(CHUNKS + 1, bool))
 
     assert selection.failures == {"a": "it has another number of chunks"}
 
 
-@given(st.integers(1, 5000), st.integers(0, 5000))
+@given(st.integers(1, 5000), st.booleans())
 @settings(max_examples=20)
-def test_one_source_sends_each_chunk_once(chunks: int, start: int) -> None:
-    selection = ChunkSelection(chunks, start=start)
+def test_one_source_sends_each_chunk_once(chunks: int, shuffled: bool) -> None:
+    selection = ChunkSelection(chunks)
+    if shuffled:
+        selection.shuffle(chunks)
     selection.add_source("a", 0.0)
     selection.on_available("a", np.ones(chunks, bool))
     seen: Counter[int] = Counter()
@@ -176,9 +220,9 @@ def test_one_source_sends_each_chunk_once(chunks: int, start: int) -> None:
 class Histories(RuleBasedStateMachine):
     """Sources that come, go, lie, and are slow, in any order."""
 
-    @initialize(held=st.sets(st.integers(0, CHUNKS - 1)), start=st.integers(0, 20))
-    def begin(self, held: set[int], start: int) -> None:
-        self.selection = ChunkSelection(CHUNKS, held, start)
+    @initialize(held=st.sets(st.integers(0, CHUNKS - 1)))
+    def begin(self, held: set[int]) -> None:
+        self.selection = ChunkSelection(CHUNKS, held)
         self.held = set(held)
         self.has: dict[str, set[int]] = {}
         self.owed: list[ChunkRequest] = []
@@ -208,7 +252,13 @@ class Histories(RuleBasedStateMachine):
         self.selection.remove_source(name)
         self.forget(name)
 
-    @rule(seconds=st.sampled_from([0.1, REPEAT_AFTER, SILENCE_TIMEOUT]))
+    @rule(seed=st.integers(0, 9))
+    def shuffle(self, seed: int) -> None:
+        self.selection.shuffle(seed)
+
+    @rule(
+        seconds=st.sampled_from([0.1, REPEAT_AFTER, ELSEWHERE_TIMEOUT, SILENCE_TIMEOUT])
+    )
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.selection.drop_silent(self.now)
@@ -235,6 +285,13 @@ class Histories(RuleBasedStateMachine):
             assert each.chunk not in self.held
             assert all(each.chunk != other.chunk for other in self.checking)
             self.checking.append(each)
+
+    @precondition(lambda self: self.owed)
+    @rule(data=st.data())
+    def defer(self, data: st.DataObject) -> None:
+        each = data.draw(st.sampled_from(self.owed))
+        self.owed.remove(each)
+        self.selection.on_elsewhere(each.source, [each.chunk], self.now)
 
     @precondition(lambda self: self.checking)
     @rule(data=st.data(), right=st.booleans())

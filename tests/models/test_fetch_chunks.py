@@ -12,8 +12,19 @@ from msgspec.structs import replace
 
 from models.chunk_hosts import ChunkHost
 from models.transfer_pair import files
-from shoal.domain.errors import ConfigError, PeerError, Unavailable, UnknownModel
-from shoal.domain.model_messages import ChunkSent, ManifestAnswer, ModelMessage
+from shoal.domain.errors import (
+    ConfigError,
+    PeerError,
+    ShoalError,
+    Unavailable,
+    UnknownModel,
+)
+from shoal.domain.model_messages import (
+    ChunkSent,
+    ChunksRefused,
+    ManifestAnswer,
+    ModelMessage,
+)
 from shoal.models import chunk_selection, fetch, manifest
 from shoal.models.download import DownloadedModel
 from shoal.models.fetch import fetch_model
@@ -313,8 +324,30 @@ async def test_a_source_whose_file_changes_says_so(
 
     host.tamper = change
 
-    with pytest.raises(Unavailable, match=r"weights\.bin has changed"):
+    with pytest.raises(ShoalError, match="it has another model of this name"):
         await hosts.fetch(host)
+
+
+async def test_a_source_that_refuses_is_asked_again(hosts: Hosts) -> None:
+    host = await hosts.add()
+
+    def refuse(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ChunkSent) and host.connections < 3:
+            return [ChunksRefused(message.root, "no worker sends it any more")]
+        return [message]
+
+    host.tamper = refuse
+
+    got = await hosts.fetch(host)
+
+    assert files(got.path) == CONTENT
+    host.tamper = lambda message: (
+        [ChunksRefused(message.root, "the disk is gone")]
+        if isinstance(message, ChunkSent)
+        else [message]
+    )
+    with pytest.raises(Unavailable, match="the disk is gone"):
+        await fetch_model("org/name", [host], hosts.ours.with_name("again"))
 
 
 async def test_a_file_that_hides_its_change_is_found_by_its_hash(

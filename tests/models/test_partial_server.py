@@ -134,6 +134,24 @@ def test_seeders_of_one_model_hear_of_each_other() -> None:
     assert peers[3].received == [b]
 
 
+def test_a_chunk_is_sent_by_the_source_once_while_others_can_send_it() -> None:
+    seeders, peer, root = Seeders(), RecordingPeer(), b"root"
+    for name in ("a", "b"):
+        seeder = SeederAt(root, f"http://{name}", "secret")
+        seeders.add(Receiver(name, peer.send, peer.room), seeder)
+
+    assert seeders.elsewhere("a", root, [1, 2]) == set()
+    assert seeders.elsewhere("a", root, [1]) == set()  # again
+    assert seeders.elsewhere("b", root, [1, 3]) == {1}
+    assert seeders.elsewhere("b", root, [1]) == set()  # it could not get it
+    assert seeders.elsewhere("b", b"another", [2]) == set()
+    assert seeders.elsewhere("no seeder", root, [2]) == set()
+    seeders.remove("a")
+    assert seeders.elsewhere("b", root, [2]) == set()
+    seeders.remove("b")
+    assert seeders == Seeders()
+
+
 def test_the_address_towards_a_peer_is_one_of_this_machine() -> None:
     assert address_towards("http://127.0.0.1:4010") == "127.0.0.1"
     assert address_towards("http://no-such-host.invalid:1") == ""

@@ -74,6 +74,11 @@ class Worker:
         return True
 
     @property
+    def is_known(self) -> bool:
+        """Whether the coordinator knows which model it has."""
+        return any(isinstance(each, ManifestAnswer) for each in self.sent)
+
+    @property
     def sent_chunks(self) -> list[int]:
         return [each.chunk for each in self.sent if isinstance(each, ChunkSent)]
 
@@ -197,7 +202,7 @@ async def test_another_worker_sends_what_one_does_not(
         other = await another_worker(worker, same, stack)
         request(worker, peer)
         await peer.until(3)
-        await eventually(lambda: bool(worker.sent) and bool(other.sent))
+        await eventually(lambda: worker.is_known and other.is_known)
 
         if how == "lies":
             worker.spoils = True

@@ -104,6 +104,16 @@ class ChunkSent(ModelMessage, msgspec.Struct, frozen=True):
     data: memoryview | bytes
 
 
+class ChunksElsewhere(ModelMessage, msgspec.Struct, frozen=True):
+    """Requested chunks do not follow: another seeder has got them, or soon will have.
+
+    Requested again, they are sent.
+    """
+
+    root: bytes
+    chunks: list[int]
+
+
 class SeederAt(ModelMessage, msgspec.Struct, frozen=True):
     """Who fetches the model, too, sends what it has at this URL.
 
@@ -117,7 +127,7 @@ class SeederAt(ModelMessage, msgspec.Struct, frozen=True):
 
 CHUNK_MESSAGES: frozenset[type] = frozenset(
     {ManifestRequest, ManifestAnswer, ChunksRequest, ChunksHeld}
-    | {ChunksRefused, ChunkSent, SeederAt}
+    | {ChunksRefused, ChunkSent, ChunksElsewhere, SeederAt}
 )
 """Those that peers of other programs, and of older releases, do not know."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 AHEAD = 4  # requests to one source at a time
 SILENCE_TIMEOUT = 100.0  # seconds without a chunk: on a slow link one takes long
+ELSEWHERE_TIMEOUT = 20.0  # seconds until a chunk that others shall have is not awaited
 REPEAT_AFTER = 5.0  # seconds until an idle source is asked for what another one owes
 # A scan of all chunks picks this share of them, so that large models scan seldom.
 SCANS = 1024
@@ -27,9 +28,13 @@ class ChunkRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Source:
-    """A source: the chunks that it has, and those that were requested from it."""
+    """A source: the chunks that it has, and those that were requested from it.
+
+    ``elsewhere`` are those that others shall be asked for, since when.
+    """
 
     has: npt.NDArray[np.bool_]
+    elsewhere: dict[int, float] = field(default_factory=dict)
     requested: dict[int, float] = field(default_factory=dict)  # when, by chunk
     picked: list[int] = field(default_factory=list)  # to request next, in reverse
     heard_at: float = 0.0
@@ -38,21 +43,30 @@ class _Source:
 class ChunkSelection:
     """The chunks of one model, and the sources of them.
 
-    Rarest first.  Equally rare ones follow each other from ``start``, which differs
-    between receivers, so that they fetch different ones and can swap them.
+    Rarest first, and equally rare ones in the order in which disks read them fast,
+    until ``shuffle``.
     """
 
-    def __init__(self, chunks: int, held: Iterable[int] = (), start: int = 0) -> None:
+    def __init__(self, chunks: int, held: Iterable[int] = ()) -> None:
         self._held = np.zeros(chunks, bool)
         self._held[[*held]] = True
         self.held_count = int(self._held.sum())
         self._arrived = np.zeros(chunks, bool)  # and is not checked yet
         self._asked = np.zeros(chunks, np.int16)  # requests on their way
         self._sources_of = np.zeros(chunks, np.int16)
-        self._order = (np.arange(chunks) - start) % max(chunks, 1)
+        self._order = np.arange(chunks)
         self._sources: dict[str, _Source] = {}
         self._batch = max(1, chunks // SCANS)
         self.failures: dict[str, str] = {}  # why a source was dropped
+
+    def shuffle(self, seed: int) -> None:
+        """Request equally rare chunks in another order than all other receivers.
+
+        So they get different ones, which they can swap.
+        """
+        self._order = np.random.default_rng(seed).permutation(len(self._order))
+        for source in self._sources.values():
+            source.picked.clear()
 
     @property
     def complete(self) -> bool:
@@ -84,6 +98,14 @@ class ChunkSelection:
             return
         self._sources_of += chunks & ~source.has
         source.has |= chunks
+
+    def on_elsewhere(self, name: str, chunks: Iterable[int], now: float) -> None:
+        """Ask other sources for requested chunks, and this one if that fails."""
+        source = self._sources.get(name)
+        for chunk in () if source is None else chunks:
+            if source.requested.pop(chunk, None) is not None:
+                source.elsewhere[chunk] = source.heard_at = now
+                self._asked[chunk] -= 1
 
     def drop(self, name: str, why: str) -> None:
         """Remove a source, which has failed."""
@@ -148,6 +170,7 @@ class ChunkSelection:
         """Drop sources that owe chunks and send none; return when to look again."""
         deadlines = []
         for name, source in [*self._sources.items()]:
+            deadlines += [t + ELSEWHERE_TIMEOUT for t in source.elsewhere.values()][:1]
             if not source.requested:
                 continue
             if now - source.heard_at >= SILENCE_TIMEOUT:
@@ -163,10 +186,15 @@ class ChunkSelection:
         """Return the chunk to request from a source; None: it has none of use."""
         while source.picked:
             chunk = source.picked.pop()
-            if not (self._held[chunk] or self._arrived[chunk] or self._asked[chunk]):
+            if (
+                not (self._held[chunk] or self._arrived[chunk] or self._asked[chunk])
+                and chunk not in source.elsewhere
+            ):
                 return chunk
         open_ = source.has & ~self._held & ~self._arrived
-        found = np.flatnonzero(open_ & (self._asked == 0))
+        fresh = open_ & (self._asked == 0)
+        fresh[[*source.elsewhere]] = False
+        found = np.flatnonzero(fresh)
         if len(found):
             rank = self._sources_of[found].astype(np.int64) * len(self._held)
             rank += self._order[found]
@@ -176,6 +204,11 @@ class ChunkSelection:
             best = best[np.argsort(rank[best])]
             source.picked = found[best[::-1]].tolist()
             return source.picked.pop()
+        for chunk, since in [*source.elsewhere.items()]:
+            if not open_[chunk]:
+                del source.elsewhere[chunk]
+            elif not self._asked[chunk] and now - since >= ELSEWHERE_TIMEOUT:
+                return chunk
         return self._late(source, open_, now) if open_.any() else None
 
     def _late(

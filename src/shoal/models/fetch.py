@@ -27,6 +27,7 @@ from shoal.domain.errors import (
     UnknownModel,
 )
 from shoal.domain.model_messages import (
+    ChunksElsewhere,
     ChunkSent,
     ChunksHeld,
     ChunksRefused,
@@ -241,15 +242,20 @@ class _Fetch:
                 has = np.zeros(self._manifest.chunks, bool)
                 has[[each for each in chunks if 0 <= each < len(has)]] = True
                 self._on_available(name, has)
+            case ChunksElsewhere(root=self._root, chunks=chunks) if self._selection:
+                self._selection.on_elsewhere(name, chunks, self._clock.now())
+                self._send_requests()
             case SeederAt(root=self._root, url=url, passcode=passcode) if (
                 name in self._given and self._seeder is not None
             ):
                 # The passcode is proved, not sent, on what this scheme encrypts.
                 is_other = url.startswith("http://") and url != self._seeder.url
-                if is_other and len(self._using) < SOURCES_MAX:
+                if is_other and len(self._using) < SOURCES_MAX and self._selection:
+                    self._selection.shuffle(uuid4().int)
                     self._begin_using(DialledPeer(url, passcode=passcode))
             case ChunksRefused(root=self._root, reason=reason):
-                self._fail(name, Unavailable(reason))
+                # It may have others by now, or the model again.
+                self._connections[name].on_lost(Unavailable(reason))
             case _:
                 pass
 
@@ -349,8 +355,7 @@ class _Fetch:
                 held = await loop.run_in_executor(
                     disk, partial_model.begin, self._donors, self._hashes
                 )
-                start = uuid4().int % max(content.chunks, 1)
-                self._selection = ChunkSelection(content.chunks, held, start)
+                self._selection = ChunkSelection(content.chunks, held)
                 for name, has in self._available.items():
                     self._on_available(name, has)
                 async with self._seeding(partial_model, self._selection) as on_held:

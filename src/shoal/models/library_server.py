@@ -16,6 +16,7 @@ from types import TracebackType
 
 from shoal.domain.errors import ShoalError
 from shoal.domain.model_messages import (
+    ChunksElsewhere,
     ChunkSent,
     ChunksHeld,
     ChunksRefused,
@@ -142,7 +143,7 @@ class LibraryServer:
                 self._seeders.add(requester, message)
             case ManifestAnswer() | ChunkSent() | ChunksRefused():
                 self._remote.receive(peer, message)
-            case ModelChunk() | ModelDone() | ChunksHeld():
+            case ModelChunk() | ModelDone() | ChunksHeld() | ChunksElsewhere():
                 self._log_refusal(peer, "it sends a model without a request")
             case ModelAnswer():
                 if not self.sources.receive(peer, message):
@@ -231,7 +232,11 @@ class LibraryServer:
         model = self._local.get(root) or self._remote.get(root)
         reason: str | None = "it has no such model now: ask for its manifest again"
         if model is not None:
-            reason = self._senders.request(requester, model, request.chunks)
+            elsewhere = self._seeders.elsewhere(requester.name, root, request.chunks)
+            if elsewhere:
+                requester.send(ChunksElsewhere(root, [*elsewhere]))
+            here = [each for each in request.chunks if each not in elsewhere]
+            reason = self._senders.request(requester, model, here)
         if reason is not None:
             self._log_refusal(requester.name, reason)
             requester.send(ChunksRefused(root, reason))
