@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -79,8 +79,13 @@ class LinkedPeer:
     clock: LoopClock
     url: str = "link"
 
-    def connect(self) -> AbstractAsyncContextManager[PeerConnection]:
-        return over_link(self.session, self.link, self.clock)
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[PeerConnection]:
+        try:
+            async with over_link(self.session, self.link, self.clock) as connection:
+                yield connection
+        finally:
+            await self.link.close(1000, "")
 
 
 @dataclass
