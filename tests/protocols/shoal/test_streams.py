@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protocols.session_pair import binary, sent
 from shoal.domain.errors import PeerError
+from shoal.protocols.seam.encrypted_stream import PLAIN_MAX
 from shoal.protocols.seam.session import Bulk, Send
 from shoal.protocols.shoal.streams import (
     CREDIT,
@@ -347,3 +348,12 @@ def test_an_end_without_streams_gets_one_large_message_at_a_time() -> None:
 
     assert ready == [True, False]
     assert [each[0] for each in frames] == 2 * [MORE, MORE, MORE, LAST]
+
+
+def test_a_piece_of_a_large_message_is_encrypted_as_one_record() -> None:
+    outgoing = OutgoingStreams()
+    outgoing.window = 1 << 20
+    bulk = outgoing.write((bytes(SMALL_MAX + 1),))
+    assert isinstance(bulk, Bulk)
+
+    assert max(map(len, bulk.parts)) <= PLAIN_MAX

@@ -19,7 +19,7 @@ from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.session import Bulk, Data, Send
 
 SMALL_MAX = 256 << 10  # bytes of a message that is one piece
-PIECE_MAX = 64 << 10  # bytes of a larger one in a piece
+PIECE_MAX = 63 << 10  # bytes of a larger one in a piece, which fits into one record
 MESSAGE_MAX = 320 << 20  # bytes: a value of 256 MiB and what surrounds it
 
 WINDOW = 4 << 20  # bytes of a stream that may arrive before they are acknowledged
