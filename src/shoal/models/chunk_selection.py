@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-AHEAD = 4  # requests to one source at a time
+AHEAD = 4  # chunks of one source that are on their way, or not written yet
 SILENCE_TIMEOUT = 100.0  # seconds without a chunk: on a slow link one takes long
 ELSEWHERE_TIMEOUT = 20.0  # seconds until a chunk that others shall have is not awaited
 REPEAT_AFTER = 5.0  # seconds until an idle source is asked for what another one owes
@@ -30,7 +30,8 @@ class ChunkRequest(NamedTuple):
 class _Source:
     """A source: the chunks that it has, and those that were requested from it.
 
-    ``elsewhere`` are those that others shall be asked for, since when.
+    ``unchecked`` of these have arrived.  ``elsewhere`` are those that others shall be
+    asked for, since when.
     """
 
     has: npt.NDArray[np.bool_]
@@ -38,6 +39,7 @@ class _Source:
     requested: dict[int, float] = field(default_factory=dict)  # when, by chunk
     picked: list[int] = field(default_factory=list)  # to request next, in reverse
     heard_at: float = 0.0
+    unchecked: int = 0
 
 
 class ChunkSelection:
@@ -126,7 +128,7 @@ class ChunkSelection:
         """Return the requests to send now, and count them as sent."""
         found = []
         for name, source in self._sources.items():
-            while len(source.requested) < AHEAD:
+            while len(source.requested) + source.unchecked < AHEAD:
                 if (chunk := self._next(source, now)) is None:
                     break
                 if not source.requested:
@@ -152,6 +154,7 @@ class ChunkSelection:
         if self._held[chunk] or self._arrived[chunk]:
             return False  # another source was faster
         self._arrived[chunk] = True
+        source.unchecked += 1
         return True
 
     def on_checked(self, name: str, chunk: int, *, right: bool) -> None:
@@ -160,6 +163,9 @@ class ChunkSelection:
         ``chunk`` was expected.
         """
         self._arrived[chunk] = False
+        if (source := self._sources.get(name)) is not None:
+            # It may have come again since: then it begins anew.
+            source.unchecked = max(source.unchecked - 1, 0)
         if right:
             self.held_count += not self._held[chunk]
             self._held[chunk] = True

@@ -304,7 +304,6 @@ class _Fetch:
             self._fail_dropped(name)
             return
         self._arrivals.append(_Arrival(name, message.chunk, message.data))
-        self._send_requests()  # before the chunk is checked: the peer is idle else
         self._changed.set()
 
     def _remove(self, name: str) -> None:
