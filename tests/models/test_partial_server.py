@@ -9,7 +9,7 @@ import pytest
 
 from models.test_fetch_chunks import CHUNKS, CONTENT, Hosts
 from models.transfer_pair import RecordingPeer, files
-from shoal.app.model_port import address_towards, model_port
+from shoal.app.model_port import address_towards, model_port, port_towards
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.model_messages import ChunkSent, ModelMessage, SeederAt
 from shoal.models import chunk_selection, fetch
@@ -154,5 +154,8 @@ def test_a_chunk_is_sent_by_the_source_once_while_others_can_send_it() -> None:
 
 def test_the_address_towards_a_peer_is_one_of_this_machine() -> None:
     assert address_towards("http://127.0.0.1:4010") == "127.0.0.1"
+    assert port_towards("http://127.0.0.1:4010") is not None
+    assert port_towards("http://no-such-host.invalid:1") is None
+    assert port_towards("tcp://127.0.0.1:4010") is None  # of another program
     assert address_towards("http://no-such-host.invalid:1") == ""
     assert address_towards("http://[") == ""

@@ -4,16 +4,30 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from urllib.parse import urlsplit
 
 from shoal.app.worker_ports import websocket_port
 from shoal.domain.errors import NotAdmitted
 from shoal.ledger.keys import Signer, verify
+from shoal.models.partial_server import OpenPort
+from shoal.models.peer_connection import WEB
 from shoal.peers.relay import ServeSession
 from shoal.protocols import discover
 from shoal.protocols.seam import admission
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.transports.clock import LoopClock
+
+
+def port_towards(url: str) -> OpenPort | None:
+    """Return what opens a port at the address of this machine that faces a coordinator.
+
+    None: it is a peer of another program, or there is no way to it.
+    """
+    if urlsplit(url).scheme not in WEB:
+        return None
+    host = address_towards(url)
+    return partial(model_port, host) if host else None
 
 
 def address_towards(url: str) -> str:

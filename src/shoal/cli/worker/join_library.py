@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from shoal.app.model_port import port_towards
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -109,6 +110,7 @@ class WorkerLibrary:
             progress=on_copied,
             donors=donors,
             hashes=FileHashes(self.folder.parent),
+            open_port=port_towards(self.peers[0].url),
         )
 
     async def open(self, model: LoadableModel, context: int, slots: int) -> LlamaEngine:

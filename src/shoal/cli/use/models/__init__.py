@@ -5,7 +5,6 @@ A model is copied from a coordinator, or from a peer of another program.
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import click
 from rich.filesize import decimal
 
-from shoal.app.model_port import address_towards, model_port
+from shoal.app.model_port import port_towards
 from shoal.cli import terminal
 from shoal.cli.command_loop import run_loop
 from shoal.cli.log import log_options, log_to_stderr
@@ -29,7 +28,6 @@ from shoal.models.fetch import fetch_model
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
-from shoal.models.partial_server import OpenPort
 from shoal.models.peer_connection import WEB, DialledPeer
 from shoal.models.trained import add_trained_model
 from shoal.models.transfer import UNANNOUNCED_MAX
@@ -183,7 +181,7 @@ def get(
                         donors=find_models(model_folders(data)),
                         hashes=FileHashes(data),
                         whole=whole,
-                        open_port=_port_towards(sources[0]) if seed else None,
+                        open_port=port_towards(sources[0].url) if seed else None,
                     )
                 )
                 canceller = tasks.create_task(_cancel_on_stop(stop, download))
@@ -231,14 +229,6 @@ def add(
         replace=replace,
     )
     terminal.show(stored.stored_json(added), as_json, *stored.stored_lines(added))
-
-
-def _port_towards(peer: DialledPeer) -> OpenPort | None:
-    """Return what opens a port at the address of this machine that faces a peer."""
-    if peer.url.partition("://")[0] not in WEB:
-        return None
-    host = address_towards(peer.url)
-    return partial(model_port, host) if host else None
 
 
 async def _own_pool(token: str, data: Path) -> DialledPeer:
