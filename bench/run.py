@@ -25,6 +25,7 @@ BENCHES = (
     "leaving",
     "models",
     "page",
+    "placement",
     "plan",
     "scaleout",
     "slowlink",

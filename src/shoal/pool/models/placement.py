@@ -10,6 +10,7 @@ from shoal.domain.work import ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
     GB,
+    NAMES_MAX,
     Bid,
     Claim,
     Effort,
@@ -155,6 +156,9 @@ class _Call:
     _files: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """By model, the places of the machines that have its files."""
 
+    _blocked: bool = False
+    """Whether a model finds no room for now."""
+
     _waited: set[str] = field(default_factory=set)
     """The models that requests wait for."""
 
@@ -196,6 +200,8 @@ class _Call:
             for want in wants:
                 self._satisfy(want)
         self._unload_idle()
+        if self._blocked:
+            self._await_room()
 
     def _room(self, place: int) -> Room:
         """Return the room of a machine, by its place."""
@@ -494,24 +500,22 @@ class _Call:
             return
         having = {room.machine.id for room in self._replicas.get(name, ())}
         having |= self._placed.get(name, set())
-        passing: list[str] = []
-        lasting: list[str] = []
-        for room in rooms:
-            if room.machine.id in having:
-                continue
-            passes, why = room.rejection(name, self._need(room, name))
-            (passing if passes else lasting).append(why)
-            self._call_again(_failed_until(room.machine, name))
-            for loaded in room.machine.loaded.values():
-                self._call_again(loaded.since + self.rules.stays)
-                if not want.claim.is_urgent:
-                    self._call_again(loaded.last_used + self.rules.quiet)
-        if not passing and not lasting:
+        rooms = [each for each in rooms if each.machine.id not in having]
+        if not rooms:
             self.pending[name] = f"{want.reason}: all machines that may have it do"
             return
-        needs = [
-            self._need(room, name) for room in rooms if room.machine.library.memory
-        ]
+        self._blocked = True
+        passing: list[str] = []
+        lasting: list[str] = []
+        needs: list[int] = []
+        for room in rooms:
+            need = self._need(room, name)
+            if room.machine.library.memory:
+                needs.append(need)
+            passes, why = room.rejection(name, need)
+            (passing if passes else lasting).append(why)
+            if len(passing) == NAMES_MAX:
+                break
         size = f"needs {min(needs) / GB:.1f} GB: " if needs else ""
         text = f"{size}{some_of(passing or lasting, '; ')}"
         if passing:
@@ -524,6 +528,16 @@ class _Call:
         name = want.model
         placed = name in self._keeping or name in self._placed
         (self.pending if placed else self.unplaced)[name] = why
+
+    def _await_room(self) -> None:
+        """Note when models may be evicted, or loaded where that failed before."""
+        stays, quiet = self.rules.stays, self.rules.quiet
+        for machine in self.machines:
+            for loaded in machine.loaded.values():
+                self._call_again(loaded.since + stays)
+                self._call_again(loaded.last_used + quiet)
+            for until, _ in machine.failed.values():
+                self._call_again(until)
 
     def _call_again(self, at: float) -> None:
         if self.now < at < self.again:
