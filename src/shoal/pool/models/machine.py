@@ -115,14 +115,15 @@ class Effort(IntEnum):
 class Bid(NamedTuple):
     """What it takes to load a model on a machine; the least is the best.
 
-    Equal efforts compare by ``recent``, a number of halvings of how long the victims
-    were not used, then by the ``slowness`` of the machine.
+    Equal efforts compare by ``recent``, which is less for victims that were not used
+    for longer (by half or more), then by the ``slowness`` of the machine, whose memory
+    its ``active`` models share: those that it loads, and those in use.
     """
 
     effort: Effort
     recent: int
     slowness: float
-    loads: int
+    active: int
     machine: str
     victims: tuple[str, ...] = ()
 
@@ -241,10 +242,10 @@ class Room:
             recent = -int(log2(max(1.0, unused)))
         elif loaded or need > self.free:
             effort = Effort.WAIT
-        loads = len(self.loading)
-        slowness = -self.machine.library.bandwidth / (1 + loads + self.busy)
+        active = len(self.loading) + self.busy
+        slowness = -self.machine.library.bandwidth / (1 + active)
         names = tuple(each.name for each in victims)
-        return Bid(effort, recent, slowness, loads, self.machine.id, names)
+        return Bid(effort, recent, slowness, active, self.machine.id, names)
 
     def _choose(self, shortage: int, claim: Claim, first: str) -> Sequence[_Victim]:
         """Return models with enough memory, of the least value; none: there are none.
