@@ -27,8 +27,8 @@ from msgspec import structs
 
 from report import Goal, Results
 from shoal.domain.work import ModelAction
-from shoal.pool.machine import LoadedModel, Machine, PlacementRules
-from shoal.pool.placement import Demand, Placement, place
+from shoal.pool.models.machine import LoadedModel, Machine, PlacementRules
+from shoal.pool.models.placement import Demand, Placement, place
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

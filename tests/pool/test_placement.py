@@ -278,6 +278,15 @@ def test_machine_of_unknown_memory_has_one_model_at_a_time() -> None:
     }
 
 
+@pytest.mark.parametrize("memory", [0, 4])
+def test_models_of_other_servers_take_no_memory_of_the_library(memory: int) -> None:
+    served = {"x": replace(loaded(), memory=0)}
+
+    placement = placed(machine(memory=memory, loaded=served), demands=WAITED)
+
+    assert shown(placement) == ["load a on anna"]
+
+
 def test_loads_under_way_take_memory() -> None:
     one = machine(memory=4, ordered=order(LOAD, "b"))
 

@@ -42,7 +42,8 @@ class Machine:
     """A machine with a library of models.
 
     ``id`` is that of the library's worker, and ``name`` what the machine calls itself.
-    ``loaded`` has every model that takes some of the library's memory.  ``ordered`` has
+    ``loaded`` has every model that takes some of the library's memory; one that is not
+    of the library, and whose memory is unknown, takes none.  ``ordered`` has
     the orders that the machine has not carried out yet, and ``failed`` the models that
     it could not load: until when it is not asked again, and why; both by model.
     ``takes_orders``: it also takes jobs, so it is not paused or draining.
@@ -192,7 +193,7 @@ class Room:
         library = self.machine.library
         if loaded.memory and library.memory:
             return loaded.memory
-        if library.memory and library.find(name) is None:
+        if not loaded.memory and library.find(name) is None:
             return 0  # of a server, or kept by its owner: the library has the rest
         return self.need(name, loaded.context, loaded.slots)
 
