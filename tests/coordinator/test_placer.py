@@ -14,7 +14,7 @@ from coordinator.hubs import (
     run_script,
 )
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.placer import Placer
+from shoal.coordinator.placer import UNPLACED_AFTER, Placer
 from shoal.domain.errors import (
     CannotDo,
     Forbidden,
@@ -28,6 +28,7 @@ from shoal.domain.vocabulary import CallProgress, Completed, Failed, Joined
 from shoal.domain.work import JobKind, ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.pool.inputs import DeploymentOrder
+from shoal.pool.models.machine import PlacementRules
 from shoal.pool.models.orders import FAILURE_PAUSE
 from shoal.transports.clock import LoopClock
 
@@ -179,6 +180,37 @@ def test_a_client_that_waits_no_longer_learns_when_to_come_back() -> None:
             "size": 2 * GB,
         }
         assert len(coordinator.hub.pool.model_orders) == 1  # which goes on
+
+    run_script(script)
+
+
+def test_a_request_waits_for_the_model_in_the_way_to_be_unloaded() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN, LLAMA, memory=5 * GB)
+        await run_pending()
+        await coordinator.request("qwen3", PATIENT)
+        await pause()
+        anna.carry_out()
+        await pause()
+        anna.loaded["qwen3"].answer("hello")
+
+        client = await coordinator.request("llama", PATIENT)
+        await asyncio.sleep(PlacementRules().stays + UNPLACED_AFTER)
+
+        assert anna.orders[1:] == [
+            ModelOrder(
+                ModelAction.UNLOAD, "qwen3", "wire:anna/*models", room_for="llama"
+            )
+        ]
+        assert client.error is None
+        anna.carry_out()
+        await asyncio.sleep(3.0)
+        anna.carry_out()
+        await pause()
+        anna.loaded["llama"].answer("hello")
+        await run_pending()
+        assert client.outcome is not None
 
     run_script(script)
 

@@ -435,8 +435,8 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[fact
 
 def _unplaced(pool: PoolState, model: str, reason: str) -> list[facts.Fact]:
     """End the jobs that wait for a model which no machine can load."""
-    if not eligibility.awaits_load(pool, model) or pool.model_orders.loading(model):
-        return []  # it was loaded, or is, by now
+    if not eligibility.awaits_load(pool, model) or pool.model_orders.concern(model):
+        return []  # it was loaded by now, or is, or a machine makes room for it
     error = f"{model} cannot be loaded: {reason}"
     jobs = [turn.job.job for turn in pool.queues[model].in_order()]
     return [

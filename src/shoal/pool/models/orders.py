@@ -55,6 +55,13 @@ class OpenOrders:
             if each.order.name == model and each.order.action is ModelAction.LOAD
         ]
 
+    def concern(self, model: str) -> bool:
+        """Return whether a machine loads or unloads a model, or makes room for it."""
+        return any(
+            each.order.room_for == model or each.order.name == model
+            for each in self._open.values()
+        )
+
     def of_machine(self, machine: str) -> Mapping[str, ModelOrder]:
         """Return the open orders of a machine, by model."""
         return {
