@@ -426,6 +426,31 @@ def test_deployments_are_loaded_and_kept_over_a_restart() -> None:
     run_script(script)
 
 
+def test_a_deployment_grows_by_requests_that_wait() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        machines = [
+            ScriptedMachine(coordinator.hub, name, QWEN) for name in ("anna", "ben")
+        ]
+        deployed = DeploymentSet("qwen3", 0, "al", most=2)
+        await coordinator.hub.process(DeploymentOrder("qwen3", deployed, "al"))
+        await pause()
+        first, other = sorted(machines, key=lambda each: -len(each.orders))
+        first.carry_out()
+        await asyncio.sleep(PlacementRules().settles)
+
+        for _ in range(4):  # all slots
+            await coordinator.request("qwen3", PATIENT)
+        await asyncio.sleep(5.0)
+        assert not other.orders
+        for _ in range(2):
+            await coordinator.request("qwen3", PATIENT)
+        await asyncio.sleep(5.0)
+        assert len(other.orders) == 1
+
+    run_script(script)
+
+
 def test_an_order_waits_for_the_next_start() -> None:
     async def script(coordinator: Coordinator) -> None:
         Placer(coordinator.hub, LoopClock())

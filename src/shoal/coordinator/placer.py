@@ -1,6 +1,7 @@
 """Orders machines to load and unload models, as the pool's placement decides."""
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from shoal.coordinator.hub import Hub
@@ -13,7 +14,7 @@ from shoal.pool.models.demand import present_placement
 from shoal.transports.clock import Clock, Timer
 
 SOON = 0.01  # seconds from a change to a placement: it is for all that changed by then
-INTERVAL = 2.0  # seconds between placements while jobs wait: demand changes
+INTERVAL = 2.0  # seconds between placements while jobs come and go: demand changes
 UNPLACED_AFTER = 30.0  # seconds for room to appear, before jobs for a model are ended
 DAY = 86_400.0  # seconds
 LIMITS = TimeLimits(DAY, 120.0, 120.0, DAY, without_worker=10.0)
@@ -64,10 +65,7 @@ class Placer:
         due = bool(roster.wanted - roster.with_model.keys())
         for each in batch:
             due |= type(each) in RELEVANT
-        if due:
-            self._place_at(self._clock.now() + SOON)
-        elif self._timer is None:
-            self._place_at(self._clock.now() + INTERVAL)
+        self._place_at(self._clock.now() + (SOON if due else INTERVAL))
 
     def _place_at(self, at: float) -> None:
         if self._timer is not None:
@@ -108,7 +106,10 @@ class Placer:
         for model, reason in placement.pending.items():
             self._end_waiting(model, reason, at_once=False)
         again = self._clock.now() + INTERVAL
-        self._place_at(again if self._hub.pool.queues else max(again, placement.again))
+        if not self._hub.pool.queues:
+            again = max(again, placement.again)
+        if again < math.inf:
+            self._place_at(again)
 
     def _end_waiting(self, model: str, reason: str, *, at_once: bool) -> None:
         """End the jobs that wait for a model in vain."""

@@ -83,9 +83,10 @@ def _demands(pool: PoolState, now: float) -> dict[str, Demand]:
         slots = sum(each.offer.slots for each in workers if each.accepts_jobs)
         busy = sum(each.busy_slots for each in workers if each.accepts_jobs)
         queue = pool.queues.get(model)
+        waiting = 0 if queue is None else len(queue)
         found[model] = Demand(
-            0 if queue is None else len(queue),
+            waiting,
             0.0 if queue is None else now - queue.since,
-            busy / slots if slots else 0.0,
+            (busy + waiting) / slots if slots else 0.0,
         )
     return found

@@ -71,21 +71,21 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """When models are loaded and unloaded; in seconds, and shares of slots.
+    """When models are loaded and unloaded; in seconds, and requests for each slot.
 
     A model without a deployment is unloaded after ``idle`` without a request (inf:
     never).  A model ``stays`` at least so long once it is loaded.  One that nobody
-    waits for evicts only what was not used for ``quiet``.  A deployment grows if its
-    requests wait ``growth_wait`` or ``growth_busy`` of its slots are in use, and its
-    newest replica was loaded ``settles`` ago; it shrinks only if the other replicas
-    would then have at most ``shrink_busy`` of their slots in use.
+    waits for evicts only what was not used for ``quiet``.  A deployment grows if a
+    request waits ``growth_wait``, or there are ``growth_busy`` (one alone is no reason,
+    even if there is one slot), and its newest replica was loaded ``settles`` ago.  It
+    shrinks only if there would then be at most ``shrink_busy``.
     """
 
     idle: float = 1800.0
     stays: float = 30.0
     quiet: float = 300.0
     growth_wait: float = 10.0
-    growth_busy: float = 0.9
+    growth_busy: float = 1.5
     shrink_busy: float = 0.6
     settles: float = 60.0
 

@@ -28,8 +28,7 @@ class Demand:
     """What requests want of a model.
 
     ``waiting`` requests have no slot yet, and the first has ``waited`` so many seconds.
-    ``busy`` is the share of the slots of all its workers that were in use in the last
-    minute, on average.
+    ``busy`` is the number of requests that run or wait, for each slot of its workers.
     """
 
     waiting: int = 0
@@ -302,7 +301,7 @@ class _Call:
         if demand.waiting and demand.waited >= self.rules.growth_wait:
             return f"requests wait {demand.waited:.0f} s for its replicas"
         if demand.busy >= self.rules.growth_busy:
-            return f"{demand.busy:.0%} of its slots are in use"
+            return f"{demand.busy:.1f} requests run or wait for each of its slots"
         return ""
 
     def _reserve_promised(self, wants: Sequence[_Want]) -> None:
