@@ -14,7 +14,7 @@ from coordinator.hubs import (
     run_script,
 )
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.placer import UNPLACED_AFTER, Placer
+from shoal.coordinator.placer import INTERVAL, UNPLACED_AFTER, Placer
 from shoal.domain.errors import (
     CannotDo,
     Forbidden,
@@ -211,6 +211,35 @@ def test_a_request_waits_for_the_model_in_the_way_to_be_unloaded() -> None:
         anna.loaded["llama"].answer("hello")
         await run_pending()
         assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_two_models_that_do_not_both_fit_take_turns() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN, LLAMA, memory=5 * GB)
+        await run_pending()
+        clients = [
+            await coordinator.request(model, PATIENT) for model in ("qwen3", "llama")
+        ]
+        await pause()
+        first = anna.orders[0].name
+        await asyncio.sleep(25.0)
+        anna.carry_out()  # to load the first
+        await pause()
+        anna.loaded[first].answer("hello")
+        await asyncio.sleep(PlacementRules().stays + 2 * INTERVAL)
+        anna.carry_out()  # to unload it
+        await asyncio.sleep(3.0)
+        anna.carry_out()  # to load the second
+        await pause()
+        (second,) = anna.loaded
+        anna.loaded[second].answer("hello")
+        await run_pending()
+
+        assert [each.error for each in clients] == [None, None]
+        assert {first, second} == {"qwen3", "llama"}
 
     run_script(script)
 

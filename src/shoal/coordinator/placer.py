@@ -15,7 +15,8 @@ from shoal.transports.clock import Clock, Timer
 
 SOON = 0.01  # seconds from a change to a placement: it is for all that changed by then
 INTERVAL = 2.0  # seconds between placements while jobs come and go: demand changes
-UNPLACED_AFTER = 30.0  # seconds for room to appear, before jobs for a model are ended
+UNPLACED_AFTER = 120.0  # seconds for room to appear, before jobs for a model are ended
+"""More than a load of another model takes, and the time that this stays."""
 DAY = 86_400.0  # seconds
 LIMITS = TimeLimits(DAY, 120.0, 120.0, DAY, without_worker=10.0)
 """Of an order: progress of a load counts as output."""
