@@ -28,7 +28,7 @@ class JobService(Protocol):
 
     @property
     def models(self) -> Collection[str]:
-        """The models of all connected workers."""
+        """The models of all workers, and those that machines can load."""
 
     @property
     def aliases(self) -> Collection[str]:
@@ -91,7 +91,7 @@ class LocalJobs:
 
     @property
     def models(self) -> Collection[str]:
-        return self._pool.roster.models
+        return self._pool.roster.names
 
     @property
     def aliases(self) -> Collection[str]:

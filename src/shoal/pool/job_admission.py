@@ -69,7 +69,7 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         return None
     if not pool.roster.knows_model(job.model, now):
         reason = unknown_alias(pool, job.terms.alias) if job.terms.alias else None
-        return UnknownModel(reason or unknown_model(pool.roster.models, job.model))
+        return UnknownModel(reason or unknown_model(pool.roster.names, job.model))
     workers = pool.roster.with_model.get(job.model, {})
     if not workers:
         return _load_rejection(pool, job)

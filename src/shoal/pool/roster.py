@@ -136,6 +136,11 @@ class Roster:
         """The models that workers offer."""
         return self.with_model.keys() - SPECIAL_QUEUES
 
+    @property
+    def names(self) -> set[str]:
+        """The models that workers offer, and those that machines can load."""
+        return self.models | self.loadable.keys()
+
     def __contains__(self, model: str) -> bool:
         """Return whether a worker has a model, or a machine can load it."""
         return model in self.with_model or model in self.loadable

@@ -122,7 +122,7 @@ def status_lines(
     if degraded := status.get("degraded"):  # not of earlier coordinators
         yield terminal.printable(f"jobs are slow: {degraded}")
     yield ""
-    if not status["workers"]:
+    if not status["workers"] and all(each["pending"] for each in status["peers"]):
         yield NO_WORKERS
     if found:
         listed = found[:limit]

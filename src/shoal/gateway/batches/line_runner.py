@@ -88,7 +88,7 @@ class PoolLineJobs:
         if model in SPECIAL_QUEUES or not (
             pool.roster.knows_model(model, now) or alias_of(pool, model)
         ):
-            return unknown_model(pool.roster.models, model)
+            return unknown_model(pool.roster.names, model)
         return None
 
     def room(self, owner: str, model: str) -> int:

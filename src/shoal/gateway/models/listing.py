@@ -144,7 +144,7 @@ def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary
         return summary if model == name else replace(summary, name=name, alias_of=model)
     if model not in pool.roster.models:
         reason = unknown_alias(pool, name)
-        raise UnknownModel(reason or unknown_model(pool.roster.models, name))
+        raise UnknownModel(reason or unknown_model(pool.roster.names, name))
     workers = usable_workers(pool, model, owner)
     if not workers:
         raise Forbidden(f"the workers with {model} work for other keys only")

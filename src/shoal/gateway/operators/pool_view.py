@@ -228,7 +228,7 @@ class PoolView:
     def _look_at_models(self) -> list[str]:
         version = self._gateway.hub.pool.roster.version
         if self._models[0] != version:
-            self._models = version, sorted(self._gateway.jobs.models)
+            self._models = version, sorted(self._gateway.hub.pool.roster.models)
         return self._models[1]
 
     def _look_at_peers(self) -> list[PeerStatus]:

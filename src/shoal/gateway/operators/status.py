@@ -234,7 +234,7 @@ async def show_status(
         why_not is None,
         why_not or "",
         gateway.hub.degraded_reason or "",
-        sorted(gateway.jobs.models),
+        sorted(pool.roster.models),
         [worker_status(gateway, worker, offset) for worker in pool.serving.values()],
         job_counts(pool),
         node_statuses(gateway, offset),
