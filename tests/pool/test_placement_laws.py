@@ -299,7 +299,7 @@ def test_pinned_model_is_there_if_a_machine_fits_it(situation: Situation) -> Non
                 if each not in room.unloading and not room.may_unload(each, loaded)
             )
             others = sum(
-                room.need(each, *_settings(situation, each))
+                room.need(each, *_settings(situation, machine, each))
                 for each in room.loading | _pinned(situation) - {name}
                 if each not in machine.loaded
             )
@@ -328,6 +328,7 @@ def _pinned(situation: Situation) -> set[str]:
     return {each.name for each in situation.deployments.values() if each.pinned}
 
 
-def _settings(situation: Situation, name: str) -> tuple[int, int]:
-    deployment = situation.deployments.get(name)
-    return (deployment.context, deployment.slots) if deployment else (0, 0)
+def _settings(situation: Situation, machine: Machine, name: str) -> tuple[int, int]:
+    """Return the context and slots with which a machine loads, or would load, it."""
+    asked = machine.ordered.get(name) or situation.deployments.get(name)
+    return (asked.context, asked.slots) if asked else (0, 0)
