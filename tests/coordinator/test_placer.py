@@ -196,7 +196,7 @@ def test_a_request_waits_for_the_model_in_the_way_to_be_unloaded() -> None:
         anna.loaded["qwen3"].answer("hello")
 
         client = await coordinator.request("llama", PATIENT)
-        await asyncio.sleep(PlacementRules().stays + UNPLACED_AFTER)
+        await asyncio.sleep(UNPLACED_AFTER + 2 * INTERVAL)
 
         assert anna.orders[1:] == [
             ModelOrder(
