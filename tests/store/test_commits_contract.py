@@ -87,6 +87,14 @@ async def test_a_database_without_the_commit_before_went_back(store: Store) -> N
     assert await state_of(store) == before
 
 
+async def test_a_database_of_an_earlier_epoch_went_back(store: Store) -> None:
+    """Its coordinator was not taken over from: it is newer than the copy."""
+    epoch = Epoch(await store.take_over() + 1)
+
+    with pytest.raises(WentBack, match=f"to epoch {epoch - 1}, before epoch {epoch}"):
+        await store.append([], 1.0, commit=CommitId(epoch, "hub", 1))
+
+
 async def test_writers_number_their_commits_apart(store: Store) -> None:
     epoch = await store.take_over()
     hub, calls = commit_ids(epoch, "hub"), commit_ids(epoch, "calls")

@@ -458,14 +458,16 @@ def begin_commit(sql: Sql, commit: CommitId) -> bool:
         return True
     query = "SELECT epoch, number FROM writers WHERE name = ?"
     ((present, last),) = sql.execute(query, (writer,))
-    if present != epoch:
+    if present > epoch:
         raise Fenced(
             f"another coordinator has taken over the database (epoch {present}; here "
             f"{epoch}): this one stops; run only one on a data folder"
         )
-    if last < number:
-        raise WentBack(
-            f"the database went back to commit {last} of the {writer}, before commit "
-            f"{number}: it is an older copy"
-        )
+    if (present, last) < (epoch, number):
+        went_back = "the database went back to"
+        if present < epoch:
+            went_back += f" epoch {present}, before epoch {epoch}"
+        else:
+            went_back += f" commit {last} of the {writer}, before commit {number}"
+        raise WentBack(f"{went_back}: it is an older copy")
     return False
