@@ -50,6 +50,9 @@ def programs_of(variables: Mapping[str, str]) -> list[psutil.Process]:
 
 def test_a_file_is_chatted_with_where_nothing_ran(tmp_path: Path) -> None:
     variables = environment(tmp_path)
+    other = tmp_path / "data" / "models" / "another.gguf"  # which is not meant
+    other.parent.mkdir(parents=True)
+    other.write_bytes(TINY.read_bytes()[:-20_000])
 
     done = run(variables, str(TINY), "ping")
 

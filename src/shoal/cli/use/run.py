@@ -132,6 +132,7 @@ def _join_with(
     """Join with a model until the end of ``stack``; return its name in the pool."""
     chosen = resolve_model(model, api.data_dir, yes=yes)
     arguments = ["join", "--data-dir", str(api.data_dir), "--model", chosen]
+    arguments += ["--load", "none"]  # the pool gets this model, and no other
     with _status(f"starting {model} …") as status:
         started = run_program(
             "join",

@@ -100,7 +100,7 @@ def command(question: str, model: str) -> None:
         coordinator = stack.enter_context(_coordinator(folder))
         url, key = coordinator.report["url"], coordinator.report["api_key"]
         join = ["join", url, "--token", "demo", "--engine", "embedded"]
-        join += ["--model", model]
+        join += ["--model", model, "--load", "none"]
         workers = {
             name: stack.enter_context(_worker(name, join, folder)) for name in WORKERS
         }
