@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from coordinator.hubs import (
     EVERYTHING,
@@ -25,7 +26,7 @@ from shoal.domain.errors import (
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.job import TimeLimits
 from shoal.domain.vocabulary import CallProgress, Completed, Failed, Joined
-from shoal.domain.work import JobKind, ModelAction, ModelOrder
+from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.machine import PlacementRules
@@ -111,6 +112,34 @@ def test_a_request_has_its_model_loaded_and_is_answered() -> None:
         assert client.outcome is not None
         assert client.outcome.output == "hello"
         assert not coordinator.hub.pool.jobs
+
+    run_script(script)
+
+
+def test_a_request_for_any_model_has_the_largest_that_fits_loaded() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        vectors = structs.replace(
+            LLAMA, name="vectors", kinds=frozenset({JobKind.EMBEDDING})
+        )
+        huge = structs.replace(LLAMA, name="huge", size=9 * GB)
+        models = (QWEN, LLAMA, vectors, huge)
+        anna = ScriptedMachine(coordinator.hub, "anna", *models)
+        await run_pending()
+
+        client = await coordinator.request(ANY_MODEL)
+        await pause()
+        assert [each.name for each in anna.orders] == ["llama"]
+        anna.fail("it is damaged")
+        await pause()
+        assert [each.name for each in anna.orders] == ["llama", "qwen3"]
+        anna.carry_out()
+        await pause()
+        anna.loaded["qwen3"].answer("hello")
+        await run_pending()
+
+        assert client.outcome is not None
+        assert client.outcome.output == "hello"
 
     run_script(script)
 

@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from shoal.domain.ids import peer_of
+from shoal.domain.work import ANY_MODEL, JobKind
 from shoal.pool.models.machine import LoadedModel, Machine
 from shoal.pool.models.placement import Demand, Placement, place
 from shoal.pool.roster import SPECIAL_QUEUES
@@ -89,4 +91,31 @@ def _demands(pool: PoolState, now: float) -> dict[str, Demand]:
             0.0 if queue is None else now - queue.since,
             (busy + waiting) / slots if slots else 0.0,
         )
+    anything = pool.queues.get(ANY_MODEL)
+    if anything is None or ANY_MODEL in pool.roster.with_model:
+        return found
+    if (chosen := _chat_model(pool, now)) is not None and chosen not in absent:
+        own = found.get(chosen, Demand())
+        waited = max(own.waited, now - anything.since)
+        found[chosen] = replace(own, waiting=own.waiting + len(anything), waited=waited)
     return found
+
+
+def _chat_model(pool: PoolState, now: float) -> str | None:
+    """Return the largest chat model that a machine has memory for; None: there is none.
+
+    Requests for any model wait for it while none is loaded.
+    """
+    sizes: dict[str, int] = {}
+    for name, machines in pool.roster.loadable.items():
+        for machine, model in machines.items():
+            library = pool.workers[machine].offer.library
+            assert library is not None, "only those"
+            need = model.memory(library.context, library.slots)
+            if (
+                JobKind.CHAT in model.kinds
+                and machine not in pool.model_orders.why_failed(name, now)
+                and (not library.memory or need <= library.memory)
+            ):
+                sizes[name] = max(model.size, sizes.get(name, 0))
+    return max(sizes, key=lambda name: (sizes[name], name), default=None)
