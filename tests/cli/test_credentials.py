@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,30 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize(
+    ("flags", "after"),
+    [
+        ([], None),
+        (["--hosted"], 20),
+        (["--hosted", "--hosted-after", "2m"], 120),
+    ],
+)
+def test_hosted_providers_are_for_keys_that_ask_for_them(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], after: int | None
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def request(api: CoordinatorApi, path: str, body: dict[str, Any]) -> Any:
+        bodies.append(body)
+        return {**body, "key": "sk-1", "expires_at": None}
+
+    monkeypatch.setattr(CoordinatorApi, "request", request)
+
+    assert main(["keys", "create", "alice", "--json", *flags]) == 0
+    (body,) = bodies
+    assert body.get("hosted_after") == after
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Arguments of the join command."""
 
+from dataclasses import replace
+
 import pytest
 from click.testing import CliRunner
 
@@ -62,6 +64,37 @@ def test_unknown_privacy_class_is_refused() -> None:
 def test_invalid_limit_of_models_is_refused(config: JoinConfig, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_config(config)
+
+
+HOSTED = JoinConfig(
+    engine=("https://provider/v1",), last_resort=True, price_per_million="0.15,0.60"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (
+            replace(HOSTED, price_per_million=""),
+            "such as --price-per-million 0.15,0.60",
+        ),
+        (replace(HOSTED, engine=()), "name the provider with --engine URL"),
+        (replace(HOSTED, load="local"), "a worker of last resort loads no models"),
+        (replace(HOSTED, last_resort=False), "is for --last-resort only"),
+        (replace(HOSTED, price_per_million="0.15"), "0.15: expected two amounts"),
+        (replace(HOSTED, price_per_million="a,b"), "a,b: expected two amounts"),
+        (replace(HOSTED, price_per_million="1,99999"), "expected up to \\$10000"),
+    ],
+)
+def test_wrong_setting_of_a_hosted_provider_is_refused(
+    config: JoinConfig, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_config(config)
+
+
+def test_worker_of_last_resort_offers_no_library() -> None:
+    assert check_config(HOSTED).load == "none"
 
 
 def test_short_help_has_what_a_first_user_needs() -> None:

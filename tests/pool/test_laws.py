@@ -35,10 +35,11 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Gang, Job, JobTerms, Priority, TimeLimit
+from shoal.domain.money import Micros
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Feature
-from shoal.domain.worker import Offer, Suspension, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, TokenPrices, WorkerLoad
 from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import ineligibility, suitable_for
 from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge
@@ -59,6 +60,7 @@ from shoal.pool.inputs import (
     WorkerSuspension,
 )
 from shoal.pool.job_admission import permanent_rejection
+from shoal.pool.last_resort import last_resorts, next_resort
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.plan import plan
 from shoal.pool.react import react, revocations
@@ -93,13 +95,22 @@ OFFERS = st.builds(
     st.just(2),
     engine=st.just("e"),
 )
+OFFERS |= st.builds(
+    Offer,
+    st.just(CHAT_ONLY),
+    st.frozensets(MODELS, max_size=2),
+    st.integers(0, 2),
+    last_resort=st.just(TokenPrices(Micros(1), Micros(2))),
+)
 CONDITIONS = st.builds(
     WorkerLoad,
     st.sampled_from(["", "", "is too hot"]),
     st.integers(0, 5),
     st.sampled_from([0.01, 0.5, 1.0]),
 )
-TERMS = st.builds(JobTerms, near=st.booleans())
+TERMS = st.builds(
+    JobTerms, near=st.booleans(), hosted_after=st.sampled_from([None, 0.0, 10.0])
+)
 JOBS = st.builds(
     job,
     st.just("unnamed"),
@@ -290,10 +301,22 @@ class PoolLaws(RuleBasedStateMachine):
             )
             assert not worker.load.unfit, "given to one that is unfit"
             assert not (opened.job.terms.near and worker.offer.neighbour)
+            assert worker.offer.last_resort is None, "a machine could have taken it"
             self.check_is_new(lease)
             self.apply(lease)
 
         assert plan(self.pool) == []
+        for lease in last_resorts(self.pool, self.now, lambda job, worker: True):
+            opened = self.pool.jobs[lease.job_id]
+            worker = self.pool.workers[lease.worker_id]
+            assert ineligibility(opened, worker) is None
+            assert worker.offer.last_resort is not None
+            assert opened.job.terms.hosted_after is not None, "not permitted"
+            assert not opened.started
+            self.check_is_new(lease)
+            self.apply(lease)
+        due = next_resort(self.pool, self.now)
+        assert due is None or due > self.now
         check_waiting(self.pool)
 
     @rule(after=st.sampled_from([0.0, 1.0, 100.0]))
@@ -312,6 +335,7 @@ class PoolLaws(RuleBasedStateMachine):
             assert not worker.leases, "given to one that has something to do"
             assert worker.load.queued == 0, "given to one that others use"
             assert not worker.load.unfit, "given to one that is unfit"
+            assert worker.offer.last_resort is None
             assert opened.state is JobState.LEASED
             assert opened.leased_at + after <= self.now
             self.check_is_new(hedge)
@@ -410,6 +434,14 @@ class PoolLaws(RuleBasedStateMachine):
         assert self.pool.size == sum(self.pool.sizes_by_owner.values())
         assert self.pool.queued_by_owner == waiting
         assert self.pool.hedged == sum(job.hedge is not None for job in jobs)
+        resorting = {each for found in self.pool.resorting.values() for each in found}
+        assert resorting == {
+            job.job.id
+            for job in jobs
+            if job.worker_id is None and job.job.terms.hosted_after is not None
+        }
+        hosted = [each.offer.last_resort for each in self.pool.workers.values()]
+        assert self.pool.last_resorts == len(hosted) - hosted.count(None)
         for silent in self.pool.without_output.values():
             assert silent.state is JobState.LEASED
             assert silent.hedge is None
@@ -439,7 +471,12 @@ class PoolLaws(RuleBasedStateMachine):
         available: dict[str, dict[CostLevel, set[WorkerId]]] = {}
         slots: Counter[str] = Counter()
         engines: set[tuple[str, str, str]] = set()
+        hosted: dict[str, set[WorkerId]] = {}
         for worker in self.pool.workers.values():
+            if worker.offer.last_resort is not None:
+                for model in worker.offer.models:
+                    hosted.setdefault(model, set()).add(worker.id)
+                continue
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
                 if worker.draining or worker.suspension or worker.unfit:
@@ -462,6 +499,7 @@ class PoolLaws(RuleBasedStateMachine):
             model: {level: set(workers) for level, workers in levels.items()}
             for model, levels in roster.available.items()
         } == available
+        assert {m: set(ws) for m, ws in roster.hosted.items()} == hosted
         assert +roster.slots == +slots
         assert roster.slots.keys() <= with_model.keys()
 

@@ -43,6 +43,7 @@ WITH_OPEN_JOBS = 17  # and the open jobs of a minute
 WITH_ALIASES = 19  # and an alias
 WITH_SIGN_INS = 20  # and a browser that is signed in, and a code
 WITH_DEPLOYMENTS = 21  # and a model that is to be loaded
+WITH_HOSTED = 22  # and a key that may use hosted providers
 
 W = WorkerId("w")
 STATES = {
@@ -192,8 +193,11 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
 async def test_migration_keeps_credentials(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
-    (key,) = await store.keys.keys.all()
+    key, *later = await store.keys.keys.all()
     assert (key.name, key.priority_max) == ("al", Priority.HIGH)
+    assert key.hosted_after is None
+    hosted = [("bo", 20.0)] if version >= WITH_HOSTED else []
+    assert [(each.name, each.hosted_after) for each in later] == hosted
     (token,) = await store.keys.tokens.all()
     assert (token.uses_max, token.workers) == (3, frozenset({"wire:w"}))
     assert (await store.keys.usage_of("default", 0)).prompt_tokens == 12

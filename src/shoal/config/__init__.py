@@ -361,6 +361,18 @@ class JoinConfig:
     engine_key: str = setting(
         "API key of the servers named by --engine", "", secret=True
     )
+    last_resort: bool = setting(
+        "the servers named by --engine are hosted providers: they get jobs that no "
+        "machine of the pool takes in time, of keys created with --hosted, and these "
+        "pay --price-per-million",
+        False,
+    )
+    price_per_million: str = setting(
+        "what a hosted provider takes for a million tokens read and written, such as "
+        "0.15,0.60",
+        "",
+        "DOLLARS,DOLLARS",
+    )
     fields: str = setting(
         "request fields unknown to Shoal: any (for all servers), known (for none), "
         "auto (for the kinds of servers that have many such fields)",

@@ -146,7 +146,7 @@ def _load_field(
         value = _convert(environment[named], hint, origin)
     elif secret and named + SECRET_FILE in environment:
         source, origin = SettingSource.VARIABLE, named + SECRET_FILE
-        value = _read_secret(origin, Path(environment[origin]))
+        value = read_secret(origin, Path(environment[origin]))
     elif name in table:
         source, origin = SettingSource.FILE, f"{file}: [{section}] {name}"
         value = _convert(_unquoted(table[name], hint, origin), hint, origin)
@@ -193,7 +193,7 @@ def variable(section: str, each: "Field[Any]") -> str:
     return f"{ENVIRONMENT}{prefix}{each.name.upper()}"
 
 
-def _read_secret(name: str, file: Path) -> str:
+def read_secret(name: str, file: Path) -> str:
     """Return the secret in a file that a variable names.  Raises ConfigError."""
     try:
         with open(file, encoding="utf-8") as opened:

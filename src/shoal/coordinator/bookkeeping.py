@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain import facts
+from shoal.domain.credentials import usage_of
 from shoal.domain.errors import InsufficientFunds, ShoalError, StoreBroken
 from shoal.domain.histogram import SECONDS_SHORT, Histogram, observe
 from shoal.domain.ids import JobId, WorkerId, peer_of
@@ -25,7 +26,11 @@ from shoal.ledger.merkle import EMPTY_ROOT, Frontier, frontier_positions
 from shoal.ledger.notary import Notary, SealedBatch
 from shoal.ledger.receipts import Claims, has_receipt
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
+from shoal.pool.last_resort import estimated_cost
+from shoal.pool.open_job import OpenJob
+from shoal.pool.react import HARMLESS_VERDICTS
 from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
 from shoal.store import ledger
 from shoal.store.port import CommitId, Epoch, RecordedFact, Store, commit_ids
 from shoal.store.webhooks import WebhookDelivery
@@ -105,6 +110,21 @@ class Bookkeeper:
         shortfall = self.books.shortfall(payer_of(job), job.terms.price)
         return None if shortfall is None else InsufficientFunds(shortfall)
 
+    def can_pay(self, job: OpenJob, worker: Worker) -> bool:
+        """Say whether the payer can pay for a job at a hosted provider.
+
+        Beside what its jobs there are expected to cost.
+        """
+        payer = payer_of(job.job)
+        expected = _expected_cost(job, worker) - job.job.terms.price
+        for models in self._pool.roster.hosted.values():
+            for other in models.values():
+                for each, _ in self._pool.leases_of(other.id):
+                    if payer_of(each.job) == payer:
+                        reserved = each.job.terms.price
+                        expected += _expected_cost(each, other) - reserved
+        return self.books.shortfall(payer, max(0, expected)) is None
+
     # When a job is submitted.
 
     async def prepare(self, job: Job) -> None:
@@ -162,7 +182,12 @@ class Bookkeeper:
             return
         offer = self._pool.workers[worker_id].offer
         key = offer.public_key
-        price, fee = job.terms.price, 0
+        price, fee, share = job.terms.price, 0, self._fee
+        if offer.last_resort is not None and fact.verdict in HARMLESS_VERDICTS:
+            used = usage_of(job.work, fact.outcome)
+            price = offer.last_resort.cost(used.prompt_tokens, used.completion_tokens)
+            self._post(accounts.adjust(job.id, payer_of(job), job.terms.price, price))
+            share = 0  # the worker's owner pays all of it to the provider
         match fact.verdict:
             case Verdict.VALID | Verdict.UNSIGNED | Verdict.MISSING if not price:
                 pass
@@ -170,8 +195,8 @@ class Bookkeeper:
                 # A wire without receipts may still have proved the worker's key.
                 proven = fact.verdict is _VALID or offer.proven
                 payee = _account(worker_id, key if proven else "")
-                fee = accounts.fee_of(price, self._fee)
-                self._post(accounts.settle(job.id, payee, price, self._fee))
+                fee = accounts.fee_of(price, share)
+                self._post(accounts.settle(job.id, payee, price, share))
             case Verdict.MISSING:
                 self._post(accounts.withhold(job.id, price))
             case _:
@@ -296,6 +321,12 @@ def _entries(
         draft.places,
         tuple(draft.refunds),
     )
+
+
+def _expected_cost(job: OpenJob, worker: Worker) -> int:
+    prices = worker.offer.last_resort
+    assert prices is not None, f"{worker.id} is a machine of the pool"
+    return estimated_cost(job, prices)
 
 
 def payer_of(job: Job) -> str:

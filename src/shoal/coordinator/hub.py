@@ -55,6 +55,7 @@ from shoal.pool.eligibility import (
 )
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
+from shoal.pool.last_resort import last_resorts, next_resort
 from shoal.pool.plan import plan
 from shoal.pool.react import REVOKING, Revocation, react, revocations
 from shoal.pool.state import PoolState
@@ -645,6 +646,10 @@ class Hub:
         alarms.append(self.pool.suspensions.next_due)
         for lease in self._plan():
             apply(lease)
+        if self.pool.last_resorts and not self._awaited:
+            for lease in last_resorts(self.pool, now, self._bookkeeper.can_pay):
+                apply(lease)
+            alarms.append(next_resort(self.pool, now))
         if self._hedge_after is not None:
             for hedge in hedges(self.pool, now, self._hedge_after):
                 apply(hedge)

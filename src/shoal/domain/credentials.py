@@ -77,7 +77,9 @@ UNLIMITED = Quota()
 class Key:
     """An API key.  Times are Unix seconds; ``start`` are its first characters.
 
-    ``priority_max`` is the highest priority of its jobs.
+    ``priority_max`` is the highest priority of its jobs.  ``hosted_after`` is how many
+    seconds its jobs wait for a machine of the pool, until a hosted provider may do
+    them; None: none may.
     """
 
     id: str
@@ -90,6 +92,7 @@ class Key:
     revoked_at: float | None = None
     quota: Quota = UNLIMITED
     priority_max: Priority = Priority.HIGH
+    hosted_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ class JobTerms(msgspec.Struct, frozen=True):
     is the client's name for its user: users of one key take turns.  ``whole`` is for
     answers that are not read as they come: streams for the same owner go first.
     ``alias`` is what the request called the model, if that is an alias.
+    ``hosted_after`` is as in ``Key``, for jobs that a hosted provider may get.
     """
 
     policy: Policy = Policy.FAST
@@ -155,6 +156,7 @@ class JobTerms(msgspec.Struct, frozen=True):
     waits: bool = False  # for a function that no worker has, or had a short while ago
     settled: bool = False  # whether we collected the payment that the reference names
     alias: str = ""
+    hosted_after: float | None = None
 
 
 DEFAULT_TERMS = JobTerms()

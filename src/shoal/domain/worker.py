@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import msgspec
 
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.domain.job import Privacy
-from shoal.domain.money import Micros, parse_dollars
+from shoal.domain.money import MICROS, Micros, dollars, parse_dollars
 from shoal.domain.work import (
     ANY_MODEL,
     CALL_QUEUE,
@@ -223,6 +223,40 @@ def _by_name(library: ModelLibrary) -> Mapping[str, LoadableModel]:
     return {each.name: each for each in reversed(library.models)}
 
 
+MILLION = 1_000_000  # tokens that a provider's prices are for
+TOKEN_PRICE_MAX = Micros(10_000 * MICROS)
+
+
+class TokenPrices(msgspec.Struct, frozen=True):
+    """What a hosted provider takes for a million tokens, read and written.
+
+    Raises InvalidRequest.
+    """
+
+    prompt: Micros
+    completion: Micros
+
+    def __post_init__(self) -> None:
+        if not all(
+            0 <= each <= TOKEN_PRICE_MAX for each in (self.prompt, self.completion)
+        ):
+            most = dollars(TOKEN_PRICE_MAX)
+            raise InvalidRequest(
+                f"the price of a million tokens: expected up to {most}"
+            )
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> Micros:
+        """Return what an answer costs, rounded up."""
+        in_all = prompt_tokens * self.prompt + completion_tokens * self.completion
+        return Micros(-(-in_all // MILLION))
+
+    def __str__(self) -> str:
+        return (
+            f"{dollars(self.prompt)} and {dollars(self.completion)} for a million "
+            "tokens read and written"
+        )
+
+
 class Offer(msgspec.Struct, frozen=True):
     """What a worker will run, as it declared when it joined.
 
@@ -240,6 +274,8 @@ class Offer(msgspec.Struct, frozen=True):
     ``engine`` names what the slots are of: all workers of a machine that name the same
     share them, one for each of its models.  Empty: they are the worker's own.
     ``library`` is what the machine can load, for a worker of kind ``MODEL``.
+    ``last_resort`` are the prices of a hosted provider behind the worker, which gets
+    jobs only when no machine of the pool takes them; None: there is none.
     """
 
     kinds: frozenset[JobKind]
@@ -262,6 +298,7 @@ class Offer(msgspec.Struct, frozen=True):
     privacy: Privacy | None = None
     engine: str = ""
     library: ModelLibrary | None = None
+    last_resort: TokenPrices | None = None
 
     @property
     def ask(self) -> Micros | None:

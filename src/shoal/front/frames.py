@@ -117,6 +117,7 @@ class KeyFound(msgspec.Struct, frozen=True):
     scope: Scope = Scope.USE
     priority_max: Priority = Priority.HIGH
     expires_at: float | None = None
+    hosted_after: float | None = None
 
 
 class KeysChanged(msgspec.Struct, frozen=True):

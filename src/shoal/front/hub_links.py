@@ -173,7 +173,8 @@ class _Link:
         except ShoalError:  # the hub refuses it where it is presented
             return frames.KeyFound(query.number)
         return frames.KeyFound(
-            *(query.number, key.name, key.scope, key.priority_max, key.expires_at)
+            *(query.number, key.name, key.scope, key.priority_max, key.expires_at),
+            key.hosted_after,
         )
 
     def _begin(self, submitted: frames.Submit) -> None:

@@ -226,6 +226,7 @@ class LinkedJobs:
         key = Key(
             *("", found.name, digest, "", found.scope, 0.0, found.expires_at),
             priority_max=found.priority_max,
+            hosted_after=found.hosted_after,
         )
         if version == self._keys_version:
             self._keys[digest, address] = key

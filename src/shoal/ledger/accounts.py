@@ -112,6 +112,13 @@ def reserve(job_id: JobId, payer: str, price: int) -> list[Transfer]:
     return _transfers([(payer, HELD, price, "reserved")], job_id)
 
 
+def adjust(job_id: JobId, payer: str, price: int, cost: int) -> list[Transfer]:
+    """Change what is reserved for a job to what it costs, by the tokens it took."""
+    if cost < price:
+        return _transfers([(HELD, payer, price - cost, "released")], job_id)
+    return _transfers([(payer, HELD, cost - price, "reserved")], job_id)
+
+
 def settle(job_id: JobId, worker: str, price: int, fee_share: int) -> list[Transfer]:
     """Pay for a completed job; ``fee_share`` is the pool's, in basis points."""
     return _payment(HELD, job_id, worker, price, fee_of(price, fee_share))

@@ -23,6 +23,7 @@ WORKERS_EXAMINED_MAX = 64  # for one explanation
 SUITABLE_EXAMINED_MAX = 256  # workers that may read more than one that refused a job
 
 ALL_BUSY = "all slots busy"
+LAST_RESORT = "is a hosted provider, for jobs that no machine of the pool takes in time"
 FEATURE_MESSAGES = {
     works.Feature.CODE: (
         "does not run functions sent by clients (`shoal join --trust-code` does)"
@@ -81,6 +82,11 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
         return "is not paired with the user, and the job is private"
     if job.trusted_keys is not None and not offer.proven:
         return "has not proved its key, and the job is private"
+    if offer.last_resort is not None:
+        if job.job.terms.hosted_after is None:
+            return "is a hosted provider, and the job's key allows none (`--hosted`)"
+        if job.trusted_keys is not None:
+            return "is a hosted provider, and the job is private"
     if job.job.terms.near and offer.neighbour:
         return "is another pool, and the job came from one"
     if job.job.terms.peer and peer_of(worker.id) == job.job.terms.peer:
@@ -143,7 +149,20 @@ def suitable_workers(pool: PoolState, job: OpenJob) -> Iterator[Worker] | None:
 def has_suitable_worker(pool: PoolState, job: OpenJob) -> bool:
     """Return whether some worker could take ``job`` if it is not too long, or may."""
     found = suitable_workers(pool, job)
-    return found is None or any(True for _ in found)
+    return found is None or any(True for _ in found) or bool(hosted_for(pool, job))
+
+
+def hosted_for(pool: PoolState, job: OpenJob) -> Sequence[Worker]:
+    """Return the workers of last resort that could take ``job``, free or not."""
+    if job.job.terms.hosted_after is None:
+        return ()
+    return [
+        worker
+        for worker in pool.roster.hosted.get(job.model, {}).values()
+        if unsuitability(job, worker) is None
+        and restriction(job, worker) is None
+        and length_refusal(job, worker, job.tokens_min) is None
+    ]
 
 
 def awaits_load(pool: PoolState, model: str) -> bool:
@@ -285,10 +304,13 @@ def suitable_for(pool: PoolState, job: OpenJob) -> SuitableWorkers:
             suitable.append(worker)
         else:
             reasons.setdefault(reason, []).append(worker.id)
+    for worker in pool.roster.hosted.get(job.model, {}).values():
+        reason = unsuitability(job, worker) or LAST_RESORT
+        reasons.setdefault(reason, []).append(worker.id)
     others = [*map(_group, reasons, reasons.values())]
     if (unseen := len(with_model) - WORKERS_EXAMINED_MAX) > 0:
         others.append(PassedOver("not examined one by one", unseen))
-    if without := len(pool.workers) - len(with_model):
+    if without := len(pool.workers) - len(with_model) - pool.last_resorts:
         others.append(PassedOver(_missing_queue(job), without))
     alike = not any(
         each.offer.is_restricted

@@ -27,7 +27,7 @@ from shoal.domain.work import (
     Work,
 )
 from shoal.pool.context_limits import length_of
-from shoal.pool.eligibility import no_worker_reason
+from shoal.pool.eligibility import hosted_for, no_worker_reason
 from shoal.pool.functions import call_rejection, task_rejection
 from shoal.pool.gangs.rules import gang_rejection
 from shoal.pool.models.aliases import unknown_alias
@@ -58,6 +58,13 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     A job may wait for a model that was offered a short while ago; a job without a model
     may wait for any worker.
     """
+    rejection = _machines_rejection(pool, job, now)
+    if rejection is None or job.terms.hosted_after is None:
+        return rejection
+    return None if hosted_for(pool, OpenJob(job, 0.0, 0.0, 0.0)) else rejection
+
+
+def _machines_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     gang = job.terms.gang
     if gang is not None and (reason := gang_rejection(pool, job)) is not None:
         return InvalidRequest(reason, "gang")
@@ -264,9 +271,10 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
         return None  # soon enough even behind all others
     ahead = queue.ahead_of(job.owner, job.priority)
     expected = ahead * seconds / slots
-    if expected <= job.limits.queue:
+    opened = OpenJob(job, 0.0, 0.0, 0.0)
+    if expected <= job.limits.queue or hosted_for(pool, opened):
         return None
-    why = no_worker_reason(pool, OpenJob(job, 0.0, 0.0, 0.0))
+    why = no_worker_reason(pool, opened)
     return QueueFull(
         f"{why}; {_jobs(ahead, 'to be done')} first, which takes about {expected:.0f} "
         f"s: more than the {job.limits.queue:g} s that this job may wait",

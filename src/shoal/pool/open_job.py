@@ -30,6 +30,7 @@ Need: TypeAlias = tuple[
     str,
     bool,
     int | None,
+    bool,
 ]
 """What a job needs of a worker, besides the model."""
 
@@ -229,5 +230,5 @@ def _need_of(job: OpenJob) -> Need:
     slots = None if terms.gang is None else terms.gang.slots
     return (
         *(job.kind, job.needs, job.task, job.python, account, *origin),
-        *(job.has_question, slots),
+        *(job.has_question, slots, terms.hosted_after is not None),
     )

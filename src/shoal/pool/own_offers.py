@@ -73,6 +73,8 @@ def _is_unrestricted(worker: Worker) -> bool:
     offer = worker.offer
     if offer.neighbour or offer.only_for or offer.slots <= 0:
         return False
+    if offer.last_resort is not None:  # it is for keys of this pool
+        return False
     if offer.privacy is Privacy.PRIVATE:  # jobs of peers are public
         return False
     if not (offer.models or offer.kinds & NAMED_KINDS):

@@ -93,6 +93,9 @@ class Roster:
     loadable: dict[str, dict[WorkerId, LoadableModel]] = field(default_factory=dict)
     """The models that machines can load, by the workers with these libraries."""
 
+    hosted: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
+    """The workers of last resort, by model; nothing else here has them."""
+
     devices: Counter[DeviceKind | None] = field(default_factory=Counter)
     """The number of workers of each kind of device."""
 
@@ -178,13 +181,17 @@ class Roster:
     def add(self, worker: Worker) -> None:
         """Add a worker."""
         self.on_change()
-        self.devices[worker.offer.device] += 1
-        if (ask := worker.offer.ask) is not None:
-            self.asks[ask] += 1
         if worker.offer.engine:
             key = _engine_of(worker)
             worker.engine = self._engines.setdefault(key, EngineWorkers())
             worker.engine.workers[worker.id] = worker
+        if worker.offer.last_resort is not None:
+            for model in worker.offer.models:
+                self.hosted.setdefault(model, {})[worker.id] = worker
+            return
+        self.devices[worker.offer.device] += 1
+        if (ask := worker.offer.ask) is not None:
+            self.asks[ask] += 1
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
         if worker.offer.library is not None:
@@ -208,6 +215,8 @@ class Roster:
     def _index(self, worker: Worker) -> None:
         """Index a worker by its cost level, or remove it if it has no free slot."""
         worker.count_slots()
+        if worker.offer.last_resort is not None:
+            return
         before = worker.indexed_as
         free = worker.free_slots > 0 and worker.accepts_jobs
         worker.indexed_as = worker.cost_level() if free else None
@@ -273,11 +282,24 @@ class Roster:
         before = known.models
         self.on_change()
         known.learn(key, length, reason)
-        self.refused_lengths.update(known.models - before)
+        if worker.offer.last_resort is None:
+            self.refused_lengths.update(known.models - before)
 
     def remove(self, worker: Worker, now: float) -> list[str]:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
+        if worker.engine is not None:
+            del worker.engine.workers[worker.id]
+            if others := [*worker.sharing]:
+                self.index(others[0])
+            else:
+                del self._engines[_engine_of(worker)]
+        if worker.offer.last_resort is not None:
+            for model in worker.offer.models:
+                del self.hosted[model][worker.id]
+                if not self.hosted[model]:
+                    del self.hosted[model]
+            return []
         self.devices[worker.offer.device] -= 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] -= 1
@@ -288,12 +310,6 @@ class Roster:
                 self.refused_lengths[model] -= 1
                 if not self.refused_lengths[model]:
                     del self.refused_lengths[model]
-        if worker.engine is not None:
-            del worker.engine.workers[worker.id]
-            if others := [*worker.sharing]:
-                self.index(others[0])
-            else:
-                del self._engines[_engine_of(worker)]
         removed = []
         for model in worker.queues:
             del self.with_model[model][worker.id]
@@ -327,6 +343,8 @@ class Roster:
     def _count_slots(self, worker: Worker, *, before: bool) -> None:
         """Update the slots by model; ``before``: whether it accepted jobs."""
         now, slots = worker.accepts_jobs, worker.offer.slots
+        if worker.offer.last_resort is not None:
+            return
         for model in worker.queues if now != before else ():
             counted = (
                 each.offer.slots

@@ -88,6 +88,10 @@ class PoolState:
     sessions: dict[str, tuple[WorkerId, JobId]] = field(default_factory=dict)
     """The worker and the id of each session's last job, the oldest first."""
 
+    resorting: dict[str, dict[JobId, OpenJob]] = field(default_factory=dict)
+    """The waiting jobs that a hosted provider may get, by model."""
+
+    last_resorts: int = 0  # workers of last resort
     beginnings: KnownBeginnings = field(default_factory=KnownBeginnings)
     speeds: SpeedEstimates = field(default_factory=SpeedEstimates)
     penalties: deque[Penalty] = field(default_factory=deque)
@@ -262,6 +266,7 @@ class PoolState:
                 )
                 worker.suspension = self._suspension_of(worker)
                 self.workers[worker_id] = worker
+                self.last_resorts += offer.last_resort is not None
                 worker.points = sum(
                     mark.points for mark in self.penalties if mark.applies_to(worker)
                 )
@@ -318,7 +323,9 @@ class PoolState:
                 self.leaving.pop(worker_id, None)
                 self.suspensions.leave(worker_id)
                 self.beginnings.forget(worker_id)
-                for model in self.roster.remove(self.workers.pop(worker_id), now):
+                gone = self.workers.pop(worker_id)
+                self.last_resorts -= gone.offer.last_resort is not None
+                for model in self.roster.remove(gone, now):
                     self.speeds.forget(model)
 
     # Jobs.
@@ -442,7 +449,8 @@ class PoolState:
             assert job.hedge is None, f"{fact.job_id} has two workers"
             worker = self.workers[job.worker_id]
             worker.used = now
-            self.speeds.measure(job, worker, fact.outcome, now)
+            if worker.offer.last_resort is None:
+                self.speeds.measure(job, worker, fact.outcome, now)
             self._record_success(job)
         if (
             isinstance(fact, facts.JobFailed)
@@ -497,6 +505,8 @@ class PoolState:
             self.queues[job.model] = queue
             self.roster.want(job.model)
         queue.add(job)
+        if job.job.terms.hosted_after is not None:
+            self.resorting.setdefault(job.model, {})[job.job.id] = job
         self.queued += 1
         self.queued_by_owner[job.job.owner] += 1
 
@@ -506,6 +516,10 @@ class PoolState:
             return
         queue = self.queues[job.model]
         queue.remove(job)
+        if job.job.terms.hosted_after is not None:
+            del self.resorting[job.model][job.job.id]
+            if not self.resorting[job.model]:
+                del self.resorting[job.model]
         if not queue:
             del self.queues[job.model]
             self.roster.end_want(job.model)
@@ -530,7 +544,7 @@ class PoolState:
         if worker.resting:
             return  # the job began before the rest
         failures = worker.failures + 1
-        others = self.roster.with_model[job.model].values()
+        others = self.roster.with_model.get(job.model, {}).values()
         rests = failures >= FAILURES_MAX
         if rests and not any(w.accepts_jobs for w in others if w is not worker):
             return
@@ -587,6 +601,8 @@ class PoolState:
 
     def _record_reading(self, job: OpenJob, worker_id: WorkerId) -> None:
         """Note which worker has a job's session, and the beginning of its chat."""
+        if self.workers[worker_id].offer.last_resort is not None:
+            return  # the next job is for a machine of the pool again
         # With one worker, nothing depends on it.
         if len(self.roster.with_model.get(job.model, ())) > 1:
             self.beginnings.record(worker_id, job.beginnings)

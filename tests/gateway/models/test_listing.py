@@ -11,6 +11,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.gateway.models.listing import (
     ModelSummary,
+    Viewer,
     model_summaries,
     model_summary,
 )
@@ -53,14 +54,14 @@ def test_offers_of_several_workers_are_merged() -> None:
 
     features = frozenset({Feature.TOOLS, Feature.STOP})
     merged = ModelSummary("m", frozenset({CHAT, EMBEDDING}), features, 8192, 3, 5)
-    assert model_summary(pool, "m", None) == merged
+    assert model_summary(pool, "m", Viewer(None)) == merged
 
 
 def test_worker_that_takes_no_jobs_counts_for_what_it_can_do_only() -> None:
     pool = pool_of(offer(context=4096, slots=2))
     pool.apply(WorkerLoadChanged(WorkerId("w0"), WorkerLoad("too hot")), 0.0)
 
-    shown = model_summary(pool, "m", None)
+    shown = model_summary(pool, "m", Viewer(None))
 
     assert (shown.context, shown.workers, shown.slots) == (4096, 0, 0)
 
@@ -77,7 +78,7 @@ def test_models_that_chats_use_most_come_first() -> None:
     pool.apply(WorkerLoadChanged(WorkerId("w1"), WorkerLoad("too hot")), 0.0)
     pool.speeds.jobs_done.update({"a-vectors": 9, "b-paused": 9, "e-used": 1})
 
-    names = [each.name for each in model_summaries(pool, None)]
+    names = [each.name for each in model_summaries(pool, Viewer(None))]
 
     assert names == ["e-used", "c", "d", "b-paused", "a-vectors", "b-ranks"]
 
@@ -90,7 +91,9 @@ def test_workers_of_other_keys_do_not_count() -> None:
     )
 
     contexts = {
-        owner: {each.name: each.context for each in model_summaries(pool, owner)}
+        owner: {
+            each.name: each.context for each in model_summaries(pool, Viewer(owner))
+        }
         for owner in ("ada", "bob", None)
     }
 
@@ -100,9 +103,9 @@ def test_workers_of_other_keys_do_not_count() -> None:
         None: {"m": 8192, "own": 0},
     }
     with pytest.raises(Forbidden, match="the workers with own work for other keys"):
-        model_summary(pool, "own", "bob")
+        model_summary(pool, "own", Viewer("bob"))
 
 
 def test_unknown_model_is_named() -> None:
     with pytest.raises(UnknownModel, match="no worker has the model mm"):
-        model_summary(pool_of(offer()), "mm", None)
+        model_summary(pool_of(offer()), "mm", Viewer(None))

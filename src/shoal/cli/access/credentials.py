@@ -83,6 +83,20 @@ def keys() -> None:
     show_default=True,
     help="Highest priority of its jobs.",
 )
+@click.option(
+    "--hosted",
+    is_flag=True,
+    help="Let hosted providers do its jobs that no machine of the pool takes in time; "
+    "it pays for them.",
+)
+@click.option(
+    "--hosted-after",
+    type=DURATION,
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    help="How long these wait for a machine of the pool.",
+)
 @pass_api_with_json
 def create_key(
     api: CoordinatorApi,
@@ -90,6 +104,8 @@ def create_key(
     scope: str,
     expires: int | None,
     priority_max: str,
+    hosted: bool,
+    hosted_after: int,
     as_json: bool,
     **limits: int | None,
 ) -> None:
@@ -98,7 +114,9 @@ def create_key(
     NAME is the owner of the key; jobs and usage are recorded under it.
     """
     body = {"name": name, "scope": scope, "expires_in": expires, **limits}
-    key = api.request(KEYS_PATH, body | {"priority_max": priority_max})
+    body |= {"priority_max": priority_max}
+    body |= {"hosted_after": hosted_after} if hosted else {}
+    key = api.request(KEYS_PATH, body)
     until = f", until {format_day(key['expires_at'])}" if key["expires_at"] else ""
     lines = [
         f"{key['key']}\n",
@@ -224,6 +242,8 @@ def _limits(key: Credential) -> list[str]:
     limits = [f"{key[name]} {what}" for name, what in LIMITS.items() if key[name]]
     if key["priority_max"] != "high":
         limits.append(f"priority up to {key['priority_max']}")
+    if (after := key.get("hosted_after")) is not None:
+        limits.append(f"hosted providers after {after:g} s")
     return limits
 
 

@@ -22,11 +22,12 @@ from shoal.cli.options import (
     wire_options,
 )
 from shoal.cli.use.models.pull import resolve_model
-from shoal.cli.worker.join_library import LOADS, loads_on_order
+from shoal.cli.worker.join_library import LOAD_NONE, LOADS, loads_on_order
+from shoal.cli.worker.join_models import token_prices
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
 from shoal.cli.worker.run_worker import DEVICES, JoinArguments, run_worker
 from shoal.config import JoinConfig
-from shoal.config.loader import check_file, load
+from shoal.config.loader import check_file, load, read_secret
 from shoal.config.schedule import parse_window
 from shoal.config.throttle_file import check_throttle
 from shoal.domain.addresses import LOOPBACK_NAME, split_addresses
@@ -60,6 +61,13 @@ _PORT = re.compile(r":[0-9]+$")
     "[:QUANTIZATION], is downloaded if this machine lacks it.  Default: all models of "
     "the servers, else the largest local file that fits into memory.",
 )
+@click.option(
+    "--engine-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the API key of the servers named by --engine.  [env var: "
+    "SHOAL_ENGINE_KEY_FILE]",
+)
 @click.option("--yes", is_flag=True, help="Download models without asking.")
 @setting_options(JoinConfig, "join", "this worker")
 @wire_options(fleet_wires())
@@ -70,6 +78,7 @@ _PORT = re.compile(r":[0-9]+$")
 def command(
     url: str,
     models: tuple[str, ...],
+    engine_key_file: Path | None,
     yes: bool,
     data_dir: Path,
     config_file: Path,
@@ -82,6 +91,8 @@ def command(
     log_to_stderr(log_level, log_format)
     check_file(config_file, {"serve", "join", "x402", *discover()})
     flags = given(values, JoinConfig, "join")
+    if engine_key_file is not None:
+        flags["engine_key"] = read_secret("--engine-key-file", engine_key_file)
     config = check_config(load(JoinConfig, "join", flags, config_file))
     for each in models:
         parse_model_option(each)
@@ -126,8 +137,26 @@ def check_config(config: JoinConfig) -> JoinConfig:
         check_throttle(config.throttle)
     for window in config.schedule:
         parse_window(window)
+    prices = token_prices(config)
+    if config.last_resort and prices is None:
+        raise ConfigError(
+            "--last-resort: name what the provider takes for a million tokens read and "
+            "written, such as --price-per-million 0.15,0.60"
+        )
+    if config.last_resort and not config.engine:
+        raise ConfigError("--last-resort: name the provider with --engine URL")
+    if prices is not None and not config.last_resort:
+        raise ConfigError("--price-per-million is for --last-resort only")
+    if config.last_resort and loads_on_order(config):
+        raise ConfigError(
+            f"--load {config.load}: a worker of last resort loads no models; offer "
+            "them by another `shoal join`"
+        )
     return replace(
-        config, privacy=parse_privacy(config.privacy), price=_price(config.price)
+        config,
+        privacy=parse_privacy(config.privacy),
+        price=_price(config.price),
+        load=LOAD_NONE if config.last_resort else config.load,
     )
 
 

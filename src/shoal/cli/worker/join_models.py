@@ -12,8 +12,9 @@ from shoal.cli.worker.join_library import WorkerLibrary
 from shoal.cli.worker.join_target import JoinTarget, resolve_direct
 from shoal.cli.worker.worker_report import ModelLoader
 from shoal.config import JoinConfig
-from shoal.domain.errors import Unavailable
+from shoal.domain.errors import ConfigError, ShoalError, Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy
+from shoal.domain.money import parse_dollars
 from shoal.domain.work import JobKind, Work
 from shoal.domain.worker import (
     DeviceKind,
@@ -22,6 +23,7 @@ from shoal.domain.worker import (
     ModelLibrary,
     Offer,
     ServedModel,
+    TokenPrices,
 )
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.loadable_files import EMBEDDED
@@ -126,6 +128,12 @@ def model_memberships(
 
     Functions may be ``beside`` on a wire with one connection for all models.
     """
+    protocol = worker.target.protocol
+    if worker.config.last_resort and not (protocol.joint and protocol.preferred):
+        raise ConfigError(  # or it would be used like a machine of the pool
+            f"--last-resort: the protocol {protocol.name} has no workers of last "
+            "resort: join a coordinator of Shoal's without --wire"
+        )
     if worker.target.protocol.joint:
         return [_joint_offers(worker, sources, beside)]
     # Several engines may have models of the same name.
@@ -147,7 +155,8 @@ def _joint_offers(
     public_key = worker.signer.public_key.hex() if worker.signer else ""
 
     def describe(model: ServedModel, slots: int) -> Offer:
-        chats = JobKind.CHAT in model.kinds
+        last_resort = token_prices(worker.config)
+        chats = JobKind.CHAT in model.kinds and last_resort is None
         return Offer(
             kinds=model.kinds | {JobKind.TASK} if chats else model.kinds,
             models=frozenset({model.name}),
@@ -160,6 +169,7 @@ def _joint_offers(
             tasks=TASK_NAMES if chats else NO_TASKS,
             device=worker.device,
             public_key=public_key,
+            last_resort=last_resort,
         )
 
     def create_agent(
@@ -345,6 +355,20 @@ async def _is_admitted(worker: WorkerContext, name: str, model: ServedModel) -> 
     agent = make_agent(worker, profile, _decline, report)
     await agent.run()
     return admitted
+
+
+def token_prices(config: JoinConfig) -> TokenPrices | None:
+    """Return what a hosted provider takes.  Raises ConfigError if it is no price."""
+    if not config.price_per_million:
+        return None
+    try:
+        prompt, completion = map(parse_dollars, config.price_per_million.split(","))
+        return TokenPrices(prompt, completion)
+    except (ValueError, ShoalError) as error:
+        raise ConfigError(
+            f"--price-per-million {config.price_per_million}: expected two amounts of "
+            f"dollars, such as 0.15,0.60 ({error})"
+        ) from error
 
 
 def _decline(work: Work) -> None:

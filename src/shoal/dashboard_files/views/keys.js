@@ -27,7 +27,7 @@ function NewKey({ api, onMade, onClose }) {
     const form = new FormData(event.target);
     const body = { name: form.get("name").trim(), scope: form.get("scope"), priority_max: form.get("priority_max") };
     if (form.get("expires")) body.expires_in = +form.get("expires");
-    for (const [limit] of LIMITS) if (form.get(limit)) body[limit] = +form.get(limit);
+    for (const [limit] of [...LIMITS, ["hosted_after"]]) if (form.get(limit)) body[limit] = +form.get(limit);
     setBusy(true);
     try { onMade(await api.post("/admin/keys", body)); } catch (failure) { setError(failure); setBusy(false); }
   };
@@ -39,6 +39,8 @@ function NewKey({ api, onMade, onClose }) {
       <div class="field"><label for="key-expires">Expires</label><select id="key-expires" name="expires">${EXPIRIES.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></div>
       <div class="field"><label for="key-priority">Highest priority</label><select id="key-priority" name="priority_max">${["high", "normal", "low"].map((each) => html`<option value=${each}>${each}</option>`)}</select></div>
       ${LIMITS.map(([limit, title]) => html`<div class="field"><label for=${`key-${limit}`}>${title}</label><input id=${`key-${limit}`} name=${limit} type="number" min="1" placeholder="unlimited" /></div>`)}
+      <div class="field"><label for="key-hosted">Hosted providers after (seconds)</label><input id="key-hosted" name="hosted_after" type="number" min="0" max="86400" placeholder="never" aria-describedby="key-hosted-hint" />
+        <p class="hint" id="key-hosted-hint">They answer what no machine takes in time; the key pays for it.</p></div>
     </div>
     ${error && html`<${ErrorNote} error=${error} />`}
     <footer><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary" disabled=${busy}>Create the key</button></footer>
@@ -67,7 +69,7 @@ function Keys({ api, session, keys, reload }) {
       const state = stateOf(each);
       const perMinute = [each.requests_per_minute && `${short(each.requests_per_minute)} requests`, each.tokens_per_minute && `${short(each.tokens_per_minute)} tokens`].filter(Boolean).join(", ");
       return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint hide-phone">${each.start}…</code>`}</td>
-        <td>${each.scope} ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
+        <td>${each.scope} ${each.hosted_after != null && html`<${Badge} title=${`Hosted providers may answer after ${each.hosted_after} s`}>hosted<//>`} ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
         <td class="hide-phone"><${Limit} used=${each.tokens_today} limit=${each.tokens_per_day} what="tokens today" /></td>
         <td class="hide-phone"><${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="total tokens" /></td>
         <td class="end hide-narrow">${integer(each.requests)}</td><td class="hide-narrow">${perMinute || html`<span class="faint">unlimited</span>`}</td>

@@ -24,6 +24,7 @@ ID_LENGTH = 12  # characters
 LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
 LISTED_MAX = 1000  # keys or tokens in one response
 LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century
+HOSTED_AFTER_MAX = 86_400  # seconds
 
 # Checked by the credential cache, which has clearer errors.
 NewName = Annotated[
@@ -31,6 +32,7 @@ NewName = Annotated[
 ]
 Lifetime = Annotated[float, Meta(gt=0, le=LIFETIME_MAX)]
 KeyLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
+HostedAfter = Annotated[float, Meta(ge=0, le=HOSTED_AFTER_MAX)]
 ScopeName = Literal["read", "use", "monitor", "admin"]
 PriorityName = Literal["low", "normal", "high"]
 
@@ -39,7 +41,8 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key to create; ``expires_in`` is in seconds, None: never.
 
     A limit of None does not limit.  ``priority_max`` is the highest priority of its
-    jobs.
+    jobs.  ``hosted_after`` is how many seconds they wait for a machine of the pool,
+    until a hosted provider may do them; None: none may.
     """
 
     name: NewName
@@ -50,6 +53,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_day: KeyLimit | None = None
     budget: KeyLimit | None = None
     priority_max: PriorityName = "high"
+    hosted_after: HostedAfter | None = None
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
@@ -72,6 +76,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     tokens_per_day: int | None
     budget: int | None
     priority_max: PriorityName
+    hosted_after: float | None
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -144,6 +149,7 @@ async def create_key(gateway: AccountsGateway, body: NewKey) -> KeyInfo:
             body.budget,
         ),
         PRIORITIES[body.priority_max],
+        body.hosted_after,
     )
     await gateway.access.keyring.cache.add(key)
     shown = await _key_with_usage(gateway, key)
@@ -194,6 +200,7 @@ def _key_info(key: credentials.Key, used: credentials.KeyUsage) -> KeyInfo:
         key.quota.tokens_per_day,
         key.quota.budget,
         _PRIORITY_NAMES[key.priority_max],
+        key.hosted_after,
         used.requests,
         used.prompt_tokens,
         used.completion_tokens,

@@ -75,6 +75,8 @@ def build_job(
         end_user=_digest(end_user) if end_user else "",
         trace=record.traceparent,
         alias=alias,
+        # What others may see, and has no price of its own.
+        hosted_after=caller.key.hosted_after if terms is None else None,
     )
     job = Job(
         jobs.new_id(),

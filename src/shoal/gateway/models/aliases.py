@@ -81,5 +81,5 @@ async def remove_alias(
 
 
 def _info(gateway: ModelsGateway, caller: ApiCaller, alias: AliasSet) -> AliasInfo:
-    serves = served_model(gateway.hub.pool, alias, seen_by(caller))
+    serves = served_model(gateway.hub.pool, alias, seen_by(caller).owner)
     return AliasInfo(alias.name, alias.models, serves)

@@ -9,7 +9,7 @@ Sources: OpenAI's API reference, "Models"; Anthropic's API reference, "List Mode
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,8 @@ api = Operations()
 HIDDEN = frozenset({Feature.CONTINUE, Feature.VALUES, Feature.CODE})
 """Features that no request for a model asks for."""
 
+ModelState = Literal["loaded", "loadable", "hosted"]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
@@ -38,8 +40,8 @@ class ModelSummary:
     A job goes to a worker that can do all of it, so the most counts.  ``context`` is as
     in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
     jobs that they run at a time.  ``alias_of`` is the model that the name stands for
-    now; empty: it is a model.  ``loaded``: a worker has it; else it is loaded for the
-    first request.
+    now; empty: it is a model.  ``state``: a worker has it; or the first request loads
+    it; or only hosted providers have it.
     """
 
     name: str
@@ -49,7 +51,7 @@ class ModelSummary:
     workers: int
     slots: int
     alias_of: str = ""
-    loaded: bool = True
+    state: ModelState = "loaded"
 
 
 def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
@@ -79,16 +81,37 @@ def summarize_loadable(pool: PoolState, name: str, owner: str | None) -> ModelSu
     features = frozenset[Feature]().union(*(each.features for each in found))
     context = max((each.context for each in found), default=0)
     shown = features - HIDDEN
-    return ModelSummary(name, kinds, shown, context, 0, 0, loaded=False)
+    return ModelSummary(name, kinds, shown, context, 0, 0, state="loadable")
 
 
-def seen_by(caller: ApiCaller) -> str | None:
-    """Return the owner whose models a caller sees; None: it sees all."""
-    return None if caller.has_scope(Scope.MONITOR) else caller.name
+def _summarize_hosted(
+    pool: PoolState, name: str, owner: str | None
+) -> ModelSummary | None:
+    """Merge what hosted providers offer the jobs of ``owner`` (None: all)."""
+    workers = pool.roster.hosted.get(name, {}).values()
+    if not (usable := [each for each in workers if _works_for(each, owner)]):
+        return None
+    return replace(summarize_model(name, usable), state="hosted")
 
 
-def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
-    """Return the models that the jobs of ``owner`` may use; None: all.
+class Viewer(NamedTuple):
+    """Whose models are shown: those that the jobs of ``owner`` may use; None: all.
+
+    ``hosted``: also those that only hosted providers have.
+    """
+
+    owner: str | None
+    hosted: bool = False
+
+
+def seen_by(caller: ApiCaller) -> Viewer:
+    """Return which models a caller sees."""
+    owner = None if caller.has_scope(Scope.MONITOR) else caller.name
+    return Viewer(owner, caller.key.hosted_after is not None)
+
+
+def model_summaries(pool: PoolState, viewer: Viewer) -> list[ModelSummary]:
+    """Return the models that a viewer sees.
 
     Many clients preselect the first one, for chats: those that write text come first,
     of them those with a worker that takes jobs now, and the most used ones.
@@ -96,20 +119,26 @@ def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
     found = [
         summarize_model(name, workers)
         for name in pool.roster.models
-        if (workers := usable_workers(pool, name, owner))
+        if (workers := usable_workers(pool, name, viewer.owner))
     ]
     cold = pool.roster.loadable.keys() - pool.roster.with_model.keys()
     found += [
         summary
         for name in cold
-        if (summary := summarize_loadable(pool, name, owner)).kinds
+        if (summary := summarize_loadable(pool, name, viewer.owner)).kinds
     ]
+    if viewer.hosted:
+        machines = pool.roster.loadable.keys() | pool.roster.with_model.keys()
+        elsewhere = pool.roster.hosted.keys() - machines
+        also = (_summarize_hosted(pool, name, viewer.owner) for name in elsewhere)
+        found += [summary for summary in also if summary is not None]
     done = pool.speeds.jobs_done
     return sorted(
         found,
         key=lambda each: (
             not each.kinds & TEXT_KINDS,
-            not each.loaded,
+            each.state == "hosted",
+            each.state == "loadable",
             not each.workers,
             -done[each.name],
             each.name,
@@ -117,25 +146,26 @@ def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
     )
 
 
-def listed_models(pool: PoolState, owner: str | None) -> list[ModelSummary]:
+def listed_models(pool: PoolState, viewer: Viewer) -> list[ModelSummary]:
     """Return these models, and then the aliases of those that are served now."""
-    found = model_summaries(pool, owner)
+    found = model_summaries(pool, viewer)
     if not pool.aliases:
         return found
     by_name = {each.name: each for each in found}
     return found + [
         replace(by_name[model], name=alias, alias_of=model)
-        for alias, model in sorted(served_aliases(pool, owner))
+        for alias, model in sorted(served_aliases(pool, viewer.owner))
     ]
 
 
-def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
-    """Return a model that the jobs of ``owner`` may use; None: any.
+def model_summary(pool: PoolState, name: str, viewer: Viewer) -> ModelSummary:
+    """Return a model that a viewer sees.
 
     Of an alias, it is the model that a request would get.
 
     Raises UnknownModel or Forbidden.
     """
+    owner = viewer.owner
     model = real_model(pool, name, owner, None)
     if pool.roster.has_to_load(model):
         summary = summarize_loadable(pool, model, owner)
@@ -143,6 +173,9 @@ def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary
             raise Forbidden(f"the machines with {model} work for other keys only")
         return summary if model == name else replace(summary, name=name, alias_of=model)
     if model not in pool.roster.models:
+        elsewhere = _summarize_hosted(pool, model, owner) if viewer.hosted else None
+        if elsewhere is not None:
+            return elsewhere
         reason = unknown_alias(pool, name)
         raise UnknownModel(reason or unknown_model(pool.roster.names, name))
     workers = usable_workers(pool, model, owner)
@@ -156,7 +189,7 @@ def usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worke
     """Return the workers with a model that the jobs of ``owner`` may use; None: all."""
     return [
         worker
-        for worker in pool.roster.with_model[model].values()
+        for worker in pool.roster.with_model.get(model, {}).values()
         if _works_for(worker, owner)
     ]
 
@@ -179,7 +212,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     display_name: str
     created_at: str  # RFC 3339
     alias_of: str | None  # the model that requests for an alias get now
-    state: Literal["loaded", "loadable"]  # the first request loads what is loadable
+    state: ModelState  # the first request loads what is loadable
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "shoal"
@@ -223,7 +256,7 @@ def _model_object(gateway: ModelsGateway, model: ModelSummary) -> ModelObject:
         model.name,
         _rfc3339(gateway.created_at),
         model.alias_of or None,
-        "loaded" if model.loaded else "loadable",
+        model.state,
     )
 
 

@@ -99,16 +99,16 @@ class PlacedModelList(msgspec.Struct, frozen=True):
     lists=True,
 )
 async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> PlacedModelList:
-    pool, owner = gateway.hub.pool, listing.seen_by(caller)
+    pool, viewer = gateway.hub.pool, listing.seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
     machines = _machines(gateway) if sees_machines else []
     hosts = present_machines(gateway) if sees_machines else []
     models: list[PlacedModel] = []
     for summary in sorted(
-        listing.model_summaries(pool, owner), key=lambda each: each.name
+        listing.model_summaries(pool, viewer), key=lambda each: each.name
     ):
         name = summary.name
-        workers = listing.usable_workers(pool, name, owner) if summary.loaded else []
+        workers = listing.usable_workers(pool, name, viewer.owner)
         if len(models) % TURN == TURN - 1:
             await asyncio.sleep(0)
         stored = [

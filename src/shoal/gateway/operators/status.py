@@ -355,7 +355,7 @@ def worker_status(
         worker.used_slots,
         worker.draining,
         suspension_state(hub.pool, worker),
-        offer.remark,
+        f"last resort: {offer.last_resort}" if offer.last_resort else offer.remark,
         sorted(kind.value for kind in offer.kinds),
         sorted(feature.value for feature in offer.features),
         offer.context,

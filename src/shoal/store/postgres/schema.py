@@ -396,6 +396,10 @@ MIGRATIONS = (
     """,
     # What the holder of the lease has found, if this is an older copy; else empty.
     f"ALTER TABLE lease ADD COLUMN older {TEXT} NOT NULL DEFAULT ''",
+    # As in ``Key``.
+    """
+    ALTER TABLE keys ADD COLUMN hosted_after double precision;
+    """,
 )
 
 

@@ -12,13 +12,13 @@ from shoal.store.sql.database import Database, Sql, Texts, execute, select
 
 C = TypeVar("C", Key, JoinToken)
 
-KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
-                 requests_per_minute, tokens_per_minute, tokens_per_day, budget,
-                 priority_max
-          FROM keys ORDER BY rowid"""
-TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_max,
-                   models
-            FROM join_tokens ORDER BY rowid"""
+KEY_COLUMNS = """id, name, digest, start, scope, created_at, expires_at, revoked_at,
+    requests_per_minute, tokens_per_minute, tokens_per_day, budget, priority_max,
+    hosted_after"""
+TOKEN_COLUMNS = """id, name, digest, created_at, expires_at, revoked_at, uses_max,
+    models"""
+KEYS = f"SELECT {KEY_COLUMNS} FROM keys ORDER BY rowid"
+TOKENS = f"SELECT {TOKEN_COLUMNS} FROM join_tokens ORDER BY rowid"
 
 CODE = """SELECT code, owner, "user", expires_at, coalesce(public_key, ''), claimed_at
           FROM pairing_codes"""
@@ -43,8 +43,9 @@ class CredentialTable(Generic[C]):
     """The table of one kind of credential."""
 
     name: str
+    columns: str
     read: Callable[[Sql], list[C]]  # the oldest first
-    columns: Callable[[C], tuple[object, ...]]
+    values: Callable[[C], tuple[object, ...]]
 
 
 class SqlCredentials(Generic[C]):
@@ -58,9 +59,10 @@ class SqlCredentials(Generic[C]):
         return await self._database.read_list(self._table.read)
 
     async def add(self, new: C) -> None:
-        values = self._table.columns(new)
+        values = self._table.values(new)
         placeholders = ", ".join("?" * len(values))
-        query = f"INSERT INTO {self._table.name} VALUES ({placeholders})"
+        table = f"{self._table.name} ({self._table.columns})"
+        query = f"INSERT INTO {table} VALUES ({placeholders})"
         await self._database.transact(lambda sql: sql.execute(query, values))
 
     async def revoke(self, id_: str, at: float) -> None:
@@ -148,7 +150,7 @@ def _read_keys(sql: Sql) -> list[Key]:
     return sorted(read, key=lambda key: key.created_at)
 
 
-def _key_columns(key: Key) -> tuple[object, ...]:
+def _key_values(key: Key) -> tuple[object, ...]:
     return (
         key.id,
         key.name,
@@ -160,12 +162,13 @@ def _key_columns(key: Key) -> tuple[object, ...]:
         key.revoked_at,
         *astuple(key.quota),
         key.priority_max.value,
+        key.hosted_after,
     )
 
 
 def _key(row: tuple[Any, ...]) -> Key:
     id_, name, digest, start, scope, created_at, expires_at, revoked_at, *more = row
-    *quota, priority_max = more
+    *quota, priority_max, hosted_after = more
     return Key(
         id_,
         name,
@@ -177,6 +180,7 @@ def _key(row: tuple[Any, ...]) -> Key:
         revoked_at,
         Quota(*quota),
         Priority(priority_max),
+        hosted_after,
     )
 
 
@@ -188,7 +192,7 @@ def _read_tokens(sql: Sql) -> list[JoinToken]:
     return sorted(read, key=lambda token: token.created_at)
 
 
-def _token_columns(token: JoinToken) -> tuple[object, ...]:
+def _token_values(token: JoinToken) -> tuple[object, ...]:
     return (
         token.id,
         token.name,
@@ -216,8 +220,8 @@ def _token(row: tuple[Any, ...], workers: set[str]) -> JoinToken:
     )
 
 
-KEY_TABLE = CredentialTable("keys", _read_keys, _key_columns)
-TOKEN_TABLE = CredentialTable("join_tokens", _read_tokens, _token_columns)
+KEY_TABLE = CredentialTable("keys", KEY_COLUMNS, _read_keys, _key_values)
+TOKEN_TABLE = CredentialTable("join_tokens", TOKEN_COLUMNS, _read_tokens, _token_values)
 
 
 class SqlPairing:

@@ -399,6 +399,10 @@ MIGRATIONS = (
         body TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    # As in ``Key``.
+    """
+    ALTER TABLE keys ADD COLUMN hosted_after REAL;
+    """,
 )
 
 
