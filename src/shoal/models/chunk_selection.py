@@ -103,8 +103,9 @@ class ChunkSelection:
 
     def on_elsewhere(self, name: str, chunks: Iterable[int], now: float) -> None:
         """Ask other sources for requested chunks, and this one if that fails."""
-        source = self._sources.get(name)
-        for chunk in () if source is None else chunks:
+        if (source := self._sources.get(name)) is None:
+            return
+        for chunk in chunks:
             if source.requested.pop(chunk, None) is not None:
                 source.elsewhere[chunk] = source.heard_at = now
                 self._asked[chunk] -= 1
