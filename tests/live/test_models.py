@@ -38,11 +38,17 @@ def share(programs: Programs, model: Path, *flags: str) -> tuple[Program, str]:
     return pool.program, f"127.0.0.1:{pool.port}"
 
 
-def getting(programs: Programs, *peers: str, flags: tuple[str, ...] = ()) -> Program:
+def getting(
+    programs: Programs,
+    *peers: str,
+    flags: tuple[str, ...] = (),
+    ours: Path | None = None,
+) -> Program:
     sources = [part for peer in peers for part in ("--from", peer)]
     return programs.run(
         *("models", "get", "org/name", *sources, "--json"),
-        *("--to", str(programs.folder / "ours"), *(flags or ("--token", TOKEN))),
+        *("--to", str(ours or programs.folder / "ours")),
+        *(flags or ("--token", TOKEN)),
     )
 
 
@@ -200,6 +206,26 @@ def test_one_of_two_sources_is_killed_and_the_other_changes(
         assert get.wait() == 0, get.errors
 
     assert_same(model, programs.folder / "ours" / "org" / "name")
+
+
+def test_a_second_getter_gets_what_the_first_has(
+    programs: Programs, model: Path
+) -> None:
+    """The coordinator sends each of them a part, and then nothing more."""
+    _, peer = share(programs, model)
+    ours, others = programs.folder / "ours", programs.folder / "others"
+    with half_copied(programs, peer) as (first, line):
+        eventually(lambda: line.passed >= PART, "all that it gets for now")
+        with gated_line(port_of(peer), PART) as second_line:
+            second = getting(*(programs, f"127.0.0.1:{second_line.port}"), ours=others)
+            eventually(lambda: held(others) > PART * 1.5, "a part of both")
+            assert held(ours) < PART * 1.5
+            second_line.go_on.set()
+            line.go_on.set()
+            assert (first.wait(), second.wait()) == (0, 0), second.errors
+
+    for copy in (ours, others):
+        assert_same(model, copy / "org" / "name")
 
 
 def share_more(programs: Programs, model: Path, name: str) -> str:
