@@ -91,6 +91,17 @@ def test_a_model_makes_room_for_another(programs: Programs) -> None:
     assert replicas(pool, "other") == {"anna": "loaded"}
 
 
+def test_an_operator_can_list_loaded_models_only(programs: Programs) -> None:
+    pool = programs.serve("--list-models", "loaded")
+    machine(programs, pool, "anna", "small", "other")
+    with pool.client() as client:
+        assert [each.id for each in client.models.list()] == []
+
+        assert said(pool, "small")
+
+        assert [each.id for each in client.models.list()] == ["small"]
+
+
 def test_a_damaged_file_is_named_and_other_models_go_on(programs: Programs) -> None:
     pool = programs.serve()
     machine(programs, pool, "anna", "small", "broken")

@@ -201,6 +201,7 @@ async def _open_gateway(setup: Setup, core: Core) -> AsyncIterator[Gateway]:
             | ({OLLAMA_API} if config.ollama_open else set()),
             pages=settings.pages,
             proxies=settings.proxies,
+            lists_loadable=settings.lists_loadable,
             egress_policy=settings.reach,
             payments=payments,
             unencrypted=unencrypted,

@@ -44,6 +44,7 @@ class CoordinatorSettings:
     prices: PriceList
     fee: int
     spot_checks: float
+    lists_loadable: bool
     reach: EgressPolicy
     library: Library
     contacts: tuple[PeerAddress, ...]
@@ -69,6 +70,7 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
         ),
         _fee(config.fee),
         _share(config.spot_checks),
+        _lists_loadable(config.list_models),
         _reach(config.webhooks),
         open_library(
             [_shared(each) for each in config.share],
@@ -190,6 +192,12 @@ def _contact(address: str) -> PeerAddress:
     if found is None or not found[1]:
         raise ConfigError(f"--peer {address!a}: expected HOST:PORT")
     return PeerAddress(address)
+
+
+def _lists_loadable(word: str) -> bool:
+    if word not in ("all", "loaded"):
+        raise ConfigError(f"--list-models {word}: expected all or loaded")
+    return word == "all"
 
 
 def _reach(name: str) -> EgressPolicy:

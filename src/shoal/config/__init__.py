@@ -207,6 +207,9 @@ class ServeConfig:
         0.0,
         "SHARE",
     )
+    list_models: str = setting(
+        "models that clients list: all that they may request, or loaded ones", "all"
+    )
     webhooks: str = setting("permitted webhook addresses: public, any or off", "public")
     drain: float = setting(
         "time for open jobs to complete on shutdown", 30.0, "SECONDS", everyday=True

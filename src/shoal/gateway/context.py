@@ -61,6 +61,7 @@ class Gateway:
     anonymous: frozenset[str] = frozenset()  # protocols and APIs that need no key
     pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
     proxies: TrustedProxies = TrustedProxies()  # noqa: RUF009  # it is frozen
+    lists_loadable: bool = True  # whether clients list models that are not loaded
     egress_policy: EgressPolicy = EgressPolicy.ANY  # limits the addresses of webhooks
     payments: Payments = NO_PAYMENTS
     being_paid: set[tuple[str, str]] = field(default_factory=set)
@@ -122,6 +123,7 @@ class ChatGateway(JobsGateway):
 
     hub: Hub
     created_at: float
+    lists_loadable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class ModelsGateway:
     directory: PeerDirectory
     sharing: LibraryServer
     created_at: float
+    lists_loadable: bool
 
 
 @dataclass(frozen=True, slots=True)

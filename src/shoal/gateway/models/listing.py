@@ -146,15 +146,25 @@ def model_summaries(pool: PoolState, viewer: Viewer) -> list[ModelSummary]:
     )
 
 
-def listed_models(pool: PoolState, viewer: Viewer) -> list[ModelSummary]:
-    """Return these models, and then the aliases of those that are served now."""
-    found = model_summaries(pool, viewer)
+def listed_models(
+    pool: PoolState, viewer: Viewer, *, loadable: bool
+) -> list[ModelSummary]:
+    """Return these models, and then the aliases of those that are served now.
+
+    ``loadable``: also those that machines can load.
+    """
+    found = [
+        each
+        for each in model_summaries(pool, viewer)
+        if loadable or each.state != "loadable"
+    ]
     if not pool.aliases:
         return found
     by_name = {each.name: each for each in found}
     return found + [
         replace(by_name[model], name=alias, alias_of=model)
         for alias, model in sorted(served_aliases(pool, viewer.owner))
+        if model in by_name
     ]
 
 
@@ -228,7 +238,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
 @api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
 async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> ModelList:
-    listed = listed_models(gateway.hub.pool, seen_by(caller))
+    listed = listed_models(
+        gateway.hub.pool, seen_by(caller), loadable=gateway.lists_loadable
+    )
     models = [_model_object(gateway, each) for each in listed]
     first, last = (models[0].id, models[-1].id) if models else (None, None)
     return ModelList(models, first, last)

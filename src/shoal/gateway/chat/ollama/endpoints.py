@@ -129,7 +129,11 @@ async def embed_text(
 async def list_ollama_models(
     gateway: ChatGateway, caller: ApiCaller
 ) -> models.OllamaModels:
-    listed = listing.listed_models(gateway.hub.pool, listing.seen_by(caller))
+    listed = listing.listed_models(
+        gateway.hub.pool,
+        listing.seen_by(caller),
+        loadable=gateway.lists_loadable,
+    )
     return models.OllamaModels(
         [models.listed_model(each, gateway.created_at) for each in listed]
     )
