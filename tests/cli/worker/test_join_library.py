@@ -1,6 +1,7 @@
 """Orders to load models, from a real coordinator to a real worker with llama.cpp."""
 
 import asyncio
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -288,6 +289,18 @@ async def test_orders_need_a_wire_that_has_them(home: Path) -> None:
         await library_of(home, JoinConfig(load="local"), "dispatch")
 
     assert await library_of(home, JoinConfig(), "dispatch") is None
+
+
+async def test_worker_without_any_model_says_where_to_get_one(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for load, models in (("local", 3), ("pull", 0), ("", 0), ("local", 0)):
+        if not models:
+            shutil.rmtree(home / "worker", ignore_errors=True)
+        assert "no model to load" not in caplog.text
+        await library_of(home, JoinConfig(load=load))
+
+    assert "`shoal models pull ORGANIZATION/NAME` gets one" in caplog.text
 
 
 async def test_orders_need_the_embedded_engine(

@@ -1,6 +1,7 @@
 """The library of a worker: models that it loads when its coordinator says so."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
 
 GB = 1_000_000_000
 FREE_SHARE = 0.9  # of the free memory, which models may take
+
+log = logging.getLogger("shoal.cli")
 
 
 def loads_on_order(config: JoinConfig) -> bool:
@@ -195,6 +198,12 @@ async def open_worker_library(
         taken = await asyncio.to_thread(library.needs, loaded.values())
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
+    if wanted and not (library.files.files or pulls):
+        log.warning(
+            "there is no model to load in %s or other programs' folders yet; "
+            "`shoal models pull ORGANIZATION/NAME` gets one",
+            library.folder,
+        )
     return library
 
 
