@@ -158,6 +158,21 @@ def test_cheapest_provider_that_can_be_paid_gets_it() -> None:
     assert [each.worker_id for each in found] == ["dear"]
 
 
+def test_owner_without_money_costs_one_look_and_others_go_on() -> None:
+    pool = pool_after(hosted())
+    for number in range(10):
+        pool.apply(JobSubmitted(allowed(f"p{number}", owner="poor")), 0.0)
+    pool.apply(JobSubmitted(allowed("rich", owner="rich")), 0.0)
+    asked: list[str] = []
+
+    def can_pay(job: OpenJob, worker: Worker) -> bool:
+        asked.append(job.job.owner)
+        return job.job.owner == "rich"
+
+    assert [each.job_id for each in resort(pool, 0.0, can_pay)] == ["rich"]
+    assert asked == ["poor", "rich"]
+
+
 def test_slots_of_a_provider_are_not_exceeded() -> None:
     pool = pool_after(hosted(slots=2))
     for number in range(3):

@@ -30,12 +30,16 @@ def last_resorts(
     ``can_pay``: whether a job's payer can pay for it at a worker.  The caller applies
     each lease before it asks for the next.
     """
+    unpaid: set[str] = set()  # owners: at most one job of each is looked at in vain
     for job in _waiting(pool):
-        if due_at(pool, job, now) > now:
+        if due_at(pool, job, now) > now or job.job.owner in unpaid:
             continue
         free = [each for each in hosted_for(pool, job) if not ineligibility(job, each)]
+        if not free:
+            continue
         free = [each for each in free if can_pay(job, each)]
         if not free:
+            unpaid.add(job.job.owner)
             continue
         worker = min(free, key=lambda each: (_estimate_at(job, each), each.busy_slots))
         yield JobLeased(
@@ -85,12 +89,14 @@ def _estimate_at(job: OpenJob, worker: Worker) -> int:
 
 
 def _waiting(pool: PoolState) -> Iterator[OpenJob]:
-    """Yield the first waiting jobs of each model that a hosted provider has.
+    """Yield the first waiting jobs of each model that a hosted provider has free.
 
     An answer that has begun goes on at a machine of the pool.
     """
-    for model in [each for each in pool.roster.hosted if each in pool.resorting]:
+    for model, workers in [*pool.roster.hosted.items()]:
         jobs = pool.resorting.get(model, {})
+        if not any(each.free_slots > 0 for each in workers.values()):
+            continue
         for job in [*islice(jobs.values(), JOBS_EXAMINED_MAX)]:
             if not job.started:
                 yield job
