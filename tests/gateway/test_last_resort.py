@@ -201,6 +201,20 @@ async def test_models_of_providers_are_listed_for_those_who_may_use_them(
     assert (shown["state"], shown["workers"]) == ("hosted", 1)
 
 
+async def test_alias_falls_back_to_a_provider(pool: Pool, cloud: ShoalWorker) -> None:
+    key = await make_key(pool, "falls-back", hosted_after=0)
+    path = "/admin/aliases/best"
+    status, made = await request(pool, "PUT", path, {"models": ["qwen3", "gpt"]})
+    assert status == 200, made
+
+    status, headers, answer = await ask(pool, key, {**CHAT, "model": "best"})
+    await request(pool, "DELETE", path)
+
+    assert status == 200, answer
+    assert headers["x-shoal-model"] == "gpt"
+    assert headers["x-shoal-worker"] == CLOUDS
+
+
 async def test_permission_is_shown_with_the_key(pool: Pool) -> None:
     await make_key(pool, "shown", hosted_after=7.5)
     await make_key(pool, "plain")

@@ -15,7 +15,9 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import JobTerms
+from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, JobKind, Task
+from shoal.domain.worker import TokenPrices
 from shoal.pool.explanation import explain_fact
 from shoal.pool.inputs import AliasOrder
 from shoal.pool.job_admission import permanent_rejection
@@ -59,6 +61,32 @@ def test_first_model_that_can_be_served_is_given(
     workers: list[WorkerJoined | WorkerDraining | WorkerLeft], model: str
 ) -> None:
     assert given(pool_after(GPT, *workers)) == model
+
+
+def hosted(name: str, model: str) -> WorkerJoined:
+    machine = joined(name, model)
+    prices = TokenPrices(Micros(1), Micros(2))
+    return replace(machine, offer=replace(machine.offer, last_resort=prices))
+
+
+@pytest.mark.parametrize(
+    ("workers", "model"),
+    [
+        ([hosted("h", "b")], "b"),
+        ([joined("v", "a"), hosted("h", "b")], "a"),
+        ([hosted("h", "a"), joined("w", "b")], "b"),
+        ([joined("v", "a"), WorkerDraining(WorkerId("v"), ""), hosted("h", "b")], "b"),
+        ([joined("v", "a"), WorkerDraining(WorkerId("v"), ""), hosted("h", "a")], "a"),
+        ([hosted("h", "b"), WorkerDraining(WorkerId("h"), "")], "a"),
+    ],
+)
+def test_model_of_a_provider_comes_after_those_of_machines(
+    workers: list[WorkerJoined | WorkerDraining], model: str
+) -> None:
+    pool = pool_after(GPT, *workers)
+
+    assert real_model(pool, "gpt", "", chat("gpt"), hosted=True) == model
+    assert given(pool) == ("b" if joined("w", "b") in workers else "a")
 
 
 def test_name_that_is_no_alias_is_itself() -> None:

@@ -240,7 +240,7 @@ class LinkedJobs:
 
     # As ``JobService``.
 
-    def with_real_model(self, work: Work, owner: str) -> Work:
+    def with_real_model(self, work: Work, owner: str, *, hosted: bool = False) -> Work:
         """Return the work as it is: the hub refuses an alias, and gets the request."""
         return work
 

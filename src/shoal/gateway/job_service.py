@@ -34,8 +34,11 @@ class JobService(Protocol):
     def aliases(self) -> Collection[str]:
         """The names that stand for models, as far as they are known here."""
 
-    def with_real_model(self, work: Work, owner: str) -> Work:
-        """Return work with the model that its alias stands for; else as it is."""
+    def with_real_model(self, work: Work, owner: str, *, hosted: bool = False) -> Work:
+        """Return work with the model that its alias stands for; else as it is.
+
+        ``hosted``: whether a hosted provider may do it.
+        """
 
     def without_tools(self, work: Work, owner: str) -> Work:
         """Return a chat without its tools if no worker can call them for ``owner``."""

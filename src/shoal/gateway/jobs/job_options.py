@@ -65,7 +65,10 @@ def build_job(
     """
     headers, owner, record = request.headers, caller.key.name, record_of(request)
     jobs = gateway.jobs
-    requested, work = work, jobs.with_real_model(work, owner)
+    # Others must not leave the pool, and have a price of their own.
+    hosted_after = caller.key.hosted_after if terms is None else None
+    hosted = hosted_after is not None
+    requested, work = work, jobs.with_real_model(work, owner, hosted=hosted)
     alias = "" if work is requested else requested.model
     work, tools = fitting_work(jobs, work, owner)
     agreed = replace(
@@ -75,8 +78,7 @@ def build_job(
         end_user=_digest(end_user) if end_user else "",
         trace=record.traceparent,
         alias=alias,
-        # What others may see, and has no price of its own.
-        hosted_after=caller.key.hosted_after if terms is None else None,
+        hosted_after=hosted_after,
     )
     job = Job(
         jobs.new_id(),

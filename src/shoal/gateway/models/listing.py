@@ -176,7 +176,7 @@ def model_summary(pool: PoolState, name: str, viewer: Viewer) -> ModelSummary:
     Raises UnknownModel or Forbidden.
     """
     owner = viewer.owner
-    model = real_model(pool, name, owner, None)
+    model = real_model(pool, name, owner, None, hosted=viewer.hosted)
     if pool.roster.has_to_load(model):
         summary = summarize_loadable(pool, model, owner)
         if not summary.kinds:

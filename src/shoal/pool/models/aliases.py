@@ -54,17 +54,27 @@ def name_rejection(name: str) -> str | None:
     return None
 
 
-def real_model(pool: PoolState, name: str, owner: str | None, work: Work | None) -> str:
+def real_model(
+    pool: PoolState,
+    name: str,
+    owner: str | None,
+    work: Work | None,
+    *,
+    hosted: bool = False,
+) -> str:
     """Return the model that a request for ``name`` gets now.
 
     That is the name itself unless it is only an alias.  Of an alias's models it is the
     first that a worker serves now that does such work for ``owner`` (None: anybody),
-    else one that a machine can load, else one that is connected, else the one that was
-    there last, else the first.
+    else one that a machine can load, else one of a hosted provider if ``hosted`` is
+    set, else one that is connected, else the one that was there last, else the first.
     """
     if name in pool.roster or not (alias := alias_of(pool, name)):
         return name
-    ranked = [(_rank(pool, model, owner, work), model) for model in alias.models]
+    ranked = [
+        (_rank(pool, model, owner, work, hosted=hosted), model)
+        for model in alias.models
+    ]
     return min(ranked, key=lambda each: each[0])[1]  # the first of equals
 
 
@@ -95,11 +105,16 @@ def served_model(pool: PoolState, alias: AliasSet, owner: str | None) -> str | N
     return model if rank <= LOADABLE else None
 
 
-def with_real_model(pool: PoolState, work: Work, owner: str) -> Work:
-    """Return work with the model that its alias stands for; else as it is."""
+def with_real_model(
+    pool: PoolState, work: Work, owner: str, *, hosted: bool = False
+) -> Work:
+    """Return work with the model that its alias stands for; else as it is.
+
+    ``hosted``: whether a hosted provider may do it.
+    """
     if not pool.aliases or not isinstance(work, Inference):
         return work
-    model = real_model(pool, work.model, owner, work)
+    model = real_model(pool, work.model, owner, work, hosted=hosted)
     return work if model == work.model else replace(work, model=model)
 
 
@@ -113,24 +128,33 @@ def unknown_alias(pool: PoolState, name: str) -> str | None:
     )
 
 
-SERVED, LOADABLE, PAUSED, UNABLE, ABSENT = range(5)
+SERVED, LOADABLE, HOSTED, PAUSED, UNABLE, ABSENT = range(6)
 
 
 def _rank(
-    pool: PoolState, model: str, owner: str | None, work: Work | None
+    pool: PoolState,
+    model: str,
+    owner: str | None,
+    work: Work | None,
+    *,
+    hosted: bool = False,
 ) -> tuple[int, float]:
     """Return how well a model serves: the less, the better."""
     workers = pool.roster.with_model.get(model)
     if not workers and _can_load(pool, model, owner, work):
         return LOADABLE, 0.0
+    providers = pool.roster.hosted.get(model, {}).values() if hosted else ()
+    remote = any(each.accepts_jobs and _can_do(each, owner, work) for each in providers)
     if not workers:
+        if remote:
+            return HOSTED, 0.0
         return ABSENT, -pool.roster.models_last_seen.get(model, float("-inf"))
-    best = UNABLE
+    best = HOSTED if remote else UNABLE
     for worker in workers.values():
         if _can_do(worker, owner, work):
             if worker.accepts_jobs:
                 return SERVED, 0.0
-            best = PAUSED
+            best = min(best, PAUSED)
     return best, 0.0
 
 
