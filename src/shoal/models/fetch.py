@@ -181,7 +181,6 @@ class _Fetch:
                 retries = 0 if self._held_bytes > held else retries + 1
                 if name not in self._alive:
                     return
-                self._remove(name)
                 if self._manifest is None or retries > RETRIES_MAX:
                     self._fail(name, error)
                     return
@@ -212,6 +211,7 @@ class _Fetch:
                 raise await lost
             finally:
                 del self._connections[name]
+                self._remove(name)  # before it is closed, which may take a while
 
     async def _copy_whole(self, connection: PeerConnection) -> None:
         """Copy the model from a peer that sends no chunks."""
@@ -424,11 +424,16 @@ class _Fetch:
                 self._raise_if_alone()
                 await self._wait(deadline)
                 continue
-            name, chunk, data = self._arrivals.popleft()
-            right = await loop.run_in_executor(disk, partial_model.write, chunk, data)
-            selection.on_checked(name, chunk, right=right)
-            if right:
-                on_held(chunk)
+            # In one call: after each, the thread waits for the interpreter's lock.
+            arrived = [*self._arrivals]
+            self._arrivals.clear()
+            written = [(each.chunk, each.data) for each in arrived]
+            right = await loop.run_in_executor(disk, partial_model.write, written)
+            for each in arrived:
+                is_right = each.chunk in right
+                selection.on_checked(each.source, each.chunk, right=is_right)
+                if is_right:
+                    on_held(each.chunk)
             self._progress(self._held_bytes, size)
 
     async def _wait(self, deadline: float | None) -> None:

@@ -86,23 +86,17 @@ class PartialModel:
             raise unwritable(self._folder, error) from error
         return held
 
-    def write(self, chunk: int, data: bytes | memoryview) -> bool:
-        """Write a chunk if it has its hash; return whether it has.
+    def write(self, chunks: Iterable[tuple[int, bytes | memoryview]]) -> set[int]:
+        """Write the chunks that have their hashes; return those.
 
         Raises ConfigError if the disk fails or is full.
         """
-        if not self.manifest.has_hash(chunk, data):
-            return False
-        try:
-            file, offset, _ = self.manifest.place(chunk)
-            descriptor = self._descriptor(file)
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        except OSError as error:
-            raise unwritable(self._folder, error) from error
-        return True
+        right = set()
+        for chunk, data in chunks:
+            if self.manifest.has_hash(chunk, data):
+                self._write(chunk, data)
+                right.add(chunk)
+        return right
 
     def read(self, chunk: int) -> bytes:
         """Return a chunk that is held.  Raises OSError."""
@@ -175,8 +169,19 @@ class PartialModel:
                     continue
                 for data in _pieces(stream.fileno(), known, wanted):
                     chunks = wanted.pop(sha256(data).digest(), ())
-                    copied.update(each for each in chunks if self.write(each, data))
+                    copied |= self.write((each, data) for each in chunks)
         return copied
+
+    def _write(self, chunk: int, data: bytes | memoryview) -> None:
+        try:
+            file, offset, _ = self.manifest.place(chunk)
+            descriptor = self._descriptor(file)
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
 
     def _earlier_files(self) -> Iterator[Path]:
         """Yield the files of what was fetched of the model with other contents."""
