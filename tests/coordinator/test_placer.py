@@ -1,6 +1,7 @@
 """Models that are loaded for the jobs that wait for them."""
 
 import asyncio
+import math
 
 import pytest
 from msgspec import structs
@@ -178,6 +179,33 @@ def test_a_client_is_told_how_far_the_load_is() -> None:
         said = coordinator.hub.waits_for(client.job_id)
 
         assert said == "qwen3 is being loaded on wire:anna (25%, reading weights)"
+
+    run_script(script)
+
+
+@pytest.mark.parametrize(
+    "share", [math.nan, math.inf, -math.inf, -0.5, 1e308, 5e-324, 1e-300]
+)
+def test_odd_progress_of_a_machine_harms_nobody(share: float) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        client = await coordinator.request("qwen3", TimeLimits(queue=10.0))
+        await pause()
+        await asyncio.sleep(5.0)
+        anna.progress(share, "x" * 1_000_000)
+
+        said = coordinator.hub.waits_for(client.job_id)
+        await asyncio.sleep(6.0)
+
+        assert said is not None
+        assert len(said) < 300
+        assert isinstance(client.error, ModelLoading)
+        assert 1 <= client.error.retry_after <= 60
+        assert len(str(client.error)) < 400
+        seconds = client.error.loading["seconds"]
+        assert seconds is None or math.isfinite(seconds)
 
     run_script(script)
 

@@ -14,6 +14,7 @@ from shoal.pool.state import PoolState
 
 RETRY_UNKNOWN = 10  # seconds until a client may try again, without an estimate
 RETRY_MAX = 60  # seconds
+SECONDS_MAX = 86_400.0  # of an estimate: a machine may report any share
 
 
 def load_states(
@@ -29,7 +30,8 @@ def load_states(
         done = None if size is None or share is None else int(size * share)
         seconds = None
         if share and job.worker_id is not None:
-            seconds = (now - job.leased_at) * (1 - share) / share
+            left = (now - job.leased_at) * (1 - share) / share
+            seconds = min(SECONDS_MAX, left)
         yield LoadState(model, peer_of(machine), step, done, size, seconds)
 
 

@@ -30,6 +30,7 @@ SPEED_MIN = 0.01  # of full speed
 QUEUED_MAX = 10_000  # jobs of other pools that a worker may report
 LENT_MAX = 1024  # slots that tasks of a worker lend
 UNFIT_MAX = 200  # characters of the reason why a worker gets no jobs
+REMARK_MAX = 200  # characters of what a worker says about its progress
 
 
 @dataclass(slots=True)
@@ -225,7 +226,10 @@ class WorkerEvents:
     def _on_progress(self, event: words.CallProgress) -> None:
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.accepts_lease(event.lease):
-            answer.report_progress(event.share, event.remark, self._clock.now())
+            share, remark = event.share, event.remark[:REMARK_MAX]
+            if share is not None and not 0.0 <= share <= 1.0:
+                share = None  # a worker may send any number, NaN, too
+            answer.report_progress(share, remark, self._clock.now())
 
     def _on_completed(self, worker_id: WorkerId, event: words.Completed) -> None:
         answer = self._answers.get(event.job_id)
