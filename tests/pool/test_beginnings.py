@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from harness.steps import calls
 from pool.builders import assign, job, joined, leased, load_changed, pool_after
 from shoal.domain.facts import JobCompleted, JobSubmitted, WorkerJoined, WorkerLeft
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -14,7 +15,7 @@ from shoal.domain.job import Job, JobTerms, Policy
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import JSON, Chat
 from shoal.pool import beginnings
-from shoal.pool.beginnings import Beginning, KnownBeginnings, beginnings_of
+from shoal.pool.beginnings import KnownBeginnings, beginnings_of
 from shoal.pool.free_workers import READERS_EXAMINED_MAX
 from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
@@ -220,14 +221,14 @@ def test_no_more_readers_than_a_few_are_examined(
 
 
 def keys_of(work: Job) -> list[int]:
-    return [each.key for each in beginnings_of(work, SIZE)]
+    return [key for key, _ in beginnings_of(work, SIZE)]
 
 
 def test_each_message_ends_a_beginning() -> None:
     short = beginnings_of(talk("a", LONG), SIZE)
     longer = beginnings_of(talk("b", LONG, "yes", OTHER), SIZE)
 
-    assert [each.characters for each in longer] == [5000, 5003, 10_003]
+    assert [characters for _, characters in longer] == [5000, 5003, 10_003]
     assert [*short] == longer[:1]
 
 
@@ -253,7 +254,15 @@ def test_few_beginnings_of_a_long_chat_are_compared() -> None:
     kept = beginnings_of(talk("a", *([LONG] * 1000)), SIZE)
 
     assert len(kept) == beginnings.FIRST_KEPT + beginnings.LAST_KEPT
-    assert [each.characters // 5000 for each in kept] == [1, 2, *range(987, 1001)]
+    assert [characters // 5000 for _, characters in kept] == [1, 2, *range(987, 1001)]
+
+
+def test_long_chat_takes_no_more_calls_than_a_short_one() -> None:
+    short, long = talk("a", *[LONG] * 2), talk("b", *[LONG] * 200)
+
+    assert calls(lambda: beginnings_of(long, SIZE)) == calls(
+        lambda: beginnings_of(short, SIZE)
+    )
 
 
 def test_chat_of_many_megabytes_is_not_read() -> None:
@@ -286,10 +295,12 @@ def test_memory_is_bounded_and_keeps_the_latest(
                 assert not known.of_worker(event)
                 continue
             worker_id, keys = event
-            known.record(worker_id, [Beginning(key, 1000) for key in keys])
-            assert all(worker_id in known.readers(key) for key in keys)
+            known.record(worker_id, [(key, 1000) for key in keys])
+            assert all(worker_id in known.readers[key] for key in keys)
             assert len(known.of_worker(worker_id)) <= each_max
             assert len(known) <= all_max
             pairs = {(w, k) for w in map(WorkerId, "abc") for k in known.of_worker(w)}
-            assert pairs == {(w, k) for k in range(41) for w in known.readers(k)}
+            assert pairs == {
+                (w, k) for k in range(41) for w in known.readers.get(k, ())
+            }
             assert len(pairs) == len(known)

@@ -6,7 +6,7 @@ earlier prompt is read from where the two differ.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TypeAlias
 
 import msgspec
 
@@ -22,11 +22,8 @@ OF_WORKER_MAX = 4096  # beginnings that are remembered of one worker
 MAX = 65_536  # of all workers together
 
 
-class Beginning(NamedTuple):
-    """The first messages of a chat: a key, and how much text they have."""
-
-    key: int
-    characters: int
+Beginning: TypeAlias = tuple[int, int]
+"""The first messages of a chat: a key, and the number of their characters."""
 
 
 def beginnings_of(job: Job, size: int) -> Sequence[Beginning]:
@@ -41,7 +38,8 @@ def beginnings_of(job: Job, size: int) -> Sequence[Beginning]:
         return ()
     tools = msgspec.json.encode(work.options.get("tools"))
     key = hash((job.owner, job.terms.user, work.model, tools))
-    characters, found = 0, []
+    characters = 0
+    found: list[Beginning] = []
     for message in work.messages:
         content = message.get("content")
         if isinstance(content, str) and len(message) == len(("role", "content")):
@@ -51,7 +49,7 @@ def beginnings_of(job: Job, size: int) -> Sequence[Beginning]:
             key = hash((key, msgspec.json.encode(message)))
             characters += len(message_text(message))
         if characters >= CHARACTERS_MIN:
-            found.append(Beginning(key, characters))
+            found.append((key, characters))
     return found[:FIRST_KEPT] + found[FIRST_KEPT:][-LAST_KEPT:]
 
 
@@ -62,16 +60,14 @@ class KnownBeginnings:
     A worker that has left has none.
     """
 
-    _readers: dict[int, dict[WorkerId, None]] = field(default_factory=dict)
+    readers: dict[int, dict[WorkerId, None]] = field(default_factory=dict)
+    """The workers that have read each beginning, the latest last."""
+
     _by_worker: dict[WorkerId, dict[int, None]] = field(default_factory=dict)
     _count: int = 0
 
     def __len__(self) -> int:
         return self._count
-
-    def readers(self, key: int) -> Collection[WorkerId]:
-        """Return the workers that have read a beginning, the latest last."""
-        return self._readers.get(key, ())
 
     def of_worker(self, worker_id: WorkerId) -> Collection[int]:
         """Return the keys of what a worker has read, the latest last."""
@@ -87,14 +83,14 @@ class KnownBeginnings:
             self._count += key not in mine
             mine.pop(key, None)  # put at the end again
             mine[key] = None
-            readers = self._readers.pop(key, {})
+            readers = self.readers.pop(key, {})
             readers.pop(worker_id, None)
             readers[worker_id] = None
-            self._readers[key] = readers
+            self.readers[key] = readers
         while len(mine) > OF_WORKER_MAX:
             self._drop(next(iter(mine)), worker_id)
         while self._count > MAX:
-            oldest, readers = next(iter(self._readers.items()))
+            oldest, readers = next(iter(self.readers.items()))
             self._drop(oldest, next(iter(readers)))
 
     def forget(self, worker_id: WorkerId) -> None:
@@ -104,9 +100,9 @@ class KnownBeginnings:
 
     def _drop(self, key: int, worker_id: WorkerId) -> None:
         self._count -= 1
-        del self._readers[key][worker_id]
-        if not self._readers[key]:
-            del self._readers[key]
+        del self.readers[key][worker_id]
+        if not self.readers[key]:
+            del self.readers[key]
         del self._by_worker[worker_id][key]
         if not self._by_worker[worker_id]:
             del self._by_worker[worker_id]

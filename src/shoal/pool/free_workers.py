@@ -244,7 +244,8 @@ class FreeWorkers:
         None if each is so much busier than ``choice`` that reading all of the prompt
         there takes less time.
         """
-        if job.started or not self._pool.beginnings or job.kind is not JobKind.CHAT:
+        known = self._pool.beginnings.readers
+        if job.started or not known or job.kind is not JobKind.CHAT:
             return None
         if job.job.terms.policy is Policy.CHEAP and self._pool.roster.asks:
             return None  # its price matters more
@@ -254,13 +255,14 @@ class FreeWorkers:
         answer = min(wanted, self._pool.speeds.answer_tokens)
         dearest = self._cost(choice) * (prompt + answer)
         for key, characters in reversed(job.beginnings):
+            if (readers := known.get(key)) is None:
+                continue
             tokens = characters // CHARACTERS_PER_TOKEN
-            readers = reversed([*self._pool.beginnings.readers(key)])
             left = max(0.0, prompt - tokens / PROMPT_PACE) + answer
             costs = [
                 (self._cost(worker), number, worker)
                 for number, worker_id in enumerate(
-                    islice(readers, READERS_EXAMINED_MAX)
+                    islice(reversed(readers), READERS_EXAMINED_MAX)
                 )
                 if (worker := self._pool.workers[worker_id])
                 and (wish is None or wish(worker))
