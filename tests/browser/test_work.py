@@ -191,12 +191,15 @@ def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
     form = page.get_by_role("dialog", name="New API key")
     form.get_by_label("Name").fill("laptop")
     form.get_by_label("Tokens per day").fill("1000")
+    form.get_by_label("Hosted providers after").fill("20")
     form.get_by_role("button", name="Create the key").click()
 
     shown = page.get_by_text("The key laptop is shown only once")
     expect(shown).to_be_visible()
     page.get_by_role("button", name="Done").click()
     expect(shown).to_have_count(0)
+    row = page.get_by_role("row").filter(has_text="laptop")
+    expect(row.get_by_title("Hosted providers may answer after 20 s")).to_be_visible()
     page.get_by_role("button", name="Revoke laptop").click()
     asked = page.get_by_role("dialog", name="Revoke laptop?")
     asked.get_by_role("button", name="Revoke", exact=True).click()
@@ -204,6 +207,7 @@ def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
 
     stored = {each["name"]: each for each in pool.admin("keys")["data"]}
     assert stored["laptop"]["tokens_per_day"] == 1000
+    assert stored["laptop"]["hosted_after"] == 20
     assert stored["laptop"]["revoked_at"] is not None
 
 
