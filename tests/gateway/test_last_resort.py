@@ -149,6 +149,8 @@ async def test_account_without_money_left_waits_for_a_machine(
     status, _, answer = await ask(pool, key, long, **{"x-shoal-queue-seconds": "0.05"})
 
     assert status == 503, answer
+    said = answer["error"]["message"]
+    assert "not given to a hosted provider: user:poor has $0.010 left to spend" in said
     assert cloud.jobs == []
     assert (await account(pool, "poor"))["balance"] == 0
 

@@ -110,10 +110,10 @@ class Bookkeeper:
         shortfall = self.books.shortfall(payer_of(job), job.terms.price)
         return None if shortfall is None else InsufficientFunds(shortfall)
 
-    def can_pay(self, job: OpenJob, worker: Worker) -> bool:
-        """Say whether the payer can pay for a job at a hosted provider.
+    def hosted_shortfall(self, job: OpenJob, worker: Worker) -> str | None:
+        """Describe what the payer lacks for a job at a hosted provider, if anything.
 
-        Beside what its jobs there are expected to cost.
+        It pays for its jobs that are there, too, as much as they are expected to cost.
         """
         payer = payer_of(job.job)
         expected = _expected_cost(job, worker) - job.job.terms.price
@@ -123,7 +123,7 @@ class Bookkeeper:
                     if payer_of(each.job) == payer:
                         reserved = each.job.terms.price
                         expected += _expected_cost(each, other) - reserved
-        return self.books.shortfall(payer, max(0, expected)) is None
+        return self.books.shortfall(payer, max(0, expected))
 
     # When a job is submitted.
 

@@ -39,7 +39,7 @@ from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import Fenced, ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobLeased
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import AnswerPiece
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, CallStream
@@ -50,16 +50,19 @@ from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import (
     awaits_load,
     has_suitable_worker,
+    hosted_for,
     no_worker_reason,
     waits_for_another,
 )
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.last_resort import last_resorts, next_resort
+from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
 from shoal.pool.react import REVOKING, Revocation, react, revocations
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
+from shoal.pool.worker import Worker
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
 from shoal.store.codec import is_large
@@ -647,7 +650,7 @@ class Hub:
         for lease in self._plan():
             apply(lease)
         if self.pool.last_resorts and not self._awaited:
-            for lease in last_resorts(self.pool, now, self._bookkeeper.can_pay):
+            for lease in last_resorts(self.pool, now, self._can_pay):
                 apply(lease)
             alarms.append(next_resort(self.pool, now))
         if self._hedge_after is not None:
@@ -663,12 +666,28 @@ class Hub:
         """Return the leases to grant: none while clients may come back."""
         return [] if self._awaited else plan(self.pool)
 
+    def _can_pay(self, job: OpenJob, worker: Worker) -> bool:
+        return self._bookkeeper.hosted_shortfall(job, worker) is None
+
+    def _with_shortfall(self, fact: JobExpired) -> JobExpired:
+        """Say why no hosted provider was asked, if it was for money."""
+        job = self.pool.jobs[fact.job_id]
+        if fact.limit is not TimeLimit.QUEUE or job.started:
+            return fact
+        for worker in hosted_for(self.pool, job):
+            why = self._bookkeeper.hosted_shortfall(job, worker)
+            if why is not None:
+                error = f"{fact.error}; it was not given to a hosted provider: {why}"
+                return replace(fact, error=error)
+        return fact
+
     def _with_written(self, fact: JobCancelled | JobExpired) -> Fact:
         """Record the size of an answer that was cut short.
 
         Otherwise a client that disconnects just before the end would use up no quota.
         """
         if isinstance(fact, JobExpired):
+            fact = self._with_shortfall(fact)
             fact = with_load_state(fact, self.pool, self._answers, self._clock.now())
         answer = self._answers.get(fact.job_id)
         return fact if answer is None else replace(fact, written=answer.size)
