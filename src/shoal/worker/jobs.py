@@ -87,9 +87,8 @@ class EngineSlots:
         self.engine = engine
         self._chosen = chosen
         self.total = chosen or total
-        self._jobs = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.jobs = 0
+        self.idle: asyncio.Event | None = None  # to be set when there is no job
         self._throttle = throttle or OwnerThrottle()
         self._throttle.listen(self._update)
         self._extra = 0
@@ -97,21 +96,11 @@ class EngineSlots:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._update()
 
-    @property
-    def jobs(self) -> int:
-        return self._jobs
-
-    @jobs.setter
-    def jobs(self, jobs: int) -> None:
-        self._jobs = jobs
-        if jobs:
-            self._idle.clear()
-        else:
-            self._idle.set()
-
     async def wait_idle(self) -> None:
         """Wait until all jobs have ended."""
-        await self._idle.wait()
+        while self.jobs:
+            self.idle = self.idle or asyncio.Event()
+            await self.idle.wait()
 
     def resize(self, total: int) -> None:
         """Set how many slots there are; jobs beyond them run to their ends."""
@@ -311,7 +300,11 @@ class RunningJobs:
         self, job_id: JobId, backend: ModelBackend, task: asyncio.Task[None]
     ) -> None:
         backend.jobs -= 1
-        backend.slots.jobs -= 1
+        slots = backend.slots
+        slots.jobs -= 1
+        if not slots.jobs and slots.idle is not None:
+            slots.idle.set()
+            slots.idle = None
         if self._running.get(job_id) is task:
             # Otherwise the job was cancelled, and started again since.
             del self._running[job_id]
