@@ -23,7 +23,6 @@ BENCHES = (
     "idle",
     "jobs",
     "leaving",
-    "models",
     "page",
     "placement",
     "plan",
@@ -36,6 +35,7 @@ BENCHES = (
     "tasks",
     "tealenet",
     "tealenet_streams",
+    "transfer",
     "transport",
     "wire",
 )
