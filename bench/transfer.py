@@ -45,9 +45,9 @@ CPU = "shoal, 1 GiB: CPU s of the receiver"
 SENDER_CPU = "shoal, 1 GiB: CPU s of the sender"
 MEMORY = "shoal, 1 GiB: memory of the receiver, MB"
 SENDER_MEMORY = "shoal, 1 GiB: memory of the sender, MB"
-ONE = "100 Mbit/s, one machine: s"
-ALL = "100 Mbit/s, 8 machines: s"
-ALL_CURL = "100 Mbit/s, 8 machines, curl: s"
+ONE = "one machine on 100 Mbit/s: s"
+ALL = "8 machines on 100 Mbit/s: s"
+ALL_CURL = "8 machines with curl: s"
 GOALS = [
     Goal(SHOAL, per=CURL, at_least=0.7),
     Goal(MEMORY, at_most=64),
