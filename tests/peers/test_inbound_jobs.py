@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.hubs import ScriptedWorker, run_pending, running_coordinator
+from coordinator.test_placer import QWEN, ScriptedMachine
 from ledger.builders import PRICES
 from peers.scripted_peers import (
     PeerCoordinator,
@@ -49,7 +50,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JobKind, Task
+from shoal.domain.work import JobKind, ModelAction, ModelOrder, Task
 from shoal.peers.connections import ANNOUNCE_INTERVAL
 from shoal.peers.inbound_jobs import (
     DEFAULT_POLICY,
@@ -112,6 +113,24 @@ def test_answer_is_streamed_to_a_peer_under_its_job_id() -> None:
         await run_pending()
 
         assert ends_of(line) == [Completed(JobId("theirs"), ONE)]
+
+    play(script)
+
+
+def test_a_peer_cannot_order_what_the_pools_machines_load() -> None:
+    async def script(
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        machine = ScriptedMachine(peers.coordinator.hub, "anna", QWEN)
+        await run_pending()
+        order = ModelOrder(ModelAction.LOAD, QWEN.name, "wire:anna/*models")
+
+        await send(line, RunJob(JobId("theirs"), ONE, order))
+
+        (end,) = ends_of(line)
+        assert isinstance(end, Rejected)
+        assert "own coordinator" in end.reason
+        assert not machine.runs
 
     play(script)
 

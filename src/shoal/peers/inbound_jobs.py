@@ -102,6 +102,8 @@ class InboundJobs:
     def _rejection_reason(self, command: words.RunJob) -> str | None:
         if isinstance(command.work, works.CallStream):
             return "call streams run only between a pool and its own workers"
+        if isinstance(command.work, works.ModelOrder):
+            return "what is loaded on a pool's machines is its own coordinator's choice"
         limit = CALLS_MAX if isinstance(command.work, works.Call) else JOBS_MAX
         if len(self._open) >= limit:
             limit = max(limit, own_slots(self._hub.pool))
