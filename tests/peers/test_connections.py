@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -66,6 +67,8 @@ from simulation import virtual
 from transports.memory_links import MemoryLink
 
 CONTINUES = frozenset({Feature.CONTINUE})
+MODELS = frozenset({JobKind.MODEL})
+QWEN = LoadableModel("qwen3", 2_000_000_000, context=8192, cache=1000)
 
 
 def play(
@@ -79,6 +82,10 @@ def play(
             await script(peers, await peers.connect())
 
     virtual.run(scenario())
+
+
+def library_of(*models: LoadableModel) -> Offer:
+    return Offer(MODELS, library=ModelLibrary(models))
 
 
 async def send(line: ScriptedConnection, peer: str, *words: object) -> None:
@@ -768,6 +775,77 @@ def test_a_peer_offers_later_only_what_its_token_permits() -> None:
 
         assert peers.workers == ["wire:mac/*models", "wire:mac/m"]
         assert [*peers.coordinator.hub.pool.roster.loadable] == ["qwen3"]
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (replace(QWEN, name=""), False),
+        (replace(QWEN, name="a\nb"), False),
+        (replace(QWEN, name="\x1b[2J"), False),
+        (replace(QWEN, name="*call"), False),
+        (replace(QWEN, name="x" * 256), True),
+        (replace(QWEN, name="x" * 257), False),
+        (replace(QWEN, size=-1), False),
+        (replace(QWEN, size=2**63 - 1), False),
+        (replace(QWEN, cache=2**63 - 1), False),
+        (replace(QWEN, context=-1), False),
+        (replace(QWEN, engine="x" * 1000), False),
+    ],
+)
+def test_only_models_that_can_be_ordered_count(
+    said: LoadableModel, counts: bool
+) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        await send(line, "a", PeerJoined("mac"), OffersChanged((library_of(said),)))
+
+        assert [*peers.coordinator.hub.pool.roster.loadable] == [said.name] * counts
+
+    play(script)
+
+
+def test_a_name_counts_once_in_a_library_and_its_machine_can_leave() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        others = [replace(QWEN, name=f"m{n}") for n in range(10_000)]
+        library = library_of(QWEN, replace(QWEN, size=1), *others)
+        await send(line, "a", PeerJoined("mac"), OffersChanged((library,)))
+        loadable = peers.coordinator.hub.pool.roster.loadable
+
+        assert len(loadable) == 256
+        assert [*loadable["qwen3"].values()] == [QWEN]
+
+        await send(line, "a", PeerLeft("over"))
+
+        assert not loadable
+
+    play(script)
+
+
+def test_numbers_of_a_library_that_cannot_be_are_unknown() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        odd = ModelLibrary((QWEN,), -5, math.nan, -1, -3)
+        offer = Offer(MODELS, library=odd)
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer,)))
+        pool = peers.coordinator.hub.pool
+
+        (worker,) = pool.workers.values()
+        assert worker.offer.library == ModelLibrary((QWEN,), context=0)
+        version = pool.roster.version
+        await send(line, "a", OffersChanged((offer,)))
+        assert pool.roster.version == version
+
+    play(script)
+
+
+def test_other_pools_and_machines_without_a_slot_get_no_orders() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        library = library_of(QWEN)
+        for each in (replace(library, neighbour=True), replace(library, slots=0)):
+            await send(line, "a", PeerJoined("mac"), OffersChanged((each,)))
+
+            assert peers.workers == []
 
     play(script)
 

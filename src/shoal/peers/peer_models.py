@@ -26,6 +26,7 @@ from shoal.domain.credentials import may_offer
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
+from shoal.peers.model_libraries import usable_library
 from shoal.transports.clock import Clock, Timer
 
 MODELS_MAX = 256  # models per peer; further ones are ignored
@@ -267,19 +268,18 @@ class PeerModels:
         return usable
 
     def _permitted(self, offer: Offer) -> Offer | None:
-        """Return what the peer's join token permits of an offer; None: nothing.
+        """Return what counts of an offer, and its join token permits; None: nothing.
 
         The models of its first message were checked when it joined; these may be
         others.
         """
         if not may_offer(self.permitted, offer.models):
             return None
-        if (library := offer.library) is None or not self.permitted:
+        if offer.library is None:
             return offer
-        named = (
-            each for each in library.models if may_offer(self.permitted, [each.name])
-        )
-        return replace(offer, library=replace(library, models=tuple(named)))
+        if offer.neighbour or offer.slots < 1:
+            return None  # only a pool's own machines get orders
+        return replace(offer, library=usable_library(offer.library, self.permitted))
 
     def _join(self, model: PeerModel, offer: Offer) -> None:
         model.join(offer)
