@@ -22,8 +22,10 @@ from protocols.calling import (
 )
 from protocols.session_pair import binary, sent
 from shoal.domain.answer_assembly import assemble
+from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Webhook
+from shoal.domain.money import Micros
 from shoal.domain.outcome import AnswerPiece, Delta, Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -37,8 +39,8 @@ from shoal.domain.vocabulary import (
     RunJob,
     SendBlob,
 )
-from shoal.domain.work import Feature, Task, Work
-from shoal.domain.worker import Hardware, WorkerLoad
+from shoal.domain.work import Feature, JobKind, Task, Work
+from shoal.domain.worker import Hardware, Offer, TokenPrices, WorkerLoad
 from shoal.ledger.keys import Signer, verify
 from shoal.ledger.receipts import output_of
 from shoal.ledger.worker_receipts import output_hash_of
@@ -234,6 +236,15 @@ def test_a_job_that_cannot_be_written_fails_and_nothing_else_does() -> None:
     assert (heard.job_id, heard.fault) == (RUN.job_id, Fault.REQUEST)
     assert "64 bits" in heard.error
     start_job(pair, structs.replace(RUN, job_id=JobId("next")))
+
+
+def test_values_that_a_message_cannot_have_are_an_error_of_the_peer() -> None:
+    prices = TokenPrices(Micros(1), Micros(1))
+    offer = Offer(frozenset({JobKind.CHAT}), last_resort=prices)
+    structs.force_setattr(prices, "prompt", -5)
+
+    with pytest.raises(PeerError, match="price"):
+        EVENT_DECODER.decode(encode(OffersChanged((offer,))))
 
 
 def test_what_refers_to_a_value_does_not_overtake_it() -> None:

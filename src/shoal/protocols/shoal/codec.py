@@ -289,7 +289,10 @@ class MessageDecoder:
             and is_too_deep(msgspec.to_builtins(message))
         ):
             raise PeerError("invalid message: nested too deeply")
-        decoded: Message = _from_wire(message)
+        try:
+            decoded: Message = _from_wire(message)
+        except InvalidRequest as error:  # of what checks its values
+            raise PeerError(f"invalid message: {error}") from error
         return decoded
 
 
