@@ -183,6 +183,25 @@ def test_a_client_is_told_how_far_the_load_is() -> None:
     run_script(script)
 
 
+def test_a_request_waits_for_a_machine_that_left_a_moment_ago() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        anna.port.on_disconnect("reset")
+        await run_pending()
+
+        client = await coordinator.request("qwen3")
+        await pause()
+        again = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await pause()
+
+        assert client.error is None
+        assert [each.name for each in again.orders] == ["qwen3"]
+
+    run_script(script)
+
+
 @pytest.mark.parametrize(
     "share", [math.nan, math.inf, -math.inf, -0.5, 1e308, 5e-324, 1e-300]
 )

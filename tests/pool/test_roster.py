@@ -1,9 +1,11 @@
 """The roster: the workers of each model."""
 
 from pool.builders import joined, pool_after
-from shoal.domain.facts import WorkerDraining, WorkerLeft
+from shoal.domain.facts import WorkerDraining, WorkerJoined, WorkerLeft
 from shoal.domain.ids import WorkerId
-from shoal.pool.roster import MODEL_MEMORY
+from shoal.domain.work import JobKind
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
+from shoal.pool.roster import MODEL_MEMORY, SEEN_MAX
 from shoal.pool.state import PoolState
 
 W = WorkerId("w")
@@ -33,6 +35,20 @@ def test_models_of_short_lived_workers_are_forgotten() -> None:
     assert len(pool.roster.models_last_seen) <= 12
     assert not pool.roster.with_model
     assert not pool.roster.available
+
+
+def test_a_library_that_changes_all_the_time_takes_little_memory() -> None:
+    pool = PoolState()
+
+    for number in range(SEEN_MAX // 100 + 10):
+        names = [f"{number}-{each}" for each in range(100)]
+        library = ModelLibrary(tuple(map(LoadableModel, names)))
+        offer = Offer(frozenset({JobKind.MODEL}), library=library)
+        pool.apply(WorkerJoined(W, offer, cancels=True), 0.0)
+        pool.apply(WorkerLeft(W, ""), 0.0)
+
+    assert len(pool.roster.models_last_seen) == SEEN_MAX
+    assert pool.roster.knows_model(names[-1], 1.0)
 
 
 def test_slots_of_draining_workers_are_not_counted() -> None:

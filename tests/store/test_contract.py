@@ -71,7 +71,14 @@ from shoal.domain.work import (
     Task,
     Work,
 )
-from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
+from shoal.domain.worker import (
+    DeviceKind,
+    LoadableModel,
+    ModelLibrary,
+    Offer,
+    Suspension,
+    WorkerLoad,
+)
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
     OMITTED_WORK,
@@ -640,6 +647,19 @@ async def test_recent_models_of_workers_are_known(
     assert await store.models_since(since=2.0) == {"new", 'odd "name"'}
     assert await store.models_since(since=0.0) == {"old", "new", 'odd "name"'}
     assert await store.models_since(since=3.0) == set()
+
+
+async def test_of_a_library_only_the_names_are_stored(store: Store) -> None:
+    models = (LoadableModel("cold", 10**9, digest="sha256:", cache=7),)
+    library = ModelLibrary(models, 10**10, 50.0)
+    offer = Offer(frozenset({JobKind.MODEL}), library=library)
+    await store.append([WorkerJoined(W, offer, cancels=True)], 1.0)
+
+    (joined,) = await store.worker_facts(9)
+
+    assert isinstance(joined.fact, WorkerJoined)
+    assert joined.fact.offer.library == ModelLibrary((LoadableModel("cold"),))
+    assert await store.models_since(since=0.0) == {"cold"}
 
 
 async def test_recent_functions_of_workers_are_known(store: Store) -> None:

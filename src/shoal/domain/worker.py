@@ -165,7 +165,7 @@ MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a
 RESERVE_SHARE = 10  # a tenth of a model's size is for what an engine computes with
 
 
-class LoadableModel(msgspec.Struct, frozen=True):
+class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model on a machine's disk, or one that an engine there can load.
 
     ``size`` is in bytes; 0: unknown.  ``context`` is the longest that it was trained

@@ -22,6 +22,7 @@ from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 
 MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
+SEEN_MAX = 16_384  # names without workers that are remembered
 
 FINDINGS_MAX = 1000  # kept of each kind: clients choose what they ask for
 SUGGESTED_MAX = 5  # names that are suggested if none is similar
@@ -327,6 +328,8 @@ class Roster:
                 self.loadable[each.name].pop(worker.id, None)
                 if not self.loadable[each.name]:
                     del self.loadable[each.name]
+                    self.models_last_seen.pop(each.name, None)
+                    self.models_last_seen[each.name] = now
         for task in worker.offer.tasks:
             self.functions_last_seen.pop(task, None)
             self.functions_last_seen[task] = now
@@ -380,9 +383,12 @@ def _engine_of(worker: Worker) -> tuple[str, str]:
 
 
 def _forget(seen: dict[str, float], now: float) -> None:
-    """Drop names without workers for longer than MODEL_MEMORY, the oldest first."""
+    """Drop names without workers for longer than MODEL_MEMORY, the oldest first.
+
+    Sooner if there are many: a library names hundreds, and can change all the time.
+    """
     while seen:
         oldest, at = next(iter(seen.items()))
-        if now - at <= MODEL_MEMORY:
+        if now - at <= MODEL_MEMORY and len(seen) <= SEEN_MAX:
             return
         del seen[oldest]

@@ -32,6 +32,7 @@ from shoal.domain.work import (
     Work,
     values_of,
 )
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.store.blobs import BlobStore
 from shoal.store.packing import pack, unpack
 from shoal.store.port import RecordedFact
@@ -351,6 +352,12 @@ def _fields_of(fact: Fact) -> object:
             end = {"job_id": job_id, "lease": lease, "verdict": _VERDICTS[verdict]}
             first = fact.first_output
             return end | {"first_output": first} if first else end
+        case facts.WorkerJoined(offer=Offer(library=ModelLibrary(models=models))):
+            # The names: all the rest would be 70 kB for each change of a library.
+            library = ModelLibrary(tuple([LoadableModel(each.name) for each in models]))
+            return structs.replace(
+                fact, offer=structs.replace(fact.offer, library=library)
+            )
         case facts.ReceiptPresented(job_id, worker_id, verdict):
             return {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
         case _:

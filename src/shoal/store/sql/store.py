@@ -265,7 +265,7 @@ class SqlStore:
         return await self.database.read_list(facts)
 
     async def models_since(self, since: float) -> set[str]:
-        return await self._offered_since(lambda offer: offer.models, since)
+        return await self._offered_since(_models_of, since)
 
     async def functions_since(self, since: float) -> set[str]:
         return await self._offered_since(lambda offer: offer.tasks, since)
@@ -321,6 +321,12 @@ class SqlStore:
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
+
+
+def _models_of(offer: Offer) -> set[str]:
+    """Return the models that a worker serves, and those that its machine can load."""
+    loadable = () if offer.library is None else offer.library.models
+    return {*offer.models, *(each.name for each in loadable)}
 
 
 def _job(sql: Sql, row: tuple[Any, ...], blobs: BlobStore) -> port.StoredJob:
