@@ -183,6 +183,50 @@ def test_a_client_is_told_how_far_the_load_is() -> None:
     run_script(script)
 
 
+@pytest.mark.parametrize("offers", [False, True])
+def test_a_machine_that_keeps_no_model_is_asked_less_and_less(offers: bool) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        client = await coordinator.request("qwen3", PATIENT)
+        answered = 0
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            if client.error is not None:  # it lost too many workers
+                client = await coordinator.request("qwen3", PATIENT)
+            if len(anna.runs) > answered and offers:
+                anna.carry_out()
+                await run_pending()
+                anna.loaded.pop("qwen3").port.on_disconnect("changed its mind")
+            elif len(anna.runs) > answered:
+                anna.emit(Completed(anna.runs[-1].job_id, anna.runs[-1].lease))
+            answered = len(anna.runs)
+
+        assert 3 <= len(anna.orders) <= 5
+
+    run_script(script)
+
+
+def test_a_machine_that_lost_a_model_is_asked_again_at_once() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        for number in range(1, 5):
+            client = await coordinator.request("qwen3", PATIENT)
+            await pause()
+            assert len(anna.orders) == number
+            anna.carry_out()
+            await pause()
+            anna.loaded["qwen3"].answer("hello")
+            await asyncio.sleep(60.0)
+            assert client.outcome is not None
+            anna.loaded.pop("qwen3").port.on_disconnect("crashed")
+
+    run_script(script)
+
+
 def test_a_request_waits_for_a_machine_that_left_a_moment_ago() -> None:
     async def script(coordinator: Coordinator) -> None:
         Placer(coordinator.hub, LoopClock())

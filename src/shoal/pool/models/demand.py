@@ -114,7 +114,7 @@ def _chat_model(pool: PoolState, now: float) -> str | None:
             need = model.memory(library.context, library.slots)
             if (
                 JobKind.CHAT in model.kinds
-                and machine not in pool.model_orders.why_failed(name, now)
+                and not pool.model_orders.has_failed(machine, name, now)
                 and (not library.memory or need <= library.memory)
             ):
                 sizes[name] = max(model.size, sizes.get(name, 0))

@@ -45,7 +45,8 @@ class Machine:
     ``loaded`` has every model that takes some of the library's memory; one that is not
     of the library, and whose memory is unknown, takes none.  ``ordered`` has
     the orders that the machine has not carried out yet, and ``failed`` the models that
-    it could not load: until when it is not asked again, and why; both by model.
+    it could not load: until when it is not asked again, and why (empty: it said that it
+    loaded it); both by model.
     ``takes_orders``: it also takes jobs, so it is not paused or draining.
     """
 
@@ -294,6 +295,8 @@ class Room:
         """Return whether what keeps a model from here passes by itself, and what."""
         machine, shown = self.machine, self.machine.shown_name
         until, why = machine.failed.get(name, (-inf, ""))
+        if until > self.now and not why:
+            return True, f"{shown} said that it loaded it, and does not offer it"
         if until > self.now:
             return False, f"{shown} failed to load it ({why})"
         if not machine.takes_orders:

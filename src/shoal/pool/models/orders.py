@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shoal.domain.facts import JobCancelled, JobCompleted, JobEnd
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import ModelAction, ModelOrder
 
 FAILURE_PAUSE = 60.0  # seconds until a machine is asked again to load what it could not
 FAILURE_PAUSE_MAX = 3600.0  # seconds: doubled by each failure until then
 FAILURES_MAX = 4096  # that are remembered
+OFFER_PAUSE = 5.0  # seconds until a machine that loaded a model is asked again for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class OpenOrder:
 
 @dataclass(frozen=True, slots=True)
 class FailedLoad:
-    """Why a machine could not load a model, and until when it is not asked again."""
+    """Why a machine could not load a model, and until when it is not asked again.
+
+    Without a reason, it has said that it loaded it: the model is offered in a moment.
+    """
 
     reason: str
     until: float
@@ -78,13 +82,10 @@ class OpenOrders:
             if where == machine and each.until > now
         }
 
-    def why_failed(self, model: str, now: float) -> Mapping[WorkerId, str]:
-        """Return why machines could lately not load a model."""
-        return {
-            WorkerId(machine): each.reason
-            for (machine, name), each in self._failed.items()
-            if name == model and each.until > now
-        }
+    def has_failed(self, machine: str, model: str, now: float) -> bool:
+        """Return whether a machine could lately not load a model."""
+        known = self._failed.get((machine, model))
+        return known is not None and bool(known.reason) and known.until > now
 
     def open(self, job: Job) -> None:
         """Note an order that was submitted."""
@@ -100,11 +101,21 @@ class OpenOrders:
         if known is not None and known.job_id == job.id:
             del self._open[key]
         before = self._failed.pop(key, None)
-        if isinstance(fact, JobCompleted | JobCancelled):
+        loaded = isinstance(fact, JobCompleted)
+        if isinstance(fact, JobCancelled) or (
+            loaded and order.action is ModelAction.UNLOAD
+        ):
             return
-        pause = FAILURE_PAUSE
-        if before is not None:
+        reason = "" if isinstance(fact, JobCompleted) else fact.error or "no reason"
+        pause = OFFER_PAUSE if loaded else FAILURE_PAUSE
+        # A machine that lost the model later is asked at once, unlike one that never
+        # offers it.
+        if (
+            before is not None
+            and bool(before.reason) != loaded
+            and (not loaded or now - before.until < before.pause)
+        ):
             pause = min(FAILURE_PAUSE_MAX, 2 * before.pause)
-        self._failed[key] = FailedLoad(fact.error, now + pause, pause)
+        self._failed[key] = FailedLoad(reason, now + pause, pause)
         if len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
