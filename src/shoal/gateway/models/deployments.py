@@ -19,7 +19,7 @@ from shoal.pool.models.aliases import name_rejection
 from shoal.pool.models.demand import present_placement
 from shoal.pool.models.machine import Machine
 from shoal.pool.models.placement import Placement
-from shoal.pool.roster import suggest_names
+from shoal.pool.roster import SPECIAL_QUEUES, suggest_names
 
 api = Operations()
 
@@ -147,7 +147,8 @@ async def set_deployment(
     for wanted in body.on:
         if not any(machine.is_one_of([wanted]) for machine in machines):
             raise InvalidRequest(_unknown_machine(wanted, machines), "on")
-    if name not in pool.roster and not any(m.library.fetches for m in machines):
+    known = name in pool.roster and name not in SPECIAL_QUEUES
+    if not known and not any(m.library.fetches for m in machines):
         hint = suggest_names(name, pool.roster.loadable, "`shoal models ls` lists all")
         none = "no machine has a model that it could load"
         raise NotFound(f"no machine can load {name}: {hint or none}")
@@ -199,7 +200,7 @@ def _check(body: SetDeployment) -> None:
         ("idle", body.idle, 0, IDLE_MAX),
     ):
         if value is not None and not least <= value <= most:
-            raise InvalidRequest(f"{field}: expected {least} to {most:g}", field)
+            raise InvalidRequest(f"{field}: expected {least} to {most:.0f}", field)
     if not body.replicas and not body.most:
         raise InvalidRequest(
             "replicas: expected 1 or more, or 0 with `most`; to keep a model loaded no "
