@@ -26,9 +26,15 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.job import TimeLimits
-from shoal.domain.vocabulary import CallProgress, Completed, Failed, Joined
+from shoal.domain.vocabulary import (
+    CallProgress,
+    Completed,
+    Failed,
+    Joined,
+    LoadChanged,
+)
 from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
-from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer, WorkerLoad
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.machine import PlacementRules
 from shoal.pool.models.orders import FAILURE_PAUSE
@@ -302,6 +308,21 @@ def test_a_client_that_waits_no_longer_learns_when_to_come_back() -> None:
             "size": 2 * GB,
         }
         assert len(coordinator.hub.pool.model_orders) == 1  # which goes on
+
+    run_script(script)
+
+
+def test_a_client_learns_that_the_only_machine_is_paused() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        anna.emit(LoadChanged(WorkerLoad("is paused")))
+        await run_pending()
+        client = await coordinator.request("qwen3", TimeLimits(queue=10.0))
+
+        await asyncio.sleep(11.0)
+
+        assert "no machine loads qwen3 now: wire:anna is paused" in str(client.error)
 
     run_script(script)
 

@@ -10,6 +10,7 @@ from shoal.domain.facts import JobExpired, LoadState
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import TimeLimit
 from shoal.pool.eligibility import awaits_load
+from shoal.pool.models.machine import some_of
 from shoal.pool.state import PoolState
 
 RETRY_UNKNOWN = 10  # seconds until a client may try again, without an estimate
@@ -55,18 +56,30 @@ def with_load_state(
     job = pool.jobs[fact.job_id]
     if fact.limit is not TimeLimit.QUEUE or not awaits_load(pool, job.model):
         return fact
+    over = f"({fact.limit.value}: over the limit of {job.job.limits.queue:g} s)"
     state = next(load_states(pool, job.model, answers, now), None)
     if state is None:
-        return fact
+        resting = _resting(pool, job.model)
+        return replace(fact, error=f"{resting} {over}") if resting else fact
     said = describe_loads(pool, job.model, answers, now)
     left = RETRY_UNKNOWN if state.seconds is None else math.ceil(state.seconds)
     return replace(
         fact,
-        error=f"{said} ({fact.limit.value}: over the limit of "
-        f"{job.job.limits.queue:g} s)",
+        error=f"{said} {over}",
         retry_after=max(1, min(RETRY_MAX, left)),
         loading=state,
     )
+
+
+def _resting(pool: PoolState, model: str) -> str:
+    """Return why the machines that can load a model do not; empty: some could."""
+    machines = [pool.workers[each] for each in pool.roster.loadable[model]]
+    if any(each.accepts_jobs for each in machines):
+        return ""
+    said = [
+        f"{peer_of(each.id)} {each.unfit or 'takes no jobs now'}" for each in machines
+    ]
+    return f"no machine loads {model} now: {some_of(said)}"
 
 
 def _progress(state: LoadState) -> str:
