@@ -151,6 +151,26 @@ def test_a_request_for_any_model_has_the_largest_that_fits_loaded() -> None:
     run_script(script)
 
 
+def test_a_request_for_any_model_waits_for_a_long_load() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        Placer(coordinator.hub, LoopClock())
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        await run_pending()
+        limits = TimeLimits(queue=600.0, without_worker=30.0)
+
+        client = await coordinator.request(ANY_MODEL, limits)
+        for share in range(1, 5):
+            await asyncio.sleep(30.0)
+            anna.progress(share / 5)
+        assert client.error is None
+        anna.fail("out of memory")
+        await asyncio.sleep(40.0)
+
+        assert isinstance(client.error, NoWorker)
+
+    run_script(script)
+
+
 def test_a_thousand_requests_cause_one_load() -> None:
     async def script(coordinator: Coordinator) -> None:
         Placer(coordinator.hub, LoopClock())

@@ -14,6 +14,7 @@ from shoal.domain.outcome import Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.server_refusals import stated_context
 from shoal.domain.work import (
+    ANY_MODEL,
     INDIVISIBLE_FEATURES,
     Feature,
     JobKind,
@@ -445,6 +446,13 @@ def _unplaced(pool: PoolState, model: str, reason: str) -> list[facts.Fact]:
     ]
 
 
+def _may_get_worker(pool: PoolState, job: OpenJob) -> bool:
+    """Return whether a worker could take a job, or any model that does is loaded."""
+    if eligibility.has_suitable_worker(pool, job):
+        return True
+    return job.model == ANY_MODEL and pool.model_orders.is_loading
+
+
 def next_limit(
     pool: PoolState, job: OpenJob, now: float, last_output: float | None
 ) -> TimeLimit | float:
@@ -461,7 +469,7 @@ def next_limit(
             due = min(job.grace_until, now + GRACE_LOOK)
         look = max(now, job.queued_at + limits.without_worker, job.grace_until)
         if look < due and not eligibility.awaits_load(pool, job.model):
-            if now == look and not eligibility.has_suitable_worker(pool, job):
+            if now == look and not _may_get_worker(pool, job):
                 return limit
             # A busy worker may leave: look again after a while.
             due = look if now < look else min(due, now + limits.without_worker)

@@ -51,6 +51,12 @@ class OpenOrders:
         """Return the open order of a machine about a model, or None."""
         return self._open.get((machine, model))
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a machine is loading any model."""
+        orders = (each.order for each in self._open.values())
+        return any(each.action is ModelAction.LOAD for each in orders)
+
     def loading(self, model: str) -> list[OpenOrder]:
         """Return the open orders to load a model."""
         return [
