@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -335,3 +336,9 @@ async def test_files_are_shared_if_the_owner_asks_for_it(
     assert len(files) == shared
     for each in files.values():
         assert each.is_relative_to(home / "worker" / "models")
+
+
+def test_a_worker_starts_without_what_only_copies_need() -> None:
+    script = "import sys, shoal.cli.worker.run_worker; sys.exit('numpy' in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", script], check=True)

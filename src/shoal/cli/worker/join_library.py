@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from shoal.app.model_port import port_towards
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -23,7 +22,6 @@ from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, describe_file
 from shoal.engines.resources import free_memory
 from shoal.ledger.keys import Signer
-from shoal.models.fetch import fetch_model
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
 from shoal.models.peer_connection import DialledPeer
@@ -107,6 +105,10 @@ class WorkerLibrary:
         self, name: str, on_copied: Callable[[int, int | None], None]
     ) -> None:
         """Copy a model of the pool into the folder.  Raises ShoalError."""
+        # They load NumPy, which takes 25 MB, and hardly any worker copies models.
+        from shoal.app.model_port import port_towards
+        from shoal.models.fetch import fetch_model
+
         donors = [each.path for each in self.files.files.values()]
         await fetch_model(
             *(name, self.peers, self.folder),
