@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from shoal.cli.log import (
     OLDER,
     SIZE_MAX,
-    TEXT,
     JsonFormatter,
     StrangerFilter,
     TextFormatter,
@@ -50,7 +49,7 @@ def test_json_line_is_one_object() -> None:
 
 
 def test_names_cannot_change_lines_of_text() -> None:
-    line = TextFormatter(TEXT).format(record("node=%s", "a\x1b[2J\u202eb"))
+    line = TextFormatter().format(record("node=%s", "a\x1b[2J\u202eb"))
 
     assert line.endswith("node=a\\x1b[2J\\u202eb")
 

@@ -100,7 +100,7 @@ def check_gangs(pool: PoolState) -> None:
 
 def open_gangs(pool: PoolState) -> list[OpenGang]:
     gangs = [each.gang for each in pool.jobs.values() if each.gang is not None]
-    assert bool(gangs) == bool(pool.gangs)
+    assert bool(gangs) == bool(pool.gangs.by_id)
     return list({id(gang): gang for gang in gangs}.values())
 
 

@@ -403,5 +403,5 @@ def test_nothing_is_left_of_a_gang_that_ended() -> None:
     assert pool.gangs.get(RUN) is not None
     complete(pool, "r1")
 
-    assert not pool.gangs
+    assert not pool.gangs.by_id
     assert not pool.gangs.held

@@ -222,7 +222,7 @@ async def live_through(
         assert worker.members == {}
     assert len(world.hub.pool.workers) == WORKERS
     assert {n: each.busy for n, each in callers.items() if each.busy} == {}
-    assert not world.hub.pool.gangs
+    assert not world.hub.pool.gangs.by_id
     world.accepted.update(dict.fromkeys([*clients.accepted, *runs.accepted]))
     assert await world.ends() == {1: len(clients.accepted) + len(runs.accepted)}
     await runs.check_first_leases()

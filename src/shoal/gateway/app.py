@@ -100,11 +100,12 @@ def first_look(gateway: Gateway) -> FirstLook:
         head, end, _ = first.partition(b"\r\n\r\n")
         if not end:
             return False, address
-        lines = head.decode("latin-1").split("\r\n")[1:]
-        fields = (each.partition(":") for each in lines)
-        headers = CIMultiDictProxy(
-            CIMultiDict((name, value.strip()) for name, _, value in fields)
-        )
+        fields: CIMultiDict[str] = CIMultiDict()
+        # No generator, which is resumed for each of them.
+        for line in head.decode("latin-1").split("\r\n")[1:]:
+            name, _, value = line.partition(":")
+            fields.add(name, value.strip())
+        headers = CIMultiDictProxy(fields)
         known = gateway.access.recognizes(headers, address, secure=False)
         return known, gateway.proxies.client_of(
             address, headers.getall(FORWARDED_FOR, [])

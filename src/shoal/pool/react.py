@@ -67,7 +67,7 @@ def react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:
     the way.
     """
     found = _react(pool, hub_input)
-    return [*found, *gang_ends(pool, found)] if pool.gangs else found
+    return [*found, *gang_ends(pool, found)] if pool.gangs.by_id else found
 
 
 def _react(pool: PoolState, hub_input: inputs.HubInput) -> list[facts.Fact]:

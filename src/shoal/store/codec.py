@@ -147,13 +147,15 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
     )
 
 
-def large_data_in(fact: Fact) -> list[bytes]:
-    """Return what goes to the blob store with a fact."""
-    values: tuple[bytes, ...] = ()
-    if isinstance(fact, facts.JobSubmitted) and isinstance(fact.job.work, Call):
-        values = (fact.job.work.args, fact.job.work.kwargs)
-    elif isinstance(fact, facts.JobCompleted):
-        values = (fact.outcome.value,)
+def large_data_in(batch: Iterable[RecordedFact]) -> list[bytes]:
+    """Return what goes to the blob store with facts."""
+    values: list[bytes] = []
+    for each in batch:
+        fact = each.fact
+        if isinstance(fact, facts.JobCompleted):
+            values.append(fact.outcome.value)
+        elif isinstance(fact, facts.JobSubmitted) and isinstance(fact.job.work, Call):
+            values += (fact.job.work.args, fact.job.work.kwargs)
     return [each for each in values if len(each) >= LARGE_FROM]
 
 

@@ -141,10 +141,12 @@ def log_request(
         fields = _fields(request, record, status, seconds)
         # Names come from clients and workers: quoted, they cannot forge a log line.
         pairs = " ".join([f"{name}={value!a}" for name, value in fields.items()])
-        extra: dict[str, object] = {"fields": fields}
+        # Not ``log.log``, which looks for the line of code that has called it.
+        line = logging.LogRecord(log.name, level, __file__, 0, pairs, None, None)
+        vars(line)["fields"] = fields
         if by_stranger:
-            extra.update(BY_STRANGER)
-        log.log(level, "%s", pairs, extra=extra)
+            vars(line).update(BY_STRANGER)
+        log.handle(line)
 
 
 def _fields(

@@ -91,7 +91,7 @@ class OpenGang:
 class Gangs:
     """The gangs that have open members, by id."""
 
-    _open: dict[str, OpenGang] = field(default_factory=dict)
+    by_id: dict[str, OpenGang] = field(default_factory=dict)
     waiting: dict[str, OpenGang] = field(default_factory=dict)
     """The complete gangs with members that wait."""
 
@@ -100,12 +100,9 @@ class Gangs:
 
     _arrived: int = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
     def get(self, gang_id: str) -> OpenGang | None:
         """Return an open gang."""
-        return self._open.get(gang_id)
+        return self.by_id.get(gang_id)
 
     def in_order(self) -> Iterable[OpenGang]:
         """Return the gangs that wait, in the order of service.
@@ -123,7 +120,7 @@ class Gangs:
     def rejection(self, job: Job, need: Hashable) -> str | None:
         """Return why a job cannot be a member of its gang, or None if it can."""
         gang = job.terms.gang
-        found = None if gang is None else self._open.get(gang.id)
+        found = None if gang is None else self.by_id.get(gang.id)
         if gang is None or found is None:
             return None
         if found.formed:
@@ -139,10 +136,10 @@ class Gangs:
         """
         if not begun and self.rejection(job, need) is not None:
             return None
-        found = self._open.get(gang.id)
+        found = self.by_id.get(gang.id)
         if found is None:
             self._arrived += 1
-            found = self._open[gang.id] = OpenGang(
+            found = self.by_id[gang.id] = OpenGang(
                 gang.id,
                 job.owner,
                 gang.size,
@@ -178,7 +175,7 @@ class Gangs:
 
     def restore_end(self, member: Gang, state: JobState) -> None:
         """Note how a member ended before a restart, if its gang is open."""
-        if (gang := self._open.get(member.id)) is not None:
+        if (gang := self.by_id.get(member.id)) is not None:
             gang.ended[member.rank] = state
 
     def end(self, gang: OpenGang, rank: int, state: JobState) -> None:
@@ -190,7 +187,7 @@ class Gangs:
         if not gang.is_complete:
             self.waiting.pop(gang.id, None)
         if not gang.members:
-            del self._open[gang.id]
+            del self.by_id[gang.id]
 
     def _stop_waiting(self, gang: OpenGang, rank: int) -> None:
         gang.waiting.pop(rank, None)

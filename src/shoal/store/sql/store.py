@@ -123,7 +123,7 @@ class SqlStore:
                 write_deliveries(sql, entries.deliveries, at)
             return batch
 
-        for data in [x for each in recorded for x in codec.large_data_in(each.fact)]:
+        for data in codec.large_data_in(recorded):
             # Before the transaction, which holds its session and its rows meanwhile.
             await self.database.run(partial(self._large_values.blobs.keep, data))
         batch = await self.database.transact(write)
