@@ -129,7 +129,7 @@ class WorkerEvents:
     def on_event(self, connection: WorkerRegistration, event: words.Event) -> None:
         """Process an event from a connection."""
         if isinstance(event, words.AnswerChunk):
-            self._on_chunk(event)
+            self.on_chunk(event)
             return
         if isinstance(event, words.Joined):
             if not self._has_room(None):
@@ -203,7 +203,8 @@ class WorkerEvents:
             self._post(inputs.FirstOutput(job_id, lease))
         self._begun.clear()
 
-    def _on_chunk(self, event: words.AnswerChunk) -> None:
+    def on_chunk(self, event: words.AnswerChunk) -> None:
+        """Process a piece of an answer, from whichever worker has its lease."""
         # The hot path, once per token: no task, no lock, and a fact only for the first.
         answer = self._answers.get(event.job_id)
         if answer is None or answer.end is not None:
@@ -289,6 +290,9 @@ class WorkerPort:
         self._connection = connection
         self.on_event = partial(events.on_event, connection)
         """Processes an event of the worker."""
+
+        self.on_chunk = events.on_chunk
+        """Processes a piece of an answer, as ``on_event`` does."""
 
     def on_disconnect(self, reason: str) -> None:
         """Handle the end of the connection."""

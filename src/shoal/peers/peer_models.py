@@ -163,7 +163,7 @@ class PeerModels:
         """Route a piece of an answer: the hot path, once per token."""
         model = self._running.get((event.job_id, event.lease))
         if model is not None:
-            model.port.on_event(event)
+            model.port.on_chunk(event)
 
     def on_call_message(self, event: words.CallsReturned | words.CallProgress) -> None:
         """Route an event about function calls: the hot path of a call stream."""

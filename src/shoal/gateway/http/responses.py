@@ -165,7 +165,7 @@ async def forward_pieces(
 
     Raises ClientGone.  ``reader.outcome`` has the end of the job.
     """
-    loop = asyncio.get_running_loop()
+    loop, transport = asyncio.get_running_loop(), request.transport
     pieces = first
     reading = early = due = False
     written_at = loop.time()
@@ -176,7 +176,6 @@ async def forward_pieces(
         Not if anything waits to be sent: the client may read slowly.
         """
         nonlocal written_at
-        transport = request.transport
         if not reading or transport is None or transport.is_closing():
             return False
         if transport.get_write_buffer_size():
