@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 STORY = "Tell me a story."
 LINES = 8  # of the batch
 CLIENTS = 3
-STREAMS = 64  # over all nodes
+STREAMS, STREAMS_EVERY = 15, 64  # over all nodes; the latter with ``--every``
 SLOTS = ("--slots", "48")
 QUESTIONS = {f"q{number}": "It is still under way." for number in range(LINES)}
 """Those of the batch, with answers for which the gate is closed, too."""
@@ -69,7 +69,7 @@ MORE_PAIRS = (
 )
 """Those of ``--every``."""
 SUMMING = """
-import os, socket, struct, sys
+import os, socket, struct, sys, time
 mark, go = sys.argv[1] + os.environ["RANK"], sys.argv[1] + "go"
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 rank = int(os.environ["RANK"])
@@ -89,6 +89,7 @@ while True:
     other.sendall(struct.pack(">??", bool(rank), last))
     theirs, ends = struct.unpack(">??", other.recv(2, socket.MSG_WAITALL))
     step, total = step + 1, total + rank + theirs
+    time.sleep(0.02)
     if step == 1:
         open(mark, "w").write(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if last or ends:
@@ -96,7 +97,10 @@ while True:
 with open(os.environ["SHOAL_OUTPUT"] + "/model", "w") as model:
     model.write(f"{total} in {step}")
 """
-"""Two ranks that add up their numbers, in steps, until a file is there."""
+"""Two ranks that add up their numbers, in steps, until a file is there.
+
+They take no core from what is tested.
+"""
 NODES = ("node", "standby", "third")  # as faults name them
 TAKEN_OVER = {"kill hub", "pause hub", "kill node", "pause node"}
 """The faults after which another process has the pool."""
@@ -270,10 +274,10 @@ def cluster(nodes: Nodes, server: PostgresServer, model: GatedModel) -> Cluster:
 class Work:
     """Work of all kinds, which is under way at all nodes."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, streams: int) -> None:
         self._cluster, self._folder = cluster, folder
         self._run = Run(cluster.third, folder)
-        places = [cluster.nodes[number % 3] for number in range(STREAMS)]
+        places = [cluster.nodes[number % 3] for number in range(streams)]
         self._readings = [Reading(each, "chat") for each in places]
         with cluster.third.pool.client() as client:
             self._batch = created(client, LINES)
@@ -309,8 +313,11 @@ class Work:
 
 
 @pytest.fixture
-def work(cluster: Cluster, tmp_path: Path) -> Iterator[Work]:
-    with closing(Work(cluster, tmp_path)) as work:
+def work(
+    cluster: Cluster, tmp_path: Path, pytestconfig: pytest.Config
+) -> Iterator[Work]:
+    streams = STREAMS_EVERY if pytestconfig.getoption("--every") else STREAMS
+    with closing(Work(cluster, tmp_path, streams)) as work:
         yield work
 
 
