@@ -348,7 +348,8 @@ async def _run_hub(
         fee,
         approve_nodes=approve_nodes,
     )
-    await hub.restore(await_clients)
+    await hub.restore(clients_return=await_clients > 0)
+    clock.call_at(clock.now() + await_clients, hub.end_return)
     task = asyncio.create_task(hub.run())
     try:
         yield Coordinator(hub, store, task)

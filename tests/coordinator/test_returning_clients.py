@@ -30,7 +30,7 @@ Before = Callable[[Coordinator, ScriptedWorker], Coroutine[Any, Any, list[Client
 
 @asynccontextmanager
 async def taken_over(
-    before: Before, hedge_after: float | None = None
+    before: Before, hedge_after: float | None = None, await_clients: float = GATE
 ) -> AsyncIterator[tuple[Coordinator, list[Client]]]:
     """Run a coordinator after another one, which was killed after ``before``."""
     store = SlowStore()
@@ -39,7 +39,7 @@ async def taken_over(
         clients = await before(first, await first.join())
         await run_pending()
     async with running_coordinator(
-        store, hedge_after=hedge_after, await_clients=GATE
+        store, hedge_after=hedge_after, await_clients=await_clients
     ) as second:
         yield second, clients
     await store.close()
@@ -72,6 +72,21 @@ def test_an_answer_goes_on_after_what_its_client_has() -> None:
             worker.complete()
             await run_pending()
             assert again.text == "a time"
+            assert again.outcome is not None
+            assert again.outcome.text == "Once upon a time"
+
+    virtual.run(script())
+
+
+def test_a_slow_start_takes_nothing_of_the_clients_time() -> None:
+    async def script() -> None:
+        async with taken_over(begin, await_clients=30 * GATE) as (second, (client,)):
+            await asyncio.sleep(20 * GATE)  # ``end_return`` is not called yet
+            again = await come_back(second, client)
+            worker = await second.join(features=CONTINUES)
+            worker.write("a time")
+            worker.complete()
+            await run_pending()
             assert again.outcome is not None
             assert again.outcome.text == "Once upon a time"
 

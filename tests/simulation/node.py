@@ -83,7 +83,8 @@ class Node:
         self.up = True
 
     async def _restore(self, await_clients: float) -> None:
-        await self.hub.restore(await_clients)
+        await self.hub.restore(clients_return=await_clients > 0)
+        self._clock.call_at(self._clock.now() + await_clients, self.hub.end_return)
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self._clock)
         keyring = Keyring(await key_cache(keys), {FIRST_KEY: KEY_OF_FRONTS})

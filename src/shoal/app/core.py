@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from shoal.app.database import contents_at, store_at
-from shoal.app.parts import RETURN_SECONDS
 from shoal.app.setup import Setup
 from shoal.calls.durable import DurableCalls
 from shoal.config import secret_files
@@ -70,8 +69,8 @@ async def open_core(setup: Setup) -> AsyncIterator[Core]:
                     call_secret=secret_files.new_secret().encode(),
                 )
                 hub.carried = calls = DurableCalls(hub, store, clock)
-                returning = 0.0 if setup.part is None else RETURN_SECONDS
-                if restored := await hub.restore(returning):
+                clients_return = setup.part is not None
+                if restored := await hub.restore(clients_return=clients_return):
                     log.info("restored jobs=%d", restored)
                 yield Core(store, contents, signing, spans, hub, calls)
 

@@ -19,7 +19,13 @@ from shoal.app.database import contents_at, shared_secrets
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.network import NetworkContext, PortsByWire, open_network
 from shoal.app.node import Node
-from shoal.app.parts import HTTP_SOCKET, LINK_SOCKET, OLLAMA_SOCKET, HubPart
+from shoal.app.parts import (
+    HTTP_SOCKET,
+    LINK_SOCKET,
+    OLLAMA_SOCKET,
+    RETURN_SECONDS,
+    HubPart,
+)
 from shoal.app.settings import NO_X402, open_payments
 from shoal.app.setup import Setup, read_setup
 from shoal.app.websocket_router import STOPPING, WebSocketRouter
@@ -152,6 +158,8 @@ async def run_coordinator(
                 published.enter_context(
                     publish_url(config.data_dir, *where, secure=secure)
                 )
+                # Only now: a start that is slow takes nothing of the clients' time.
+                clock.call_at(clock.now() + RETURN_SECONDS, gateway.hub.end_return)
                 yield await _running(setup, gateway, http.port, ollama_port, links)
                 drain = 0.0 if links.is_handed_over else config.drain
                 await _end_jobs(gateway, workers, drain)

@@ -442,31 +442,28 @@ class Hub:
 
     # For the owner of the hub.
 
-    async def restore(self, await_clients: float = 0.0) -> int:
+    async def restore(self, *, clients_return: bool = False) -> int:
         """Take the store over: load the books and the open jobs of its last owner.
 
-        For ``await_clients`` seconds, clients may come back to jobs that they wait for,
-        and no worker gets a job; then those end to which none has come back.  0: no
-        client can.
+        ``clients_return``: no worker gets a job until the clients of those jobs have
+        come back, or ``end_return`` is called.
         """
         self.epoch = await self._store.take_over()
         commits = self._recorder.commits = commit_ids(self.epoch, "hub")
         await self._bookkeeper.open()
         stored = await restore_pool(
             *(self.pool, self._store, self._clock, next(commits)),
-            clients_return=await_clients > 0,
+            clients_return=clients_return,
         )
         for each in stored:
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)
-            if await_clients and _has_client(each.job):
+            if clients_return and _has_client(each.job):
                 self._awaited[each.job.id] = each.job
             elif each.job.idempotency_key:
                 self._end_unattended(self._answers[each.job.id], each.job)
             # Any other's client left without cancelling it: it runs, and its result can
             # be fetched.
-        if self._awaited:
-            self._clock.call_at(self._clock.now() + await_clients, self._end_awaiting)
         self._update_idle()
         return len(stored)
 
@@ -477,8 +474,8 @@ class Hub:
         if not self._awaited:
             self._wake.set()
 
-    def _end_awaiting(self) -> None:
-        """Give up the clients that have not come back."""
+    def end_return(self) -> None:
+        """Give up the clients that have not come back; their jobs end."""
         awaited, self._awaited = self._awaited, {}
         for job_id, job in awaited.items():
             if (answer := self._answers.get(job_id)) is not None:
