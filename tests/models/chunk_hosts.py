@@ -1,7 +1,7 @@
 """Peers that send models in chunks: both ends are real, only the link is in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -22,17 +22,22 @@ from shoal.transports.local_link import local_links
 Tamper = Callable[[ModelMessage], list[ModelMessage]]
 
 
+async def at_once() -> None:
+    """Wait for nothing."""
+
+
 @dataclass
 class ChunkHost:
     """A peer with a library; ``tamper`` may change what it sends.
 
-    ``chunks`` are the numbers of those that it has sent, and ``connections`` how often
-    it was connected.
+    ``may_send`` is awaited before each chunk.  ``chunks`` are the numbers of those that
+    it has sent, and ``connections`` how often it was connected.
     """
 
     url: str
     sharing: LibraryServer
     tamper: Tamper = lambda message: [message]
+    may_send: Callable[[], Awaitable[object]] = at_once
     chunks: list[int] = field(default_factory=list)
     connections: int = 0
     drivers: list[Driver[PeerMessage, ToPeer]] = field(default_factory=list)
@@ -49,13 +54,17 @@ class ChunkHost:
         )
         driver: Driver[PeerMessage, ToPeer]
 
+        async def wait_writable() -> None:
+            await self.may_send()
+            await driver.wait_for_bulk_room()
+
         def receive(message: PeerMessage) -> None:
             if isinstance(message.message, ModelMessage):
                 self.sharing.on_message(
                     f"guest {guest}",
                     message.message,
                     lambda reply: self._send(driver, message.peer, reply),
-                    driver.wait_for_bulk_room,
+                    wait_writable,
                 )
             elif isinstance(message.message, PeerLeft):
                 self.sharing.on_peer_left(f"guest {guest}")

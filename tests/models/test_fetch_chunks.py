@@ -1,10 +1,12 @@
 """Models that are fetched in chunks from several peers, some of which fail or lie."""
 
 import asyncio
+import math
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,13 @@ async def hosts(
         yield Hosts(tmp_path, stack)
 
 
+async def once_both_are_asked(both: asyncio.Barrier) -> None:
+    """Wait until the other source is asked for a chunk, too, the first time."""
+    with suppress(asyncio.BrokenBarrierError):
+        await both.wait()
+        await both.abort()
+
+
 def spoilt(chunk: ModelMessage) -> list[ModelMessage]:
     """Change a byte of each chunk."""
     if isinstance(chunk, ChunkSent):
@@ -89,8 +98,14 @@ def spoilt(chunk: ModelMessage) -> list[ModelMessage]:
     return [chunk]
 
 
-async def test_several_sources_send_each_chunk_once(hosts: Hosts) -> None:
+async def test_several_sources_send_each_chunk_once(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_selection, "REPEAT_AFTER", math.inf)
     one, two = await hosts.add(), await hosts.add()
+    both_asked = asyncio.Barrier(2)
+    for host in one, two:
+        host.may_send = partial(once_both_are_asked, both_asked)
 
     got = await hosts.fetch(one, two)
 
