@@ -395,6 +395,31 @@ def test_cancelled_order_stops_the_load() -> None:
     play(script)
 
 
+def test_unload_at_the_very_end_of_a_load_ends() -> None:
+    its = Stage()
+
+    async def unload() -> None:
+        async for _ in its.orders.run(ModelOrder(ModelAction.UNLOAD, "a", "me")):
+            pass
+
+    class Hasty(File):
+        """Is to be unloaded before its load has been reported."""
+
+        async def start(self) -> None:
+            await super().start()
+            self.unloading = asyncio.create_task(unload())
+
+    its.kind = Hasty
+
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("a")
+        await asyncio.sleep(LOADS + 10.0)
+        assert its.opened[0].closed
+        assert its.orders.memory == 0
+
+    play(script, its)
+
+
 def test_order_cancelled_at_once_leaves_nothing() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.load("a")

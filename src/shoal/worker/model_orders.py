@@ -2,7 +2,7 @@
 
 The coordinator knows what is waited for; this machine knows what it has, and how much
 memory its owner lends.  Several orders for one model wait for the same load, which ends
-if the last of them is cancelled; what is loaded stays, whoever ordered it.
+if the last of them is cancelled; what is loaded stays.
 """
 
 import asyncio
@@ -211,8 +211,7 @@ class ModelOrders:
 
     async def _load(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
         name = order.name
-        while (held := self._held.get(name)) is not None and held.ending:
-            await held.gone.wait()
+        held = await self._settled(name)
         if held is None:
             if self._serves(name):
                 return
@@ -242,6 +241,17 @@ class ModelOrders:
             if not (held.orders or held.unattended or loading.done()):
                 held.ending = True
                 loading.cancel()
+
+    async def _settled(self, name: str) -> _HeldModel | None:
+        """Return a held model, if any, once it is neither ending nor just loaded."""
+        while (held := self._held.get(name)) is not None:
+            if held.ending:
+                await held.gone.wait()
+            elif held.loading is not None and held.loading.done():
+                await asyncio.sleep(0)  # until ``_on_opened``
+            else:
+                break
+        return held
 
     def _begin(self, order: ModelOrder) -> _HeldModel:
         """Begin to load a model.  Raises JobError if there is none, or no memory."""
@@ -322,8 +332,7 @@ class ModelOrders:
 
     async def _unload(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
         name = order.name
-        while (held := self._held.get(name)) is not None and held.ending:
-            await held.gone.wait()
+        held = await self._settled(name)
         if held is None:
             if self._serves(name):
                 raise JobError(f"{name} stays loaded: its owner or its server decides")
