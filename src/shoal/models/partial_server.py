@@ -98,7 +98,7 @@ class PartialServer:
             self._drivers[name].send(ToPeer(peer, held))
 
     async def wait_for_others(self) -> None:
-        """Wait until nobody needs anything any more, or for ``LINGER``."""
+        """Wait until no receiver needs a chunk any more, or for ``LINGER``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
                 while self._drivers:

@@ -21,7 +21,7 @@ class LeaseRow(NamedTuple):
     runs; its name is empty after it has left.  Other nodes reach it at ``node``,
     HOST:PORT, where it presents a certificate with this SHA-256, and expects the
     ``secret``, once it has one; ``ports`` are those of its wires, by name.  A
-    coordinator that is no node has none of these.  ``older``: why nobody may take it.
+    coordinator that is no node has none of these.  ``older``: why no node may take it.
     """
 
     held: bool

@@ -218,7 +218,7 @@ def failure_event(
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot
 AWAY = "the coordinator is away"
-"""The message of a cancellation that nobody has asked for."""
+"""The message of a cancellation for a lost connection."""
 
 log = logging.getLogger("shoal.worker")
 

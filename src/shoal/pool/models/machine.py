@@ -75,11 +75,11 @@ class PlacementRules:
     """When models are loaded and unloaded; in seconds, and requests for each slot.
 
     A model without a deployment is unloaded after ``idle`` without a request (inf:
-    never).  A model ``stays`` at least so long once it is loaded.  One that nobody
-    waits for evicts only what was not used for ``quiet``.  A deployment grows if a
-    request waits ``growth_wait``, or there are ``growth_busy`` (one alone is no reason,
-    even if there is one slot), and its newest replica was loaded ``settles`` ago.  It
-    shrinks only if there would then be at most ``shrink_busy``.
+    never).  A model ``stays`` at least so long once it is loaded.  A model without
+    waiting requests evicts only what was not used for ``quiet``.  A deployment grows if
+    a request waits ``growth_wait``, or there are ``growth_busy`` (one alone is no
+    reason, even if there is one slot), and its newest replica was loaded ``settles``
+    ago.  It shrinks only if there would then be at most ``shrink_busy``.
     """
 
     idle: float = 1800.0
