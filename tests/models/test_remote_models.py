@@ -24,6 +24,7 @@ from shoal.domain.model_messages import (
     ModelMessage,
     ModelQuery,
     ModelRequest,
+    SeederAt,
 )
 from shoal.models.download import DownloadRequest
 from shoal.models.library import CHUNK, Library
@@ -187,6 +188,26 @@ async def test_a_chunk_that_does_not_exist_is_refused(folder: Path) -> None:
             worker.coordinator.on_message("peer", message, peer.send, peer.room)
             await peer.until(1)
             assert isinstance(peer.received[0], ChunksRefused), wanted
+
+
+async def test_nothing_is_noted_of_chunks_that_do_not_exist(folder: Path) -> None:
+    peers = {"a": RecordingPeer(), "b": RecordingPeer()}
+    async with a_pool(folder) as worker:
+        root = await manifest_of_worker(worker)
+        for name, peer in peers.items():
+            seeder = SeederAt(root, f"http://{name}", "secret")
+            worker.coordinator.on_message(name, seeder, peer.send, peer.room)
+        await peers["a"].until(1)  # hears of the other
+        await peers["b"].until(1)
+        for name, peer in peers.items():
+            message = ChunksRequest(root, [8])
+            worker.coordinator.on_message(name, message, peer.send, peer.room)
+            await peer.until(2)
+
+    refused = [each.received[1:] for each in peers.values()]
+    assert (
+        refused[0] == refused[1] == [ChunksRefused(root, "the model has no such chunk")]
+    )
 
 
 @pytest.mark.parametrize("how", ["lies", "leaves", "is silent", "refuses"])

@@ -232,7 +232,9 @@ class LibraryServer:
         model = self._local.get(root) or self._remote.get(root)
         reason: str | None = "it has no such model now: ask for its manifest again"
         if model is not None:
-            elsewhere = self._seeders.elsewhere(requester.name, root, request.chunks)
+            all_chunks = range(model.manifest.chunks)
+            existing = [each for each in request.chunks if each in all_chunks]
+            elsewhere = self._seeders.elsewhere(requester.name, root, existing)
             if elsewhere:
                 requester.send(ChunksElsewhere(root, [*elsewhere]))
             here = [each for each in request.chunks if each not in elsewhere]
