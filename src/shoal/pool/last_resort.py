@@ -93,8 +93,8 @@ def _waiting(pool: PoolState) -> Iterator[OpenJob]:
 
     An answer that has begun goes on at a machine of the pool.
     """
-    for model, workers in [*pool.roster.hosted.items()]:
-        jobs = pool.resorting.get(model, {})
+    for model, jobs in [*pool.resorting.items()]:
+        workers = pool.roster.hosted.get(model, {})
         if not any(each.free_slots > 0 for each in workers.values()):
             continue
         for job in [*islice(jobs.values(), JOBS_EXAMINED_MAX)]:
