@@ -275,21 +275,48 @@ MODEL_QUEUE = "*models"
 
 
 class ModelAction(Enum):
-    """What a machine does with a model."""
+    """What a machine does with a model.
+
+    LEND: it starts a shard, which holds some layers of a model for another machine that
+    runs it, until it is told to UNLOAD that.
+    """
 
     LOAD = "load"
     UNLOAD = "unload"
+    LEND = "lend"
 
     __hash__ = object.__hash__  # members are singletons, hashed often
 
 
-class ModelOrder(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True):
+    """One machine's part of a model that is split over several.
+
+    ``machine`` is the id of the worker that has its library, ``layers`` how many it
+    holds, after those of the shards before it, and ``memory`` is in bytes.  ``hosts``
+    and ``port`` are where it listens, and ``fingerprint`` is the SHA-256 of its port's
+    certificate in hexadecimal; empty for the shard of the machine that runs the model.
+    """
+
+    machine: str
+    layers: int
+    memory: int
+    hosts: tuple[str, ...] = ()
+    port: int = 0
+    fingerprint: str = ""
+
+
+class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """An order to one machine to load a model of its library, or to unload it.
 
     ``machine`` is the id of the worker that has the library (``Offer.library``): only
     that carries it out.  ``context`` is in tokens, for each of the ``slots``; 0: as the
     machine chooses.  ``room_for`` is the model that an unload makes room for; empty:
     none.  The answer is empty: the machine then offers the model, or no longer does.
+
+    ``group`` names the machines that run a model together, which is split into
+    ``shards``, in the order of its layers; empty: one machine runs it.  ``runner`` is
+    the public key of the machine that runs the model, in hexadecimal: a shard admits
+    only that.
     """
 
     kind: ClassVar[JobKind] = JobKind.MODEL
@@ -303,6 +330,9 @@ class ModelOrder(msgspec.Struct, frozen=True):
     context: int = 0
     slots: int = 0
     room_for: str = ""
+    group: str = ""
+    shards: tuple[Shard, ...] = ()
+    runner: str = ""
 
 
 Work: TypeAlias = Inference | NamedWork | ModelOrder
