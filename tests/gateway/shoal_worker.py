@@ -1,7 +1,7 @@
 """A scripted worker of Shoal's own wire; only what it does with jobs is not real."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,10 +118,14 @@ async def shoal_worker(
     name: str = "n1",
     signer: Signer | None = None,
     token: str = TOKEN,
+    others: Sequence[Offer] = (),
 ) -> AsyncIterator[ShoalWorker]:
-    """Join as a worker within the block; it proves the key of a ``signer``."""
+    """Join as a worker within the block; it proves the key of a ``signer``.
+
+    ``others`` are further offers of its machine.
+    """
     worker = ShoalWorker()
-    local = LocalEnd(name, signer, token=token, offers=(offer,))
+    local = LocalEnd(name, signer, token=token, offers=(offer, *others))
     url = f"{NOISE}ws{pool.url.removeprefix('http')}{WORKER_PATH}"
     async with connect_websocket(url, {}, MESSAGE_MAX) as (link, _):
         session = ShoalSession(local, dialled=True)

@@ -9,6 +9,7 @@ from shoal.domain import facts
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, TimeLimits
+from shoal.domain.work import ModelOrder
 from shoal.pool.inputs import ModelUnplaced
 from shoal.pool.models.demand import present_placement
 from shoal.transports.clock import Clock, Timer
@@ -38,6 +39,13 @@ RELEVANT: Collection[type[facts.Fact]] = {
 """Facts after which something else may have to be loaded; the last are of orders."""
 
 log = logging.getLogger("shoal.coordinator")
+
+
+def submit_order(hub: Hub, order: ModelOrder) -> JobId:
+    """Give an order to its machine; return its job.  Raises as ``Hub.submit``."""
+    job = Job(hub.new_id(), order, LIMITS, terms=TERMS)
+    hub.submit(job)
+    return job.id
 
 
 class Placer:
@@ -95,13 +103,10 @@ class Placer:
                 "%s model=%s machine=%s: %s",
                 *(each.action.value, each.model, each.machine, each.reason),
             )
-            job = Job(self._hub.new_id(), each.work, LIMITS, terms=TERMS)
             try:
-                self._hub.submit(job)
+                self._submitted.add(submit_order(self._hub, each.work))
             except ShoalError as error:  # the store fails, or the coordinator stops
                 log.warning("not ordered model=%s: %s", each.model, error)
-            else:
-                self._submitted.add(job.id)
         for model, reason in placement.unplaced.items():
             self._end_waiting(model, reason, at_once=True)
         for model, reason in placement.pending.items():

@@ -144,7 +144,7 @@ async def answer_inputs(
     """
     check_work(gateway, caller.name, work, field)
     job = build_job(gateway, request, work, caller, end_user=end_user)
-    return InputsAnswer(*await _run(gateway, request, caller, job), job.model)
+    return InputsAnswer(*await run_whole(gateway, request, caller, job), job.model)
 
 
 async def answer_whole(
@@ -155,7 +155,7 @@ async def answer_whole(
     form: AnswerForm,
 ) -> web.Response:
     """Have ``job`` done, and return its answer; an error is raised."""
-    job_id, outcome, _ = await _run(gateway, request, caller, job)
+    job_id, outcome, _ = await run_whole(gateway, request, caller, job)
     return responses.json_bytes_response(
         form.encode(job_id, outcome, int(gateway.clock.wall()))
     )
@@ -213,7 +213,7 @@ async def stream_answer(
     return response
 
 
-async def _run(
+async def run_whole(
     gateway: JobsGateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> tuple[JobId, Outcome, Usage]:
     """Have ``job`` done, and record its usage.

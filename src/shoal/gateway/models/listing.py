@@ -17,6 +17,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, UnknownModel
 from shoal.domain.job_kinds import INFERENCE_KINDS, TEXT_KINDS
 from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import LoadableModel
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
@@ -41,7 +42,8 @@ class ModelSummary:
     in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
     jobs that they run at a time.  ``alias_of`` is the model that the name stands for
     now; empty: it is a model.  ``state``: a worker has it; or the first request loads
-    it; or only hosted providers have it.
+    it; or only hosted providers have it.  ``size`` is that of its largest file that
+    machines could load, in bytes; 0: unknown.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelSummary:
     slots: int
     alias_of: str = ""
     state: ModelState = "loaded"
+    size: int = 0
 
 
 def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
@@ -72,16 +75,35 @@ def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
 
 def summarize_loadable(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
     """Merge what machines can load for the jobs of ``owner`` (None: all)."""
-    found = [
-        known
-        for worker_id, known in pool.roster.loadable[name].items()
-        if _works_for(pool.workers[worker_id], owner)
-    ]
+    found = _loadable(pool, name, owner)
     kinds = frozenset[JobKind]().union(*(each.kinds for each in found))
     features = frozenset[Feature]().union(*(each.features for each in found))
     context = max((each.context for each in found), default=0)
     shown = features - HIDDEN
-    return ModelSummary(name, kinds, shown, context, 0, 0, state="loadable")
+    return ModelSummary(
+        *(name, kinds, shown, context, 0, 0), state="loadable", size=_size(found)
+    )
+
+
+def _summarize_loaded(
+    pool: PoolState, name: str, workers: Collection[Worker], owner: str | None
+) -> ModelSummary:
+    """Merge what workers offer, with the size that libraries know."""
+    size = _size(_loadable(pool, name, owner))
+    return replace(summarize_model(name, workers), size=size)
+
+
+def _loadable(pool: PoolState, name: str, owner: str | None) -> list[LoadableModel]:
+    """Return what machines that work for ``owner`` (None: all) know of a model."""
+    return [
+        known
+        for worker_id, known in pool.roster.loadable.get(name, {}).items()
+        if _works_for(pool.workers[worker_id], owner)
+    ]
+
+
+def _size(known: Collection[LoadableModel]) -> int:
+    return max((each.size for each in known), default=0)
 
 
 def _summarize_hosted(
@@ -117,7 +139,7 @@ def model_summaries(pool: PoolState, viewer: Viewer) -> list[ModelSummary]:
     of them those with a worker that takes jobs now, and the most used ones.
     """
     found = [
-        summarize_model(name, workers)
+        _summarize_loaded(pool, name, workers, viewer.owner)
         for name in pool.roster.models
         if (workers := usable_workers(pool, name, viewer.owner))
     ]
@@ -191,7 +213,7 @@ def model_summary(pool: PoolState, name: str, viewer: Viewer) -> ModelSummary:
     workers = usable_workers(pool, model, owner)
     if not workers:
         raise Forbidden(f"the workers with {model} work for other keys only")
-    summary = summarize_model(model, workers)
+    summary = _summarize_loaded(pool, model, workers, owner)
     return summary if model == name else replace(summary, name=name, alias_of=model)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.domain.ids import peer_of
-from shoal.domain.work import ANY_MODEL, JobKind
+from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
 from shoal.pool.models.machine import LoadedModel, Machine
 from shoal.pool.models.placement import Demand, Placement, place
 from shoal.pool.roster import SPECIAL_QUEUES
@@ -22,6 +22,24 @@ def present_placement(
     """
     found = _machines(pool, now, name_of)
     return found, place(found, _demands(pool, now), pool.deployments, now)
+
+
+def orders_to_unload(pool: PoolState, model: str, now: float) -> list[ModelOrder]:
+    """Return the orders that free the memory of a model, as an operator asks.
+
+    None for what a deployment keeps, or requests use or wait for.
+    """
+    if model in pool.deployments or pool.queues.get(model):
+        return []
+    return [
+        ModelOrder(ModelAction.UNLOAD, model, each.id)
+        for each in _machines(pool, now, str)
+        if each.takes_orders
+        and model not in each.ordered
+        and each.library.find(model) is not None
+        and (loaded := each.loaded.get(model)) is not None
+        and not loaded.busy
+    ]
 
 
 def _machines(

@@ -11,10 +11,13 @@ import pytest
 from aiohttp import ClientResponse, web
 
 from gateway.chat.openai.test_embeddings import ENCODED, VECTOR
-from gateway.keys import request
-from gateway.serving import Pool, serving
-from gateway.shoal_worker import shoal_worker
+from gateway.keys import make_key, request
+from gateway.serving import Pool, eventually, serving
+from gateway.shoal_worker import EVERYTHING, shoal_worker
+from shoal.domain.credentials import Scope
 from shoal.domain.moderation import Moderation
+from shoal.domain.work import JobKind, ModelAction, ModelOrder
+from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.local_servers import ServerLocation, find_servers
 from shoal.gateway.app import make_app, make_ollama_app
 
@@ -151,6 +154,64 @@ async def test_a_model_without_a_prompt_is_loaded(pool: Pool) -> None:
 
             assert (line["done"], line["done_reason"]) == (True, "load")
             assert unloaded["done_reason"] == "unload"
+
+
+LIBRARY = ModelLibrary((LoadableModel("m1", 2 * 10**9),), 10**10)
+MACHINE = Offer(frozenset({JobKind.MODEL}), slots=2, library=LIBRARY)
+
+
+async def test_a_model_on_a_disk_is_listed_with_its_size_and_loaded(
+    pool: Pool,
+) -> None:
+    body = {"model": "m1", "stream": False}
+    async with shoal_worker(pool, MACHINE), asyncio.TaskGroup() as tasks:
+        _, listed = await request(pool, "GET", "/ollama/api/tags")
+        for path in ("generate", "chat", "embed"):
+            asked = {**body, "input": []} if path == "embed" else body
+            loading = tasks.create_task(
+                request(pool, "POST", f"/ollama/api/{path}", asked)
+            )
+            await eventually(lambda: "m1" in pool.hub.pool.queues)
+            async with shoal_worker(pool, name="n2") as worker:
+                await worker.answer("x")
+                status, answer = await loading
+                job = worker.work()
+
+            assert status == 200
+            assert job.max_tokens == 1
+            assert path == "embed" or answer["done_reason"] == "load"
+
+    assert [(each["name"], each["size"]) for each in listed["models"]] == [
+        ("m1", 2 * 10**9)
+    ]
+
+
+async def test_a_load_that_takes_longer_than_the_request_waits_is_refused(
+    pool: Pool,
+) -> None:
+    async with shoal_worker(pool, MACHINE):
+        headers = {**pool.headers(), "x-shoal-queue-seconds": "0.1"}
+        async with pool.session.post(
+            f"{pool.url}/ollama/api/generate", json={"model": "m1"}, headers=headers
+        ) as response:
+            assert response.status == 503, await response.text()
+
+
+@pytest.mark.parametrize("scope", [Scope.USE, Scope.ADMIN])
+async def test_only_an_operator_unloads_for_all(pool: Pool, scope: Scope) -> None:
+    secret = await make_key(pool, scope.value, scope=scope.value)
+    body = {"model": "m1", "keep_alive": 0, "stream": False}
+    async with shoal_worker(pool, MACHINE, others=[EVERYTHING]) as machine:
+        status, answer = await request(
+            pool, "POST", "/ollama/api/generate", body, secret
+        )
+        assert (status, answer["done_reason"]) == (200, "unload")
+        if scope is Scope.ADMIN:
+            job = await machine.job()
+            assert job.work == ModelOrder(ModelAction.UNLOAD, "m1", "shoal:n1/*models")
+            machine.end(job)
+        else:
+            assert not len(pool.hub.pool.model_orders)
 
 
 async def test_a_model_of_the_pool_is_pulled_at_once(pool: Pool) -> None:

@@ -10,12 +10,13 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
+from shoal.coordinator.placer import submit_order
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import CannotDo, NotFound, UnknownModel
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Chat, Completion, Embedding
+from shoal.domain.work import Chat, Completion, Embedding, JobKind
 from shoal.gateway.chat.inputs import LARGE_ANSWER, vectors_of
-from shoal.gateway.chat.job_answers import AnswerForm, answer, answer_inputs
+from shoal.gateway.chat.job_answers import AnswerForm, answer, answer_inputs, run_whole
 from shoal.gateway.chat.ollama import bodies, embeddings, models
 from shoal.gateway.chat.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.chat.ollama.requests import (
@@ -30,13 +31,18 @@ from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.errors import PLAIN_ERRORS
 from shoal.gateway.http.operation import Operation, Operations
 from shoal.gateway.http.responses import NDJSON_TYPE, TEXT_TYPE, json_bytes_response
+from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.models import listing
 from shoal.ledger.canonical import to_time
+from shoal.pool.models.aliases import real_model
+from shoal.pool.models.demand import orders_to_unload
 
 api = Operations(PLAIN_ERRORS)
 
 REFUSAL = "Refuse to manage models"
 RUNNING = "Ollama is running"  # clients compare it
+
+LEAST = "1"  # what a model reads that is only to be loaded
 
 PULLED = b'{"status":"success"}\n'
 PULLING = b'{"status":"pulling manifest"}\n'
@@ -232,7 +238,7 @@ async def _answer(
     field: str,
 ) -> web.StreamResponse:
     if isinstance(decoded, ModelLoad):
-        return _loaded(gateway, caller, decoded, shape)
+        return await _manage(gateway, request, caller, decoded, shape)
     name = decoded.work.model
     work = replace(decoded.work, model=_resolved(gateway, name))
     watch, at = Stopwatch(gateway.clock.now), gateway.clock.wall()
@@ -244,12 +250,19 @@ async def _answer(
     return await answer(gateway, request, caller, decoded, form, field=field)
 
 
-def _loaded(
-    gateway: ChatGateway, caller: ApiCaller, decoded: ModelLoad, shape: AnswerShape
+async def _manage(
+    gateway: ChatGateway,
+    request: web.Request,
+    caller: ApiCaller,
+    decoded: ModelLoad,
+    shape: AnswerShape,
 ) -> web.Response:
-    """Answer that a model is loaded, if the caller may use it."""
+    """Load or unload a model, as far as the caller may, and answer that it was done."""
     name = _resolved(gateway, decoded.model)
-    listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
+    if decoded.reason == "load":
+        await _load(gateway, request, caller, name)
+    else:
+        _unload(gateway, caller, name)
     answer = {
         "model": decoded.model,
         "created_at": to_time(gateway.clock.wall()),
@@ -259,6 +272,40 @@ def _loaded(
     }
     encoded = msgspec.json.encode(answer) + b"\n"
     return _lines(encoded) if decoded.stream else json_bytes_response(encoded)
+
+
+async def _load(
+    gateway: ChatGateway, request: web.Request, caller: ApiCaller, name: str
+) -> None:
+    """Have a model loaded by the least of requests, unless a worker has it.
+
+    So it waits, fails, and counts like one.  Raises as ``answer``.
+    """
+    shown = listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
+    if shown.state != "loadable":
+        return
+    work: Chat | Completion | Embedding
+    if JobKind.CHAT in shown.kinds:
+        work = Chat(name, ({"role": "user", "content": LEAST},), 1)
+    elif JobKind.COMPLETION in shown.kinds:
+        work = Completion(name, LEAST, 1)
+    else:
+        work = Embedding(name, (LEAST,))
+    await run_whole(gateway, request, caller, build_job(gateway, request, work, caller))
+
+
+def _unload(gateway: ChatGateway, caller: ApiCaller, name: str) -> None:
+    """Unload a model that nobody uses, if the caller decides for all.
+
+    Otherwise nothing happens: clients free memory in passing, and others use the model.
+    """
+    hub = gateway.hub
+    listing.model_summary(hub.pool, name, listing.seen_by(caller))
+    if not caller.has_scope(Scope.ADMIN):
+        return
+    model = real_model(hub.pool, name, None, None)
+    for each in orders_to_unload(hub.pool, model, gateway.clock.now()):
+        submit_order(hub, each)
 
 
 async def _embed(
@@ -271,7 +318,7 @@ async def _embed(
     """Return the outcome, and the number of tokens that were read."""
     name = _resolved(gateway, decoded.model)
     if decoded.work is None:
-        listing.model_summary(gateway.hub.pool, name, listing.seen_by(caller))
+        await _load(gateway, request, caller, name)
         return Outcome(""), 0
     work: Embedding = replace(decoded.work, model=name)
     answered = await answer_inputs(gateway, request, caller, work, field=field)

@@ -43,7 +43,7 @@ class OllamaDetails(msgspec.Struct, frozen=True):
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the pool; its ``size`` in bytes is unknown.
+    """A model of the pool; ``size`` is in bytes, 0: unknown.
 
     ``digest`` is that of the name: clients show its beginning, or compare it.
     """
@@ -95,6 +95,7 @@ def listed_model(model: ModelSummary, created_at: float) -> OllamaModel:
         name=model.name,
         model=model.name,
         modified_at=to_time(created_at),
+        size=model.size,
         digest=_digest(model.name),
         details=OllamaDetails(parent_model=model.alias_of),
     )
@@ -105,6 +106,7 @@ def loaded_model(model: ModelSummary) -> OllamaLoadedModel:
     return OllamaLoadedModel(
         name=model.name,
         model=model.name,
+        size=model.size,
         digest=_digest(model.name),
         context_length=model.context,
     )

@@ -32,10 +32,7 @@ from shoal.gateway.http import decoding
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """A request without a prompt, which only loads a model, or unloads it.
-
-    Here the workers decide what they have loaded: it is answered, and nothing happens.
-    """
+    """A request without a prompt, which only loads a model, or unloads it."""
 
     model: str
     stream: bool
