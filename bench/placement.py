@@ -113,10 +113,10 @@ def _measure_speed(results: Results, machines: Sequence[Machine]) -> None:
 def _after(machines: Sequence[Machine], placement: Placement) -> list[Machine]:
     """Return the machines once they have loaded what was placed, but one model."""
     loaded: dict[str, dict[str, LoadedModel]] = {each.id: {} for each in machines}
-    for order in placement.orders:
-        if order.action is ModelAction.LOAD and order.model != NEXT:
+    for order, _ in placement.orders:
+        if order.action is ModelAction.LOAD and order.name != NEXT:
             model = LoadedModel(0, NOW - 500, NOW - 100)
-            loaded[order.machine][order.model] = model
+            loaded[order.machine][order.name] = model
     return [replace(each, loaded=loaded[each.id]) for each in machines]
 
 

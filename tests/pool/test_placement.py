@@ -62,8 +62,8 @@ def placed(
 def shown(placement: Placement) -> list[str]:
     """Return the orders in short, such as ``load a on anna``."""
     return [
-        f"{each.action.value} {each.model} on {each.machine[6:].partition('/')[0]}"
-        for each in placement.orders
+        f"{work.action.value} {work.name} on {work.machine[6:].partition('/')[0]}"
+        for work, _ in placement.orders
     ]
 
 
@@ -77,7 +77,7 @@ def test_awaited_model_is_loaded_on_a_machine_that_has_its_files() -> None:
     )
 
     assert placement.orders == (
-        Order("shoal:ben/*models", "a", LOAD, "1 request waits for it"),
+        Order(ModelOrder(LOAD, "a", "shoal:ben/*models"), "1 request waits for it"),
     )
     assert not placement.unplaced
     assert not placement.pending
@@ -161,11 +161,8 @@ def test_model_evicts_what_was_unused_for_longest() -> None:
 
     assert placement.orders == (
         Order(
-            full.id,
-            "b",
-            UNLOAD,
+            ModelOrder(UNLOAD, "b", full.id, room_for="a"),
             "makes room for a: 1 request waits for it",
-            room_for="a",
         ),
     )
     assert placement.pending == {"a": "waits until anna has unloaded b"}
@@ -329,7 +326,7 @@ def test_replica_that_cannot_be_placed_does_not_fail_requests() -> None:
 
 
 def test_deployment_gives_context_and_slots() -> None:
-    (load,) = placed(machine(), deployed=deployment(context=8192, slots=2)).orders
+    ((load, _),) = placed(machine(), deployed=deployment(context=8192, slots=2)).orders
 
     assert (load.context, load.slots) == (8192, 2)
 
@@ -537,9 +534,9 @@ def test_two_models_that_do_not_both_fit_take_turns() -> None:
         now = NOW + second
         has = {present: LoadedModel(4 * GB, since, last)} if present else {}
         demands = {each: Demand(1, now - last) for each in "ab" if each != present}
-        for each in place([replace(one, loaded=has)], demands, {}, now).orders:
-            if each.action is LOAD:
-                present, since = each.model, now
+        for work, _ in place([replace(one, loaded=has)], demands, {}, now).orders:
+            if work.action is LOAD:
+                present, since = work.name, now
             else:
                 stays.append(now - since)
                 present = ""

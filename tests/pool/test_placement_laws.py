@@ -136,7 +136,7 @@ def test_model_that_the_library_lacks_takes_none_of_its_memory() -> None:
 
 @given(situations())
 def test_orders_never_need_more_memory_than_a_machine_has(situation: Situation) -> None:
-    orders = situation.place().orders
+    orders = [each.work for each in situation.place().orders]
 
     after = situation.after(situation.place())
     for machine in after.machines:
@@ -157,22 +157,22 @@ def test_busy_young_pinned_and_awaited_models_are_not_unloaded(
     machines = {each.id: each for each in situation.machines}
     unloads = [
         order
-        for order in situation.place().orders
+        for order, _ in situation.place().orders
         if order.action is ModelAction.UNLOAD
     ]
 
     for order in unloads:
         machine = machines[order.machine]
-        loaded = machine.loaded[order.model]
+        loaded = machine.loaded[order.name]
         assert machine.takes_orders
         assert not loaded.busy
         assert NOW - loaded.since >= RULES.stays
-        assert not situation.demands.get(order.model, Demand()).waiting
-        assert machine.library.find(order.model) is not None
+        assert not situation.demands.get(order.name, Demand()).waiting
+        assert machine.library.find(order.name) is not None
     for name, deployment in situation.deployments.items():
-        if deployment.pinned and any(order.model == name for order in unloads):
+        if deployment.pinned and any(order.name == name for order in unloads):
             before = _replicas(situation, deployment)
-            gone = {order.machine for order in unloads if order.model == name}
+            gone = {order.machine for order in unloads if order.name == name}
             assert len(before - gone) >= min(len(before), _least(deployment))
 
 
@@ -215,9 +215,9 @@ def test_second_placement_adds_nothing_to_orders_under_way(
 
 @given(situations())
 def test_each_machine_has_one_order_for_a_model(situation: Situation) -> None:
-    orders = situation.place().orders
+    orders = [each.work for each in situation.place().orders]
 
-    pairs = [(order.machine, order.model) for order in orders]
+    pairs = [(order.machine, order.name) for order in orders]
     assert len(set(pairs)) == len(pairs)
     for machine in situation.machines:
         assert not {(machine.id, name) for name in machine.ordered} & set(pairs)
@@ -228,15 +228,15 @@ def test_each_machine_has_one_order_for_a_model(situation: Situation) -> None:
 @given(situations())
 def test_loads_are_where_files_and_operators_allow_them(situation: Situation) -> None:
     machines = {each.id: each for each in situation.machines}
-    for order in situation.place().orders:
+    for order, _ in situation.place().orders:
         machine = machines[order.machine]
-        deployment = situation.deployments.get(order.model)
+        deployment = situation.deployments.get(order.name)
         if order.action is not ModelAction.LOAD:
             continue
-        assert machine.library.find(order.model) or (
-            machine.library.fetches and _largest(situation.machines, order.model)
+        assert machine.library.find(order.name) or (
+            machine.library.fetches and _largest(situation.machines, order.name)
         )
-        assert machine.failed.get(order.model, (0.0, ""))[0] <= NOW
+        assert machine.failed.get(order.name, (0.0, ""))[0] <= NOW
         if deployment is not None:
             assert not deployment.on or machine.name in deployment.on
             asked = (deployment.context, deployment.slots)
@@ -257,8 +257,8 @@ def test_awaited_model_is_loaded_or_a_reason_given(situation: Situation) -> None
             assert name in placement.unplaced or name in placement.pending
         if name in placement.unplaced:
             assert not any(
-                order.model == name and order.action is ModelAction.LOAD
-                for order in placement.orders
+                order.name == name and order.action is ModelAction.LOAD
+                for order, _ in placement.orders
             )
 
 

@@ -354,8 +354,8 @@ class Placing:
         machines = [*self._machines.values()]
         placement = place(machines, demands, self.deployments, fleet.now, self.rules)
         self.unplaced = placement.unplaced
-        for order in placement.orders:
-            fleet.order(fleet.stations[order.machine], order.work)
+        for work, _ in placement.orders:
+            fleet.order(fleet.stations[work.machine], work)
         return placement.again
 
 

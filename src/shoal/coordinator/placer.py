@@ -101,12 +101,13 @@ class Placer:
         for each in placement.orders:
             log.info(
                 "%s model=%s machine=%s: %s",
-                *(each.action.value, each.model, each.machine, each.reason),
+                *(each.work.action.value, each.work.name, each.work.machine),
+                each.reason,
             )
             try:
                 self._submitted.add(submit_order(self._hub, each.work))
             except ShoalError as error:  # the store fails, or the coordinator stops
-                log.warning("not ordered model=%s: %s", each.model, error)
+                log.warning("not ordered model=%s: %s", each.work.name, error)
         for model, reason in placement.unplaced.items():
             self._end_waiting(model, reason, at_once=True)
         for model, reason in placement.pending.items():

@@ -316,7 +316,7 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     ``group`` names the machines that run a model together, which is split into
     ``shards``, in the order of its layers; empty: one machine runs it.  ``runner`` is
     the public key of the machine that runs the model, in hexadecimal: a shard admits
-    only that.
+    only that.  ``batch`` is how many tokens of a prompt it reads at a time.
     """
 
     kind: ClassVar[JobKind] = JobKind.MODEL
@@ -333,6 +333,13 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str = ""
     shards: tuple[Shard, ...] = ()
     runner: str = ""
+    batch: int = 0
+
+    @property
+    def own_memory(self) -> int:
+        """The bytes of the part that its machine holds; 0: it is not split."""
+        own = self.machine
+        return sum(each.memory for each in self.shards if each.machine == own)
 
 
 Work: TypeAlias = Inference | NamedWork | ModelOrder

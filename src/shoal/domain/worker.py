@@ -16,6 +16,7 @@ from shoal.domain.work import (
     TASK_QUEUE,
     Feature,
     JobKind,
+    ModelOrder,
 )
 
 CHAT_ONLY = frozenset({JobKind.CHAT})
@@ -165,6 +166,37 @@ MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a
 RESERVE_SHARE = 10  # a tenth of a model's size is for what an engine computes with
 
 
+LAYERS_MAX = 4096  # of a model
+
+
+class ModelLayers(msgspec.Struct, frozen=True):
+    """The parts of a model that several machines can hold, in bytes.
+
+    ``runs`` are its layers in their order: how many follow one another, and the size of
+    each.  ``last`` is what comes after them.  A machine that holds layers computes with
+    ``states`` for each token that is read at a time, and the last one with ``scores``
+    besides.  What comes before the layers is mapped from the file and takes no memory.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    last: int = 0
+    states: int = 0
+    scores: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each layer."""
+        return tuple(size for count, size in self.runs for _ in range(count))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be true."""
+        numbers = [number for run in self.runs for number in run]
+        layers = sum(count for count, _ in self.runs)
+        least = min((*numbers, self.last, self.states, self.scores))
+        return least >= 0 and 0 < layers <= LAYERS_MAX
+
+
 class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model on a machine's disk, or one that an engine there can load.
 
@@ -173,7 +205,8 @@ class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     slot's context takes; 0: unknown.  ``digest`` is the address of its contents
     (``sha256:`` and hexadecimal); empty: unknown.  ``engine`` is what would load it,
     for users.  ``stays``: it was loaded from the start, and is unloaded only for others
-    that need its memory.
+    that need its memory.  ``layers`` says how it may be split over machines; None: it
+    may not.
     """
 
     name: str
@@ -186,6 +219,7 @@ class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     engine: str = ""
     stays: bool = False
+    layers: ModelLayers | None = None
 
     def memory(self, context: int, slots: int) -> int:
         """Return the bytes that it needs once it is loaded; 0: unknown."""
@@ -195,6 +229,48 @@ class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.size + reserve + self.cache * context * max(1, slots)
 
 
+class LentShard(msgspec.Struct, frozen=True):
+    """The part of a model that a machine holds for others, and where it listens.
+
+    ``order`` is what it was told, with the whole group; ``hosts``, ``port`` and
+    ``fingerprint`` are as in ``Shard``.  ``used``: the machine that runs the model is
+    connected to it.
+    """
+
+    order: ModelOrder
+    hosts: tuple[str, ...]
+    port: int
+    fingerprint: str
+    used: bool = False
+
+
+class MemoryLoan(msgspec.Struct, frozen=True):
+    """What a machine lends to models that other machines run, and runs with others.
+
+    ``memory`` is in bytes, for all shards together; 0: none.  ``runners`` are the keys
+    of the machines that it is lent to, in hexadecimal; empty: any machine of the pool.
+    ``protocol`` is that of the engine between machines, which must be the same on all,
+    and ``key`` the machine's own, with which it runs models.  ``groups`` are the orders
+    to load what it runs together with others now.
+    """
+
+    protocol: str
+    key: str
+    memory: int = 0
+    runners: tuple[str, ...] = ()
+    shards: tuple[LentShard, ...] = ()
+    groups: tuple[ModelOrder, ...] = ()
+
+    @property
+    def free(self) -> int:
+        """The bytes that no shard has."""
+        return self.memory - sum(each.order.own_memory for each in self.shards)
+
+    def group(self, model: str) -> ModelOrder | None:
+        """Return the order to load a model that it runs with others, if it does."""
+        return next((each for each in self.groups if each.name == model), None)
+
+
 class ModelLibrary(msgspec.Struct, frozen=True, cache_hash=True):
     """The models that a machine can load, and how much of its memory they may take.
 
@@ -202,7 +278,8 @@ class ModelLibrary(msgspec.Struct, frozen=True, cache_hash=True):
     unknown.  ``bandwidth`` is that of the memory that holds them, in GB of 10^9 bytes a
     second; 0: unknown.  ``context`` and ``slots`` are what a model gets that is loaded
     without a choice of these.  ``fetches``: it also loads models that other machines of
-    the pool have, after copying them.
+    the pool have, after copying them.  ``loan`` is None if it runs no model together
+    with other machines.
     """
 
     models: tuple[LoadableModel, ...] = ()
@@ -211,6 +288,7 @@ class ModelLibrary(msgspec.Struct, frozen=True, cache_hash=True):
     context: int = 4096
     slots: int = 1
     fetches: bool = False
+    loan: MemoryLoan | None = None
 
     def find(self, name: str) -> LoadableModel | None:
         """Return the model of a name; None if it has none."""

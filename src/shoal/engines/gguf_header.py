@@ -1,15 +1,17 @@
-"""Reads the metadata at the beginning of a GGUF file.
+"""Reads the metadata and the sizes of tensors at the beginning of a GGUF file.
 
 Source: GGUF's specification (ggml, ``docs/gguf.md``), versions 2 and 3.  The file may
 be anything that someone has put into a folder: whatever it claims is checked against
 what is there, and nothing is kept but single values and short lists of numbers.
 """
 
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from shoal.domain.errors import ConfigError
 
@@ -19,6 +21,8 @@ VALUES_MAX = 65_536
 KEY_MAX = 65_535  # bytes
 LIST_MAX = 1024  # numbers of a list that is kept; there may be one for each layer
 COUNT_MAX = 1 << 32  # of what a number in the header counts
+TENSORS_MAX = 1 << 20  # of one file
+DIMENSIONS_MAX = 8  # of a tensor; llama.cpp's have up to four
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -40,8 +44,12 @@ _QUANTIZATIONS = _FILE_TYPES.split(" ")
 _MODEL_TYPES = ("", "model")  # else adapter, mmproj, imatrix and others
 _GUESSED = 1024  # is added to a file type that was derived from the tensors
 _F16 = 2  # bytes of a number in the cache
+_F32 = 4  # bytes of a number that is computed with
+VOCABULARY = 160_000  # tokens, if it is not stated: more than most have
 
 Value: TypeAlias = str | int | float | tuple[int | float, ...]
+
+T = TypeVar("T")
 
 
 class InvalidGguf(ConfigError):
@@ -113,6 +121,17 @@ class GgufHeader:
         size = kv_heads * (key + value) * _F16
         return size if size < COUNT_MAX else 0
 
+    @property
+    def states(self) -> int:
+        """The bytes that a layer computes with, about, for each token of a batch."""
+        width, inner = self.count("embedding_length"), self.count("feed_forward_length")
+        return min(_F32 * (8 * width + 3 * inner), COUNT_MAX)
+
+    @property
+    def scores(self) -> int:
+        """The bytes of the scores of all tokens, for each token of a batch."""
+        return min(_F32 * (self.count("vocab_size") or VOCABULARY), COUNT_MAX)
+
 
 def read_header(path: Path) -> GgufHeader:
     """Read the metadata of a GGUF file.  Raises InvalidGguf, and OSError."""
@@ -128,10 +147,35 @@ def parse_header(file: BinaryIO) -> GgufHeader:
 
     Raises InvalidGguf without the file's name, and OSError.
     """
+    return _parsed(file, lambda data: GgufHeader(_parse(data)[0]))
+
+
+def read_tensors(path: Path) -> Mapping[str, int]:
+    """Read the sizes in bytes of the tensors that a file holds, by name.
+
+    Raises InvalidGguf, and OSError.
+    """
+    with path.open("rb") as file:
+        try:
+            offsets, end = _parsed(file, _parse_tensors)
+        except InvalidGguf as error:
+            raise InvalidGguf(f"{path} {error}") from None
+        size = file.seek(0, os.SEEK_END) - end
+    # One lies behind the other, and the last one reaches to the end of the file.
+    placed = sorted((offset, name) for name, offset in offsets.items())
+    begins = [*(offset for offset, _ in placed), size]
+    return {
+        name: max(0, after - begin)
+        for (_, name), (begin, after) in zip(placed, pairwise(begins), strict=True)
+    }
+
+
+def _parsed(file: BinaryIO, parse: Callable[[bytes], T]) -> T:
+    """Return what is parsed of the beginning of a file.  Raises InvalidGguf."""
     data = file.read(FIRST_READ)
     while True:
         try:
-            return GgufHeader(_parse(data))
+            return parse(data)
         except _Short:
             more = file.read(3 * len(data))
             if not more:
@@ -142,8 +186,8 @@ def parse_header(file: BinaryIO) -> GgufHeader:
                 raise InvalidGguf(f"has more than {limit} of metadata") from None
 
 
-def _parse(data: bytes) -> Mapping[str, Value]:
-    """Return the values at the beginning of a GGUF file."""
+def _parse(data: bytes) -> tuple[Mapping[str, Value], int]:
+    """Return the values at the beginning of a GGUF file, and where they end."""
     if data[:4] != MAGIC[: len(data)]:
         raise InvalidGguf(f"is not a GGUF file: it begins with {data[:4]!r}")
     try:
@@ -158,7 +202,32 @@ def _parse(data: bytes) -> Mapping[str, Value]:
         raise _Short from None
 
 
-def _parse_values(data: bytes, at: int, count: int) -> Mapping[str, Value]:
+def _parse_tensors(data: bytes) -> tuple[Mapping[str, int], int]:
+    """Return where the tensors of a GGUF file begin, behind the end of what names them.
+
+    That end is the second value.
+    """
+    at = _parse(data)[1]
+    (count,) = _COUNT.unpack_from(data, 8)
+    if count > TENSORS_MAX:
+        raise InvalidGguf(f"is damaged: it claims to have {count} tensors")
+    offsets: dict[str, int] = {}
+    try:
+        for _ in range(count):
+            (length,) = _COUNT.unpack_from(data, at)
+            name = _text(data, at + 8, length)
+            (dimensions,) = _TYPE.unpack_from(data, at + 8 + length)
+            if dimensions > DIMENSIONS_MAX:
+                raise InvalidGguf(f"is damaged: {name!a:.80} has {dimensions} axes")
+            at += 8 + length + 4 + 8 * dimensions + 4
+            (offsets[name],) = _COUNT.unpack_from(data, at)
+            at += 8
+    except struct.error:
+        raise _Short from None
+    return offsets, at
+
+
+def _parse_values(data: bytes, at: int, count: int) -> tuple[Mapping[str, Value], int]:
     values: dict[str, Value] = {}
     for _ in range(count):
         (length,) = _COUNT.unpack_from(data, at)
@@ -181,7 +250,7 @@ def _parse_values(data: bytes, at: int, count: int) -> Mapping[str, Value]:
             at += _NUMBERS[kind].size
         else:
             raise InvalidGguf(f"is damaged: {key!a:.80} is of type {kind}")
-    return values
+    return values, at
 
 
 def _parse_array(data: bytes, at: int, key: str) -> tuple[int, tuple[int | float, ...]]:

@@ -2,15 +2,17 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from shoal.domain.work import Feature
-from shoal.domain.worker import LoadableModel
+from shoal.domain.worker import LoadableModel, ModelLayers
 from shoal.engines.catalog import MODELS_MAX, is_valid_name
 from shoal.engines.gguf_files import (
     PROJECTOR,
@@ -19,7 +21,12 @@ from shoal.engines.gguf_files import (
     parts_of,
     projector_of,
 )
-from shoal.engines.gguf_header import InvalidGguf, read_header
+from shoal.engines.gguf_header import (
+    GgufHeader,
+    InvalidGguf,
+    read_header,
+    read_tensors,
+)
 from shoal.engines.server_kinds import LLAMA_SERVER, TEXT, describe_model
 
 EMBEDDED = "embedded"
@@ -30,6 +37,9 @@ _SENSES = {
     "clip.has_audio_encoder": Feature.AUDIO,
 }
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+_LAYER = re.compile(r"blk\.(\d{1,4})\.")
 
 ListFiles: TypeAlias = Callable[[], Iterable[tuple[str, Path]]]
 """Lists files of models with their names; the first of a name counts."""
@@ -105,7 +115,32 @@ def describe_file(path: Path) -> LoadableModel:
         header.quantization,
         _digest(path) if len(files) == 1 else "",
         EMBEDDED,
+        layers=_layers(path, header) if kinds == TEXT and projector is None else None,
     )
+
+
+def _layers(path: Path, header: GgufHeader) -> ModelLayers | None:
+    """Return how the bytes of a model are spread over its layers; None: unknown."""
+    layers: Counter[int] = Counter()
+    others: dict[str, int] = {}
+    try:
+        tensors = [read_tensors(part) for part in parts_of(path)]
+    except (OSError, InvalidGguf):
+        return None  # whether it can be loaded, llama.cpp will say
+    for name, size in (each for part in tensors for each in part.items()):
+        if (of := _LAYER.match(name)) is None:
+            others[name] = size
+        else:
+            layers[int(of[1])] += size
+    sizes = [layers[each] for each in sorted(layers)]
+    if not sizes or sorted(layers) != [*range(len(sizes))]:
+        return None
+    first = others.pop(EMBEDDINGS, 0)
+    runs = tuple((len([*same]), size) for size, same in groupby(sizes))
+    # Without weights of its own, the output has a copy of the first.
+    last = sum(others.values()) + (0 if OUTPUT in others else first)
+    found = ModelLayers(runs, last, header.states, header.scores)
+    return found if found.is_usable else None
 
 
 def _described(path: Path) -> LoadableModel | None:

@@ -159,9 +159,9 @@ async def set_deployment(
     # The orders follow in a moment.
     names = {machine.id: machine.name for machine in machines}
     set_now.present.extend(
-        Replica(peer_of(WorkerId(each.machine)), names[each.machine], "loading")
-        for each in placement.orders
-        if each.model == name and each.action is ModelAction.LOAD
+        Replica(peer_of(WorkerId(work.machine)), names[work.machine], "loading")
+        for work, _ in placement.orders
+        if work.name == name and work.action is ModelAction.LOAD
     )
     return set_now
 

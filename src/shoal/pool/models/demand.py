@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shoal.domain.ids import peer_of
 from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
+from shoal.pool.models.groups import form_groups
 from shoal.pool.models.machine import LoadedModel, Machine
 from shoal.pool.models.placement import Demand, Placement, place
 from shoal.pool.roster import SPECIAL_QUEUES
@@ -21,7 +22,8 @@ def present_placement(
     ``name_of`` returns what a machine calls itself, by its peer's name.
     """
     found = _machines(pool, now, name_of)
-    return found, place(found, _demands(pool, now), pool.deployments, now)
+    placement = place(found, _demands(pool, now), pool.deployments, now)
+    return found, form_groups(found, placement, pool.deployments, now)
 
 
 def orders_to_unload(pool: PoolState, model: str, now: float) -> list[ModelOrder]:
@@ -62,8 +64,10 @@ def _machines(
             for model in each.offer.models:
                 known = library.find(model)
                 context, slots = each.offer.context, each.offer.slots
+                group = library.loan and library.loan.group(model)
+                memory = 0 if known is None else known.memory(context, slots)
                 loaded[model] = LoadedModel(
-                    0 if known is None else known.memory(context, slots),
+                    group.own_memory if group else memory,
                     each.since,
                     now if each.leases else each.used,
                     bool(each.leases),

@@ -171,8 +171,8 @@ class Room:
         for name, order in machine.ordered.items():
             if order.action is ModelAction.UNLOAD:
                 self.unloading.add(name)
-            elif name not in machine.loaded:
-                self.load(name, self.need(name, order.context, order.slots))
+            elif order.action is ModelAction.LOAD and name not in machine.loaded:
+                self.load(name, self.order_need(order))
         for name, loaded in machine.loaded.items():
             taken = self.taken(name, loaded)
             self.free -= taken
@@ -188,6 +188,10 @@ class Room:
             return self.capacity
         context, slots = context or library.context, slots or library.slots
         return model.memory(context, slots) or self.capacity
+
+    def order_need(self, order: ModelOrder) -> int:
+        """Return the bytes that an order to load a model takes."""
+        return order.own_memory or self.need(order.name, order.context, order.slots)
 
     def taken(self, name: str, loaded: LoadedModel) -> int:
         """Return the bytes that a loaded model takes of the library's memory."""

@@ -113,7 +113,8 @@ class OpenOrders:
         ):
             return
         reason = "" if isinstance(fact, JobCompleted) else fact.error or "no reason"
-        pause = OFFER_PAUSE if loaded else FAILURE_PAUSE
+        # A group may have failed for any of its machines: another is formed soon.
+        pause = OFFER_PAUSE if loaded or order.group else FAILURE_PAUSE
         # A machine that lost the model later is asked at once, unlike one that never
         # offers it.
         if (

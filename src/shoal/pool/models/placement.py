@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder
@@ -39,29 +40,11 @@ class Demand:
 NO_DEMAND = Demand()
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order to a machine, as in ``ModelOrder``, with the reason for users."""
+class Order(NamedTuple):
+    """An order to a machine, as a job's work, with the reason for users."""
 
-    machine: str
-    model: str
-    action: ModelAction
+    work: ModelOrder
     reason: str
-    context: int = 0
-    slots: int = 0
-    room_for: str = ""
-
-    @property
-    def work(self) -> ModelOrder:
-        """The order as a job's work."""
-        return ModelOrder(
-            self.action,
-            self.model,
-            self.machine,
-            self.context,
-            self.slots,
-            self.room_for,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +95,7 @@ def with_orders(
     """Return machines that have been given orders."""
     given: dict[str, dict[str, ModelOrder]] = {}
     for order in orders:
-        given.setdefault(order.machine, {})[order.model] = order.work
+        given.setdefault(order.work.machine, {})[order.work.name] = order.work
     return [
         replace(each, ordered={**each.ordered, **given[each.id]})
         if each.id in given
@@ -435,10 +418,8 @@ class _Call:
         slots: int = 0,
         room_for: str = "",
     ) -> None:
-        machine = room.machine.id
-        self.orders.append(
-            Order(machine, name, action, reason, context, slots, room_for)
-        )
+        work = ModelOrder(action, name, room.machine.id, context, slots, room_for)
+        self.orders.append(Order(work, reason))
 
     def _unload_idle(self) -> None:
         """Unload models that were not used for long."""

@@ -1,0 +1,164 @@
+"""How the layers of a model are split over machines, where it fits on none.
+
+One machine *runs* the model: it has the file, reads prompts, and holds the last layers,
+for what follows them is large (a number for each token of the vocabulary).  The others
+*lend* memory: each holds a row of layers before these.  Each token visits all of them
+in turn, so the time of a token is the sum of theirs, and of the ways.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.domain.work import Shard
+from shoal.domain.worker import LoadableModel
+from shoal.pool.models.machine import GB, some_of
+
+KEPT_FREE = 0.1  # of a machine's memory: estimates are no more exact
+ROUND_TRIP_MAX = 0.25  # seconds to a machine that may lend
+BATCHES = (512, 64)  # tokens that are read at a time: more are quicker, and take more
+UNKNOWN_BANDWIDTH = 20.0  # GB a second of a machine that does not state its own
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A machine that may hold a part of a model.
+
+    ``memory`` is what it may take there, in bytes.  ``bandwidth`` is that of its memory
+    in GB of 10^9 bytes a second, 0: unknown, and ``round_trip`` the seconds from the
+    machine that runs the model to it and back.
+    """
+
+    id: str
+    name: str
+    memory: int
+    bandwidth: float = 0.0
+    round_trip: float = 0.0
+
+    @property
+    def room(self) -> int:
+        """The bytes that are used of its memory."""
+        return int(self.memory * (1 - KEPT_FREE))
+
+    def seconds(self, size: int) -> float:
+        """Return how long it takes to read so many bytes for a token, with the way."""
+        return size / GB / (self.bandwidth or UNKNOWN_BANDWIDTH) + self.round_trip
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The parts of a model, in the order of its layers: that of the runner is last.
+
+    ``batch`` is how many tokens of a prompt are read at a time, and ``seconds`` how
+    long a token of an answer takes, roughly.
+    """
+
+    shards: tuple[Shard, ...]
+    batch: int
+    seconds: float
+
+    @property
+    def runner(self) -> str:
+        """The machine that runs the model."""
+        return self.shards[-1].machine
+
+
+def split_model(
+    model: LoadableModel,
+    context: int,
+    slots: int,
+    runner: Holder,
+    lenders: Sequence[Holder],
+) -> Split | str:
+    """Return how a model is split over the fewest machines that hold it, or why not.
+
+    ``context`` is in tokens for each of the ``slots``.  The ``runner`` has the file.
+    The model has ``layers``.  The same arguments give the same split.
+    """
+    if model.layers is None:
+        return (
+            f"{model.name} cannot be split: its file does not say where its layers are"
+        )
+    parts = [_Parts(model, context, slots, batch) for batch in BATCHES]
+    tried = (each.split(runner, lenders) for each in parts)
+    found = [each for each in tried if each is not None]
+    if not found:
+        return parts[-1].shortage(runner, lenders)
+    return min(found, key=lambda each: (len(each.shards), -each.batch))
+
+
+class _Parts:
+    """The bytes of a model's parts, with the memory of its contexts."""
+
+    def __init__(
+        self, model: LoadableModel, context: int, slots: int, batch: int
+    ) -> None:
+        layers = model.layers
+        assert layers is not None, "models without are not split"
+        cache = -(-model.cache * context * max(1, slots) // len(layers.sizes))
+        self.batch = batch
+        self.sizes = [size + cache for size in layers.sizes]
+        self.besides = layers.states * batch  # of each machine
+        self.ends = layers.last + self.besides + layers.scores * batch  # of the runner
+
+    def split(self, runner: Holder, lenders: Sequence[Holder]) -> Split | None:
+        """Return the split of the fewest machines with this runner; None: none holds.
+
+        With one machine it is no split, so there is at least one lender.
+        """
+        if runner.room < self.ends:
+            return None
+        others = sorted(
+            (
+                each
+                for each in lenders
+                if each.id != runner.id and each.round_trip <= ROUND_TRIP_MAX
+            ),
+            key=lambda each: (-each.room, each.round_trip, each.id),
+        )
+        room = runner.room - self.ends
+        for count, lender in enumerate(others, 1):
+            room += max(0, lender.room - self.besides)
+            if room < sum(self.sizes):
+                continue
+            if (split := self._fill(runner, others[:count])) is not None:
+                return split
+        return None
+
+    def _fill(self, runner: Holder, lenders: Sequence[Holder]) -> Split | None:
+        """Give each machine as many layers as it holds, from the last one on.
+
+        The quickest come first, and what is left is the slowest's.
+        """
+        quickest = sorted(lenders, key=lambda each: (each.seconds(int(GB)), each.id))
+        left = len(self.sizes)
+        shards: list[Shard] = []
+        seconds = 0.0
+        for place, besides in (
+            (runner, self.ends),
+            *((each, self.besides) for each in quickest),
+        ):
+            taken, count = besides, 0
+            while left and taken + self.sizes[left - 1] <= place.room:
+                left -= 1
+                taken += self.sizes[left]
+                count += 1
+            if count or place is runner:
+                shards.insert(0, Shard(place.id, count, taken))
+                seconds += place.seconds(taken)
+        if left or len(shards) < 2:
+            return None
+        return Split(tuple(shards), self.batch, seconds)
+
+    def shortage(self, runner: Holder, lenders: Sequence[Holder]) -> str:
+        """Say what is missing."""
+        if runner.room < self.ends:
+            return (
+                f"needs {self.ends / GB:.1f} GB on the machine that runs it, and "
+                f"{runner.name} has {runner.room / GB:.1f}"
+            )
+        need = (sum(self.sizes) + self.ends) / GB
+        others = [each for each in lenders if each.id != runner.id]
+        shown = some_of([f"{each.name} {each.room / GB:.1f}" for each in others])
+        has = sum(each.room for each in others) / GB
+        lend = f"those that lend have {has:.1f} ({shown})" if others else "none lends"
+        return f"needs {need:.1f} GB: {runner.name} has {runner.room / GB:.1f}, {lend}"

@@ -1,0 +1,239 @@
+"""Groups of machines that run a model: from the demand to the load, and back."""
+
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from shoal.domain.facts import DeploymentSet
+from shoal.domain.work import ModelAction, ModelOrder
+from shoal.domain.worker import (
+    LentShard,
+    LoadableModel,
+    MemoryLoan,
+    ModelLayers,
+    ModelLibrary,
+)
+from shoal.pool.models.groups import form_groups
+from shoal.pool.models.machine import LoadedModel, Machine
+from shoal.pool.models.placement import Demand, Placement, place, with_orders
+
+NOW = 100_000.0
+GB = 10**9
+RPC = "ggml-rpc 8.0.0"
+BIG = LoadableModel(
+    *("big", 10 * GB), cache=1, layers=ModelLayers(((10, GB),), last=GB // 10)
+)
+WAITED = {"big": Demand(waiting=1, waited=1.0)}
+
+
+def machine(
+    name: str,
+    lends: float = 0,
+    memory: float = 4,
+    models: tuple[LoadableModel, ...] = (),
+    protocol: str = RPC,
+    runners: tuple[str, ...] = (),
+    **fields: Any,
+) -> Machine:
+    loan = MemoryLoan(protocol, f"key of {name}", int(lends * GB), runners)
+    library = ModelLibrary(models, int(memory * GB), 100.0, loan=loan)
+    return Machine(f"shoal:{name}/*models", name, library, **fields)
+
+
+ANNA = machine("anna", models=(BIG,))
+BEN = machine("ben", 5)
+CLEO = machine("cleo", 5)
+
+
+def placed(
+    *machines: Machine, deployed: DeploymentSet | None = None, now: float = NOW
+) -> Placement:
+    deployments = {deployed.name: deployed} if deployed else {}
+    single = place(machines, WAITED, deployments, now)
+    return form_groups(machines, single, deployments, now)
+
+
+def works(placement: Placement) -> list[ModelOrder]:
+    return [each.work for each in placement.orders]
+
+
+def carried_out(machine: Machine, *, used: bool = False) -> Machine:
+    """Return a machine that has lent, or loaded or freed, what it was told."""
+    loan = machine.library.loan
+    assert loan is not None
+    shards, groups, loaded = [*loan.shards], [*loan.groups], {**machine.loaded}
+    for order in machine.ordered.values():
+        match order.action:
+            case ModelAction.LEND:
+                lent = LentShard(order, (f"{machine.name}.lan",), 4711, "f" * 64, used)
+                shards.append(lent)
+            case ModelAction.LOAD:
+                groups.append(order)
+                loaded[order.name] = LoadedModel(order.own_memory, NOW, NOW)
+            case ModelAction.UNLOAD:
+                shards = [each for each in shards if each.order.group != order.group]
+    loan = structs.replace(loan, shards=tuple(shards), groups=tuple(groups))
+    library = structs.replace(machine.library, loan=loan)
+    return replace(machine, library=library, loaded=loaded, ordered={})
+
+
+def told(machines: tuple[Machine, ...], placement: Placement) -> tuple[Machine, ...]:
+    """Return machines that have carried out all orders."""
+    return tuple(map(carried_out, with_orders(machines, placement.orders)))
+
+
+def used(machine: Machine) -> Machine:
+    """Return a machine whose shards the runner is connected to."""
+    loan = machine.library.loan
+    assert loan is not None
+    shards = tuple(structs.replace(each, used=True) for each in loan.shards)
+    library = structs.replace(
+        machine.library, loan=structs.replace(loan, shards=shards)
+    )
+    return replace(machine, library=library)
+
+
+def test_group_is_formed_in_two_steps() -> None:
+    machines = ANNA, BEN, CLEO
+
+    first = placed(*machines)
+
+    lent = works(first)
+    assert [(each.action, each.machine) for each in lent] == [
+        (ModelAction.LEND, CLEO.id),
+        (ModelAction.LEND, BEN.id),
+    ]
+    assert {each.group for each in lent} == {"big@100000000"}
+    assert {each.runner for each in lent} == {"key of anna"}
+    shards = lent[0].shards
+    assert [each.layers for each in shards] == [3, 4, 3]
+    assert not first.unplaced
+    assert first.pending["big"].startswith("is being split over cleo (3.0 GB)")
+
+    second = placed(*told(machines, first), now=NOW + 1)
+
+    (load,) = works(second)
+    assert (load.action, load.machine) == (ModelAction.LOAD, ANNA.id)
+    assert [each.hosts for each in load.shards] == [("cleo.lan",), ("ben.lan",), ()]
+    assert load.group == lent[0].group
+
+    running = tuple(map(used, told(told(machines, first), second)))
+    third = placed(*running, now=NOW + 2)
+
+    assert not third.orders
+    assert not third.pending
+    assert running[0].loaded["big"].memory == shards[-1].memory
+
+
+def test_nothing_more_is_ordered_while_a_group_forms() -> None:
+    machines = ANNA, BEN, CLEO
+    first = placed(*machines)
+
+    again = placed(*with_orders(machines, first.orders))
+
+    assert not again.orders
+    assert again.pending == {"big": "is being split: waits for ben, cleo"}
+
+
+def test_group_that_lost_a_machine_is_freed_and_formed_again() -> None:
+    dora = machine("dora", 5)
+    machines = ANNA, BEN, CLEO, dora
+    first = placed(*machines)
+    anna, ben, _, dora = told(machines, first)
+
+    lost = placed(anna, ben, dora)  # cleo is gone
+
+    (freed,) = works(lost)
+    assert (freed.action, freed.machine) == (ModelAction.UNLOAD, BEN.id)
+    assert freed.group == works(first)[0].group
+    assert lost.pending == {"big": "waits until ben freed its parts"}
+    after = told((anna, ben, dora), lost)
+    again = works(placed(*after, now=NOW + 1))
+    assert {each.machine for each in again} == {BEN.id, dora.id}
+    assert {each.group for each in again} == {"big@100001000"}
+
+
+def test_part_is_kept_while_its_runner_is_connected() -> None:
+    """A runner may be about to reconnect to a coordinator that was restarted."""
+    machines = ANNA, BEN, CLEO
+    _, ben, cleo = told(machines, placed(*machines))
+
+    assert not placed(used(ben), used(cleo)).orders
+    assert [each.action for each in works(placed(ben, cleo))] == [
+        ModelAction.UNLOAD,
+        ModelAction.UNLOAD,
+    ]
+
+
+def test_one_machine_is_enough_where_the_model_fits() -> None:
+    large = machine("large", memory=20, models=(BIG,))
+
+    (load,) = works(placed(ANNA, BEN, CLEO, large))
+
+    assert (load.machine, load.shards) == (large.id, ())
+
+
+def test_only_machines_that_understand_each_other_form_a_group() -> None:
+    other = machine("other", 50, protocol="ggml-rpc 9.0.0")
+    closed = machine("closed", 50, runners=("key of somebody",))
+    opened = machine("opened", 9, runners=("key of anna",))
+
+    assert not placed(ANNA, other, closed).orders
+    lent = works(placed(ANNA, other, closed, opened))
+    assert [each.machine for each in lent] == [opened.id]
+
+
+def test_requests_wait_while_the_machines_that_lend_have_too_little() -> None:
+    """One that was lost may come back."""
+    placement = placed(ANNA, BEN)
+
+    assert not placement.unplaced
+    assert placement.pending == {
+        "big": "fits on no machine (needs 11.0 GB: anna has 4.0 GB), and needs 10.1 "
+        "GB: anna has 3.6, those that lend have 4.5 (ben 4.5)"
+    }
+
+
+def test_requests_fail_where_none_lends() -> None:
+    placement = placed(ANNA, machine("dora", 0))
+
+    assert not placement.pending
+    assert placement.unplaced == {"big": "needs 11.0 GB: anna has 4.0 GB"}
+
+
+def test_group_is_of_the_machines_that_a_deployment_names() -> None:
+    deployed = DeploymentSet("big", 1, "al", on=("anna", "ben"))
+    large = machine("large", 20)
+
+    assert not placed(ANNA, BEN, large, deployed=deployed).orders
+    wide = structs.replace(deployed, on=("anna", "large"))
+    assert [
+        each.machine for each in works(placed(ANNA, BEN, large, deployed=wide))
+    ] == [large.id]
+
+
+def test_runner_unloads_what_it_does_not_use() -> None:
+    small = LoadableModel("small", 2 * GB, cache=1)
+    old = LoadedModel(3 * GB, NOW - 5000, NOW - 400, context=4096, slots=1)
+    full = machine("anna", models=(BIG, small), loaded={"small": old})
+    ben = machine("ben", 8)
+
+    first = placed(full, ben)
+
+    (unload,) = works(first)
+    assert (unload.action, unload.name) == (ModelAction.UNLOAD, "small")
+    assert unload.room_for == "big"
+    waiting = placed(*with_orders((full, ben), first.orders))
+    assert not waiting.orders
+    assert waiting.pending == {"big": "waits until anna has room for a part"}
+
+
+def test_failed_runner_is_asked_again_later() -> None:
+    failed = replace(ANNA, failed={"big": (NOW + 5, "ben: connection refused")})
+
+    placement = placed(failed, BEN, CLEO)
+
+    assert not placement.orders
+    assert "anna failed to run it (ben: connection refused)" in placement.pending["big"]
+    assert placed(failed, BEN, CLEO, now=NOW + 6).orders

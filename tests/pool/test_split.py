@@ -1,0 +1,150 @@
+"""How a model is split over machines: its laws, and single rules."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.worker import LoadableModel, ModelLayers
+from shoal.pool.models.split import ROUND_TRIP_MAX, Holder, Split, split_model
+
+MB = 10**6
+GB = 10**9
+
+BIG = LoadableModel(
+    *("big", 41 * GB),
+    context=32_768,
+    cache=160_000,
+    layers=ModelLayers(((60, 650 * MB),), 2 * GB, 200_000, 600_000),
+)
+
+
+def place(
+    name: str, memory: float, bandwidth: float = 100.0, away: float = 0
+) -> Holder:
+    return Holder(name, name, int(memory * GB), bandwidth, away)
+
+
+def split(
+    runner: Holder, *lenders: Holder, context: int = 4096, slots: int = 1
+) -> Split | str:
+    return split_model(BIG, context, slots, runner, lenders)
+
+
+def layers_of(found: Split | str) -> list[tuple[str, int]]:
+    assert isinstance(found, Split), found
+    return [(each.machine, each.layers) for each in found.shards]
+
+
+def test_runner_has_the_last_layers_and_as_many_as_fit() -> None:
+    found = layers_of(split(place("here", 12), place("anna", 24), place("ben", 16)))
+
+    assert found == [("ben", 16), ("anna", 32), ("here", 12)]
+
+
+def test_fewest_machines_hold_it() -> None:
+    many = [place(f"small {number}", 8) for number in range(9)]
+
+    assert len(layers_of(split(place("here", 12), *many, place("large", 48)))) == 2
+
+
+def test_quickest_machine_has_most_of_the_layers() -> None:
+    slow, quick = place("slow", 30, 20.0), place("quick", 30, 400.0)
+
+    (_, few), (machine, most), _ = layers_of(split(place("here", 6), slow, quick))
+
+    assert machine == "quick"
+    assert most > few
+
+
+def test_machine_that_is_far_away_lends_nothing() -> None:
+    near = place("near", 48)
+    far = replace(near, id="far", name="far", round_trip=2 * ROUND_TRIP_MAX)
+
+    assert layers_of(split(place("here", 12), far, near))[0][0] == "near"
+    assert isinstance(split(place("here", 12), far), str)
+
+
+def test_context_and_slots_take_memory() -> None:
+    machines = place("here", 12), place("anna", 40)
+
+    assert isinstance(split(*machines), Split)
+    assert split(*machines, context=32_768, slots=4) == (
+        "needs 62.0 GB: here has 10.8, those that lend have 36.0 (anna 36.0)"
+    )
+
+
+def test_reads_smaller_batches_where_memory_is_small() -> None:
+    found = [split(place("here", memory), place("anna", 48)) for memory in (20.0, 2.6)]
+
+    assert [each.batch for each in found if isinstance(each, Split)] == [512, 64]
+
+
+def test_shortage_is_explained_with_numbers() -> None:
+    assert split(place("here", 12)) == "needs 41.7 GB: here has 10.8, none lends"
+    assert split(place("here", 1), place("anna", 99)) == (
+        "needs 2.1 GB on the machine that runs it, and here has 0.9"
+    )
+
+
+places = st.builds(
+    Holder,
+    id=st.sampled_from("abcdefgh"),
+    name=st.just("x"),
+    memory=st.integers(0, 60 * GB),
+    bandwidth=st.sampled_from([0.0, 20.0, 100.0, 800.0]),
+    round_trip=st.sampled_from([0.0, 0.001, 0.02, 1.0]),
+)
+models = st.builds(
+    LoadableModel,
+    name=st.just("m"),
+    size=st.just(GB),
+    cache=st.integers(0, 1 << 20),
+    layers=st.builds(
+        ModelLayers,
+        runs=st.lists(
+            st.tuples(st.integers(1, 40), st.integers(0, 3 * GB)),
+            min_size=1,
+            max_size=5,
+        ).map(tuple),
+        last=st.integers(0, 4 * GB),
+        states=st.integers(0, 1 << 20),
+        scores=st.integers(0, 1 << 20),
+    ),
+)
+
+
+@given(
+    models,
+    st.integers(1, 8192),
+    st.integers(1, 8),
+    places,
+    st.lists(places, max_size=7, unique_by=lambda each: each.id),
+)
+def test_no_machine_holds_more_than_it_may_and_each_layer_is_held_once(
+    model: LoadableModel,
+    context: int,
+    slots: int,
+    runner: Holder,
+    lenders: list[Holder],
+) -> None:
+    found = split_model(model, context, slots, runner, lenders)
+
+    assert found == split_model(model, context, slots, runner, lenders[::-1])
+    if isinstance(found, str):
+        return
+    assert model.layers is not None
+    by_id = {each.id: each for each in lenders} | {runner.id: runner}
+    held = [each.machine for each in found.shards]
+    assert len({*held}) == len(held) > 1
+    assert held[-1] == runner.id == found.runner
+    assert sum(each.layers for each in found.shards) == len(model.layers.sizes)
+    first = 0
+    for shard in found.shards:
+        own = model.layers.sizes[first : first + shard.layers]
+        first += shard.layers
+        assert sum(own) <= shard.memory <= by_id[shard.machine].room
+        assert shard.layers or shard.machine == runner.id
+        assert by_id[shard.machine].round_trip <= ROUND_TRIP_MAX or (
+            shard.machine == runner.id
+        )
