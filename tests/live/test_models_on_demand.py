@@ -6,6 +6,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from engines.model_servers import Ollama, serving
 from live.programs import TINY, Pool, Program, Programs, eventually
 
 ASK: ChatCompletionUserMessageParam = {"role": "user", "content": "hello"}
@@ -127,3 +128,20 @@ def test_what_fits_nowhere_is_refused_with_the_numbers(programs: Programs) -> No
 
     assert refused.value.status_code == 503
     assert "anna has 0.0 GB" in str(refused.value)
+
+
+def test_a_server_loads_models_by_its_own_api(programs: Programs) -> None:
+    pool = programs.serve()
+    ollama = Ollama("small:latest", "other:latest", loaded=("other:latest",))
+    with serving(ollama) as url:
+        pool.joined("anna", "--engine", url, "--load", "local", "--memory", "4")
+        with pool.client() as client:
+            listed = {each.id: each.to_dict()["state"] for each in client.models.list()}
+        assert listed == {"small:latest": "loadable", "other:latest": "loaded"}
+
+        # Each needs 3.2 GB, so the other has to go; it stays for half a minute.
+        assert said(pool, "small:latest") == "I am small:latest"
+
+        assert replicas(pool, "small:latest") == {"anna": "loaded"}
+        assert ollama.loaded == ["small:latest"]
+        assert ollama.misdirected == []

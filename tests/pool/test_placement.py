@@ -94,6 +94,16 @@ def test_loaded_model_is_not_loaded_again_for_those_that_wait() -> None:
     ).orders
 
 
+def test_memory_is_free_once_the_order_to_unload_has_ended() -> None:
+    # The machine offers the model no longer, and still unloads it.
+    unloads = machine(memory=4, ordered=order(UNLOAD, "b"))
+
+    assert not placed(unloads, demands=WAITED).orders
+    assert shown(placed(replace(unloads, ordered={}), demands=WAITED)) == [
+        "load a on anna"
+    ]
+
+
 def test_model_that_nobody_waits_for_is_not_loaded() -> None:
     assert not placed(machine(), demands={"a": Demand(busy=1.0)}).orders
 

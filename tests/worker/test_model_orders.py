@@ -33,14 +33,9 @@ from shoal.worker.model_offers import (
     OfferedEngine,
     OfferedModel,
 )
-from shoal.worker.model_orders import (
-    LEAVING,
-    PROGRESS_INTERVAL,
-    UNLOADED,
-    LoadableEngine,
-    ModelOrders,
-)
+from shoal.worker.model_orders import LoadableEngine, ModelOrders
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.server_orders import LEAVING, PROGRESS_INTERVAL, UNLOADED
 from simulation import virtual
 from worker.test_agent import ALL, Network
 from worker.test_separate_offers import Shelf

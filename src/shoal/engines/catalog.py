@@ -36,6 +36,7 @@ from shoal.engines.server_kinds import (
 MODELS_MAX = 256  # models listed per server
 CONTEXT_MAX = 2**31 - 1  # tokens
 NAME_MAX = 256  # characters; the limit of the wires
+LATEST = ":latest"  # Ollama accepts names without it
 
 
 class ListEntry(msgspec.Struct, frozen=True):
@@ -48,6 +49,8 @@ class ListEntry(msgspec.Struct, frozen=True):
     type: Any = None
     loaded_context_length: Any = None
     capabilities: Any = None
+    parent: Any = None  # of an adapter: its base model
+    status: Any = None  # whether a router of llama-server has it loaded
 
 
 class ServerModelList(msgspec.Struct, frozen=True):
@@ -166,10 +169,16 @@ QueryServer = Callable[[ServerQuery], Awaitable[ServerReply]]
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model, and its name on the server."""
+    """A model, and its name on the server.
+
+    ``parent`` is the base model of an adapter.  ``is_loaded``: as far as the list
+    tells.
+    """
 
     model: ServedModel
     id: str
+    parent: str = ""
+    is_loaded: bool = True
 
 
 @dataclass(slots=True)
@@ -300,7 +309,9 @@ class ServerCatalog:
         )
 
     async def _llama_server(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
-        props = await self._query_native("/props", LlamaProps)
+        # A router loads the models that it is asked about.
+        is_router = any(each.status for each in entries)
+        props = None if is_router else await self._query_native("/props", LlamaProps)
         if props is None or len(entries) != 1:
             # A router in front of several servers: each model has its own.
             return _listed(LLAMA_SERVER, entries)
@@ -365,9 +376,18 @@ def _listed(kind: ServerKind, entries: Sequence[ListEntry]) -> list[ListedModel]
         for each in entries
     ]
     return [
-        ListedModel(describe_model(kind, name, context=context_length(each)), each.id)
+        ListedModel(
+            describe_model(kind, name, context=context_length(each)),
+            each.id,
+            each.parent if isinstance(each.parent, str) else "",
+            _is_loaded(each.status),
+        )
         for name, each in zip(names, entries, strict=True)
     ]
+
+
+def _is_loaded(status: Any) -> bool:
+    return not isinstance(status, dict) or status.get("value") == "loaded"
 
 
 class NoModelList(Unavailable):

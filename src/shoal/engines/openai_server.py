@@ -10,7 +10,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +27,7 @@ from shoal.domain.server_refusals import stated_context
 from shoal.domain.worker import ServedModel
 from shoal.engines import continuation, requests, server_errors
 from shoal.engines.catalog import (
+    LATEST,
     ListedModel,
     NoModelList,
     ServerCatalog,
@@ -37,6 +38,7 @@ from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.messages import engine_messages
 from shoal.engines.requests import FieldIgnored, check_heeded
+from shoal.engines.server_control import ServerControl
 from shoal.engines.server_kinds import NO_TEXT, UNKNOWN, ServerKind, Way, describe_model
 from shoal.engines.streams.answers import AnswerReader
 
@@ -142,8 +144,6 @@ END_WITHIN = 1.0  # seconds after the last event, for a connection to be used ag
 STALE_MAX = 2  # consecutive kept connections that may turn out to be closed
 DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded in the event loop's thread
 
-LATEST = ":latest"  # Ollama accepts names without it
-
 LOADING_STATUS = 503  # of a server that loads its model, or of a proxy before one
 NO_LIST_STATUSES = frozenset({404, 405})  # a small server may not list its models
 MEDIA = ("image/", "audio/", "video/")
@@ -166,6 +166,8 @@ class OpenAIEngine:
         api_key: bearer token; empty: none.
         any_field: whether it gets fields that Shoal does not know; None: if its kind
             has many.
+        on_order: its models are loaded and unloaded by orders, if it has an API for
+            that, and it has those that are loaded.
     """
 
     def __init__(
@@ -176,7 +178,9 @@ class OpenAIEngine:
         slots: int = 0,
         api_key: str = "",
         any_field: bool | None = None,
+        on_order: bool = False,
     ) -> None:
+        self.control = ServerControl(self.query) if on_order else None
         self.url, userinfo = split_url(url)
         self._any_field = any_field
         self.slots = slots
@@ -206,7 +210,11 @@ class OpenAIEngine:
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        models = (self._refused.supported(each.model) for each in self._listed.values())
+        models = (
+            self._refused.supported(each.model)
+            for each in self._listed.values()
+            if self.control is None or not self.control.is_leaving(each.id)
+        )
         return [
             structs.replace(model, features=self._features(model))
             for model in models
@@ -248,7 +256,7 @@ class OpenAIEngine:
         except BaseException:
             await self.close()
             raise
-        if not self._listed:
+        if not self._listed and not (self.control and self.control.served):
             await self.close()
             raise errors.ConfigError(f"{self.url} has no models: give it one to run")
 
@@ -267,6 +275,8 @@ class OpenAIEngine:
             self._forget_server()
             raise
         self._catalog = catalog
+        if self.control is not None:
+            listed = await self.control.refresh(catalog.server_kind, listed)
         self._listed = {each.model.name: each for each in listed}
         if not self._slots_given:
             self.slots = catalog.slots
@@ -275,6 +285,16 @@ class OpenAIEngine:
 
     async def run(
         self, work: works.Inference, continues: str = "", thoughts: str = ""
+    ) -> AsyncGenerator[Item, None]:
+        with ExitStack() as jobs:
+            if self.control is not None:
+                jobs.enter_context(self.control.running(work.model))
+            async with aclosing(self._run(work, continues, thoughts)) as items:
+                async for item in items:
+                    yield item
+
+    async def _run(
+        self, work: works.Inference, continues: str, thoughts: str
     ) -> AsyncGenerator[Item, None]:
         if requests.is_begun(work):
             await self._check_continues(work)
@@ -574,6 +594,8 @@ class OpenAIEngine:
     def _forget_server(self) -> None:
         """Another server may answer at this address next."""
         self._catalog = None
+        if self.control is not None:
+            self.control.forget()
         self._ways.clear()
         self._lacking.clear()
         self._answered.clear()
@@ -588,7 +610,7 @@ class OpenAIEngine:
             and len(self._listed) <= RESIDENT_MAX
         )
         for name, listed in self._listed.items():
-            loaded = resident or name in self._answered
+            loaded = (resident and listed.is_loaded) or name in self._answered
             chats = works.JobKind.CHAT in listed.model.kinds
             tried = name in self._ways or self._busy_trials[name] >= BUSY_TRIALS_MAX
             if tried or not (loaded and chats):

@@ -16,10 +16,12 @@ from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import ServedModel
 from shoal.engines import gguf_files, local_servers
+from shoal.engines.catalog import LATEST
 from shoal.engines.engine import Engine
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
 from shoal.engines.loadable_files import EMBEDDED
-from shoal.engines.openai_server import LATEST, EngineLoading, OpenAIEngine
+from shoal.engines.openai_server import EngineLoading, OpenAIEngine
+from shoal.engines.server_control import ServerControl
 
 AUTO = "auto"
 SLOTS = 4  # of the embedded engine
@@ -46,7 +48,8 @@ class EngineOptions:
         context: tokens of a job in the embedded engine; 0: its default.
         threads: threads of the embedded engine; 0: its default.
         any_field: as in ``OpenAIEngine``.
-        on_order: files are loaded on order: without a named one, none is chosen.
+        on_order: models are loaded on order: without a named file, none is chosen, and
+            servers are controlled that have an API for that.
         memory: bytes that a file which is chosen may need; 0: what is free.
     """
 
@@ -74,6 +77,19 @@ class EngineSource:
     names: tuple[str, ...] = ()
     file: Path | None = None
     is_unloaded: bool = False
+
+    @property
+    def control(self) -> ServerControl | None:
+        """What loads the models of its server on order; None: it loads none."""
+        engine = self.engine
+        return engine.control if isinstance(engine, OpenAIEngine) else None
+
+    @property
+    def known_models(self) -> Sequence[ServedModel]:
+        """Its models, and those that it has not loaded."""
+        loadable = self.control.served if self.control is not None else []
+        names = {each.name for each in loadable}
+        return [*loadable, *(m for m in self.engine.models if m.name not in names)]
 
     def offered_models(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
         """Return the models to offer, under the requested names."""
@@ -121,7 +137,7 @@ async def find_engines(
             except ConfigError as error:
                 log.warning("passed over %s: %s", url, error)
                 continue
-            if source.offered_models(source.engine.models):
+            if source.offered_models(source.known_models):
                 sources.append(source)
     missing = [
         name for name in names if not any(_offers_model(each, name) for each in sources)
@@ -208,6 +224,7 @@ async def _open_server(
         slots=options.slots,
         api_key=options.api_key,
         any_field=options.any_field,
+        on_order=options.on_order,
     )
     stack.push_async_callback(engine.close)
     await _start_when_loaded(engine)
@@ -274,11 +291,11 @@ def _is_pattern(name: str) -> bool:
 
 
 def _offers_model(source: EngineSource, name: str) -> bool:
-    return bool(select_models(source.engine.models, (name,)))
+    return bool(select_models(source.known_models, (name,)))
 
 
 def _missing_model_message(sources: Sequence[EngineSource], name: str) -> str:
-    offered = [model.name for each in sources for model in each.engine.models]
+    offered = [model.name for each in sources for model in each.known_models]
     listed = ascii(", ".join(offered[:LISTED_MAX]))[1:-1]
     subject = "the engine does" if len(sources) == 1 else "the engines do"
     return f"{subject} not have {name!r}, but {listed}"

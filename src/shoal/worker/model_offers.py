@@ -268,8 +268,12 @@ class LibraryOrders(Protocol):
         add: Callable[[OfferedEngine], None],
         remove: Callable[[OfferedEngine, str], None],
         serves: Callable[[str], bool],
+        synchronize: Callable[[str], None],
     ) -> None:
-        """Set how engines are offered, withdrawn, and found by a model's name."""
+        """Set how engines are offered, withdrawn, and found by a model's name.
+
+        ``synchronize`` offers what they have now, for a reason if it is less.
+        """
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Look for models again and again, until cancelled."""
@@ -322,7 +326,12 @@ class JointOffers:
         self._engines = [*engines]
         self._orders = orders
         if orders is not None:
-            orders.bind(self._add, self._remove, lambda name: name in self._offered)
+            orders.bind(
+                self._add,
+                self._remove,
+                lambda name: name in self._offered,
+                self._synchronize,
+            )
         self._slots = [each.slots for each in engines] if slots is None else slots
         self._other_offers = other_offers
         self._report_others = report_others

@@ -6,7 +6,7 @@ if the last of them is cancelled; what is loaded stays.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,16 +25,20 @@ from shoal.engines.engine import Activity, Finished, Progress
 from shoal.worker.agent import WorkerEvent
 from shoal.worker.jobs import AWAY, EngineSlots, ModelBackend
 from shoal.worker.model_offers import CHECK_INTERVAL, OfferedEngine
+from shoal.worker.server_orders import (
+    LEAVING,
+    PROGRESS_INTERVAL,
+    UNLOADED,
+    ControlledServer,
+    ServerOrders,
+)
 
 ORDERS = 2  # at a time
-PROGRESS_INTERVAL = 5.0  # seconds between reports
 COPY_SHARE = 0.9  # of a load, if the model is copied first
 SHOWN_STEP = 0.1  # of a load, between lines for the owner
 SLOTS_MAX = 1024  # of a model
 CONTEXT_MAX = 2**31 - 1  # tokens
 GB = 1e9
-UNLOADED = "unloaded on order"
-LEAVING = "this worker is leaving"
 
 FetchModel: TypeAlias = Callable[
     [str, Callable[[int, int | None], None]], Awaitable[None]
@@ -111,6 +115,7 @@ class ModelOrders:
         report: receives the events of a model, for the owner: loading, and failed.
         slots: those of orders.
         fetch: copies a model from other machines; None: only what is here is loaded.
+        servers: load models of their own.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class ModelOrders:
         report: Callable[[str, WorkerEvent], None],
         slots: EngineSlots,
         fetch: FetchModel | None = None,
+        servers: Sequence[ControlledServer] = (),
     ) -> None:
         self.backend = ModelBackend(self, slots)
         self._library = library
@@ -130,6 +136,7 @@ class ModelOrders:
         self._open_engine = open_engine
         self._report = report
         self._fetch = fetch
+        self._servers = ServerOrders(servers, report)
         self._held: dict[str, _HeldModel] = {}
         self._leaving = False
         self._add: Callable[[OfferedEngine], None] = _unbound
@@ -141,11 +148,14 @@ class ModelOrders:
         add: Callable[[OfferedEngine], None],
         remove: Callable[[OfferedEngine, str], None],
         serves: Callable[[str], bool],
+        synchronize: Callable[[str], None],
     ) -> None:
         """Set how engines are offered, and withdrawn for a reason.
 
-        ``serves`` says whether an engine offers a model of some name.
+        ``serves`` says whether an engine offers a model of some name; ``synchronize``
+        offers what the engines have now, for a reason if it is less.
         """
+        self._servers.synchronize = synchronize
         self._add, self._remove, self._serves = add, remove, serves
 
     @property
@@ -167,8 +177,9 @@ class ModelOrders:
 
     @property
     def memory(self) -> int:
-        """The bytes that the held models need."""
-        return sum(each.memory for each in self._held.values())
+        """The bytes that the held models need, and those that servers have loaded."""
+        held = sum(each.memory for each in self._held.values())
+        return held + self._servers.memory
 
     def hold(self, name: str, engine: LoadableEngine, memory: int) -> None:
         """Count a model that is offered from the start."""
@@ -177,6 +188,7 @@ class ModelOrders:
     def leave(self) -> None:
         """Stop what is being loaded, and accept no more orders."""
         self._leaving = True
+        self._servers.leave()
         for each in self._held.values():
             if each.loading is not None:
                 each.loading.cancel()
@@ -186,6 +198,7 @@ class ModelOrders:
         self.leave()
         held = [*self._held.values()]
         loading = [each.loading for each in held if each.loading is not None]
+        await self._servers.close()
         await asyncio.gather(*loading, return_exceptions=True)
         for each in held:
             if each.engine is not None:
@@ -203,7 +216,14 @@ class ModelOrders:
             raise NotFound("this is for orders about models")
         if self._leaving:
             raise Unavailable(LEAVING)
-        act = self._load if work.action is ModelAction.LOAD else self._unload
+        loads = work.action is ModelAction.LOAD
+        act = self._load if loads else self._unload
+        if (server := self._servers.find(work.name)) and work.name not in self._held:
+            if loads and not self._servers.has(work.name):
+                need = server.control.need(work.name)
+                self._check_memory(work.name, need, "")
+            carry_out = self._servers.load if loads else self._servers.unload
+            act = partial(carry_out, server)
         async with aclosing(act(work)) as steps:
             async for step in steps:
                 yield step
@@ -286,15 +306,22 @@ class ModelOrders:
             context = min(context, model.context)
         slots = min(order.slots if order.slots > 0 else library.slots, SLOTS_MAX)
         need = model.memory(context, slots)
-        if library.memory and self.memory + need > library.memory:
-            lent, taken = _gb(library.memory), _gb(self.memory)
-            raise JobError(
-                f"{model.name} needs {_gb(need)} of memory (for {slots} slots of "
-                f"{context} tokens), and of the {lent} that this machine lends to "
-                f"models, {taken} are taken; unload another, or raise --memory there"
-            )
+        self._check_memory(
+            model.name, need, f" (for {slots} slots of {context} tokens)"
+        )
         held.memory = need
         return context, slots
+
+    def _check_memory(self, name: str, need: int, what: str) -> None:
+        """Raise JobError if a model needs more than is left; ``what`` it is for."""
+        limit = self._library().memory
+        if limit and self.memory + need > limit:
+            lent, taken = _gb(limit), _gb(self.memory)
+            raise JobError(
+                f"{name} needs {_gb(need)} of memory{what}, and of the {lent} "
+                f"that this machine lends to models, {taken} are taken; unload "
+                "another, or raise --memory there"
+            )
 
     async def _copied(
         self, order: ModelOrder, held: _HeldModel, fetch: FetchModel

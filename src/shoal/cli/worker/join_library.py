@@ -16,6 +16,7 @@ from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.engines import selection
+from shoal.engines.catalog import MODELS_MAX
 from shoal.engines.gguf_files import model_folders, model_size
 from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
@@ -45,7 +46,8 @@ def loads_on_order(config: JoinConfig) -> bool:
 class WorkerLibrary:
     """The models that a worker loads on order; ``memory`` is in bytes, 0: unknown.
 
-    Those of the ``started`` were loaded from the start.
+    Those of the ``started`` were loaded from the start.  The ``servers`` load models of
+    their own.
 
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
     ``share`` gets their files after each scan.  Models that are not here are copied
@@ -62,17 +64,22 @@ class WorkerLibrary:
     folder: Path
     peers: Sequence[DialledPeer] = ()
     started: Set[str] = frozenset()
+    servers: Sequence[selection.EngineSource] = ()
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def current(self) -> ModelLibrary:
         """The library, as of the last scan."""
-        models = (each.model for each in self.files.files.values())
+        models = {
+            name: structs.replace(each.model, stays=name in self.started)
+            for name, each in self.files.files.items()
+        }
+        for source in self.servers:
+            assert source.control is not None, "only these"
+            for model in source.control.library(source.offered_models):
+                models[model.name] = model
         return ModelLibrary(
-            tuple(
-                structs.replace(each, stays=each.name in self.started)
-                for each in models
-            ),
+            tuple(models.values())[:MODELS_MAX],
             self.memory,
             self.bandwidth,
             self.context,
@@ -165,14 +172,23 @@ async def open_worker_library(
                 "load models; name them with --model"
             )
         return None
-    if not is_installed():
+    installed = is_installed()
+    servers = tuple(each for each in sources if each.control is not None)
+    if not installed and not any(
+        each.control is not None and each.control.served for each in servers
+    ):
         if wanted:
             raise ConfigError(
-                f"--load {config.load}: the embedded engine is not installed: "
-                f"{install_extra('llm')}"
+                f"--load {config.load}: no server here loads models on order, and the "
+                f"embedded engine is not installed: {install_extra('llm')}"
             )
         return None
     pulls = config.load == LOAD_PULL
+    if pulls and not installed:
+        raise ConfigError(
+            f"--load pull: only the embedded engine loads what is copied: "
+            f"{install_extra('llm')}; or give --load local"
+        )
     if pulls and not target.url:
         raise ConfigError(
             "--load pull: a worker that listens does not know where to copy models "
@@ -185,8 +201,8 @@ async def open_worker_library(
     }
     kept = frozenset(loaded) if keeps else frozenset[str]()
     library = WorkerLibrary(
-        FileLibrary(partial(_list_files, loaded, kept, data)),
-        int(config.memory * GB) or int((free_memory() or 0) * FREE_SHARE),
+        FileLibrary(partial(_list_files, loaded, kept, data) if installed else _none),
+        int(config.memory * GB) or _lent(servers),
         config.context or CONTEXT,
         config.slots or selection.SLOTS,
         config.threads,
@@ -195,12 +211,13 @@ async def open_worker_library(
         model_folders(data)[0].folder,
         _peers(target, signer) if pulls else (),
         loaded.keys() - kept,
+        servers,
     )
     if kept and library.memory:
         taken = await asyncio.to_thread(library.needs, loaded.values())
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
-    if wanted and not (library.files.files or pulls):
+    if wanted and not (library.current.models or pulls):
         log.warning(
             "there is no model to load in %s or other programs' folders yet; "
             "`shoal models pull ORGANIZATION/NAME` gets one",
@@ -220,6 +237,19 @@ def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
         )
         for url in target.http_urls
     ]
+
+
+def _lent(servers: Sequence[selection.EngineSource]) -> int:
+    """Return the bytes that models may take: what is free, and what they take now."""
+    if not (free := free_memory()):
+        return 0
+    taken = sum(each.control.memory for each in servers if each.control is not None)
+    return int(free * FREE_SHARE) + taken
+
+
+def _none() -> Sequence[tuple[str, Path]]:
+    """List no files: nothing here could load them."""
+    return ()
 
 
 def _ignore(files: Mapping[str, Path]) -> None:

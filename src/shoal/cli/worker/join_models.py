@@ -50,6 +50,7 @@ from shoal.worker.listening_worker import ListeningWorker, OpenPorts
 from shoal.worker.model_offers import EngineMonitor
 from shoal.worker.model_orders import ORDERS, LoadableEngine, ModelOrders
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.server_orders import ControlledServer
 from shoal.worker.traces import JobTracer
 
 ENGINE_SIZE = 8  # bytes of an engine's random name
@@ -224,8 +225,8 @@ def _joint_offers(
         about: dict[str, object] = {"wire": worker.target.protocol.name}
         if offered is not None:
             about = _about(worker, offered.model, offered.slots)
-        elif worker.library is not None and (loadable := worker.library.files.files):
-            about = {"models to load": [*loadable]}
+        elif worker.library is not None and (loadable := worker.library.current.models):
+            about = {"models to load": [each.name for each in loadable]}
         worker.report(worker.name, about, event)
 
     engines = [
@@ -290,6 +291,11 @@ def _orders(
         report,
         EngineSlots(ORDERS, worker.throttle),
         library.fetch if library.peers else None,
+        [
+            ControlledServer(offered, source.control)
+            for source, offered in zip(sources, engines, strict=True)
+            if source in library.servers and source.control is not None
+        ],
     )
     for source, offered in zip(sources, engines, strict=True):
         if source.file is not None and isinstance(source.engine, LlamaEngine):

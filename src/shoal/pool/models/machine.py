@@ -171,6 +171,11 @@ class Room:
         for name, order in machine.ordered.items():
             if order.action is ModelAction.UNLOAD:
                 self.unloading.add(name)
+                if name not in machine.loaded:
+                    # No longer offered; its memory is free once the order has ended.
+                    taken = self.need(name, 0, 0)
+                    self.free -= taken
+                    self.coming += taken
             elif order.action is ModelAction.LOAD and name not in machine.loaded:
                 self.load(name, self.order_need(order))
         for name, loaded in machine.loaded.items():
