@@ -2,8 +2,10 @@
 
 curl reads the file from Python's own static file server, in the open, and writes it to
 the same disk.  Shoal's copy is encrypted, each MiB of it is hashed, and it is on the
-disk when it is said to be there; curl's is not.  *Memory* is the most that a process
-takes beyond what the coordinator has when it is idle, or what a copy of 1 KB takes.
+disk when it is said to be there; curl's is not.  *With the same duties*, curl copies
+over TLS from OpenSSL's server, which then hashes it, and `sync` writes it.  *Memory* is
+the most that a process takes beyond what the coordinator has when it is idle, or what a
+copy of 1 KB takes.
 
 The nine machines are network namespaces on a bridge (Linux, as root), each on a link
 that `tc tbf` limits to 100 Mbit/s both ways: one has the model, of 512 MiB, and the
@@ -22,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 from processes import Program, free_port, program, server
@@ -40,6 +43,7 @@ PORT = 4010
 SAMPLES = 0.05  # seconds between looks at a process
 
 CURL = "curl, 1 GiB: MB/s"
+SAME_DUTIES = "curl with the same duties, 1 GiB: MB/s"
 SHOAL = "shoal, 1 GiB: MB/s"
 CPU = "shoal, 1 GiB: CPU s of the receiver"
 SENDER_CPU = "shoal, 1 GiB: CPU s of the sender"
@@ -50,6 +54,7 @@ ALL = "8 machines on 100 Mbit/s: s"
 ALL_CURL = "8 machines with curl: s"
 GOALS = [
     Goal(SHOAL, per=CURL, at_least=0.7),
+    Goal(SHOAL, per=SAME_DUTIES),
     Goal(MEMORY, at_most=64),
     Goal(SENDER_MEMORY, at_most=64),
     Goal(ALL, per=ONE, at_most=1.3),
@@ -58,7 +63,7 @@ GOALS = [
 
 
 def measure(rounds: int) -> Results:
-    rows = (CURL, SHOAL, CPU, SENDER_CPU, MEMORY, SENDER_MEMORY)
+    rows = (CURL, SAME_DUTIES, SHOAL, CPU, SENDER_CPU, MEMORY, SENDER_MEMORY)
     results: Results = {row: [] for row in (*rows, ONE, ALL, ALL_CURL)}
     with tempfile.TemporaryDirectory() as folder:
         files = {
@@ -66,7 +71,8 @@ def measure(rounds: int) -> Results:
             for size in (SIZE, SMALL, SLOW_SIZE)
         }
         for _ in range(rounds):
-            results[CURL].append(SIZE / 1e6 / curl(files[SIZE], Path(folder)))
+            for row, copy in ((CURL, curl), (SAME_DUTIES, curl_with_duties)):
+                results[row].append(SIZE / 1e6 / copy(files[SIZE], Path(folder)))
             for row, value in shoal(files, Path(folder)).items():
                 results[row].append(value)
         with machines():
@@ -92,6 +98,26 @@ def curl(files: Path, folder: Path) -> float:
     port = free_port()
     with static_server(files, "127.0.0.1", port):
         return curl_from(f"http://127.0.0.1:{port}/", folder / "got").finish()
+
+
+def curl_with_duties(files: Path, folder: Path) -> float:
+    """Return the seconds of a copy that is encrypted, hashed, and on the disk."""
+    port, got, pair = free_port(), folder / "got", folder / "pair.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+    execute(f"{make} -subj /CN=localhost -days 1 -keyout {pair} -out {pair}.crt")
+    serve = ["openssl", "s_server", "-quiet", "-WWW", "-accept", str(port)]
+    serve += ["-key", str(pair), "-cert", f"{pair}.crt"]
+    with subprocess.Popen(serve, cwd=files, stderr=subprocess.DEVNULL) as server:
+        command = ["curl", "-sk", "-o", str(got), "--retry", "9", "--retry-connrefused"]
+        command += ["-w", "%{time_total}", f"https://127.0.0.1:{port}/model.gguf"]
+        seconds = float(subprocess.check_output(command))
+        server.kill()
+    began = monotonic()
+    execute(f"openssl dgst -sha256 {got}")
+    execute(f"sync {got}")
+    assert got.stat().st_size == SIZE, "the server sent all of it"
+    got.unlink()
+    return seconds + monotonic() - began
 
 
 @contextmanager
@@ -264,4 +290,4 @@ def machines() -> Iterator[None]:
 
 
 def execute(command: str) -> None:
-    subprocess.run(command.split(), check=True)
+    subprocess.run(command.split(), check=True, capture_output=True)

@@ -15,7 +15,9 @@ from hypothesis.stateful import (
 
 from shoal.models.chunk_selection import (
     AHEAD,
+    AHEAD_MAX,
     ELSEWHERE_TIMEOUT,
+    PROMPT,
     REPEAT_AFTER,
     SILENCE_TIMEOUT,
     ChunkRequest,
@@ -73,6 +75,26 @@ def test_sources_get_different_requests_and_few_ahead() -> None:
     assert Counter(each.source for each in requests) == {"a": AHEAD, "b": AHEAD}
     assert len({each.chunk for each in requests}) == 2 * AHEAD
     assert selection.requests(0.0) == []
+
+
+def test_more_is_requested_ahead_of_a_prompt_source_than_of_a_slow_one() -> None:
+    selection, now = ChunkSelection(64), 0.0
+    selection.add_source("a", now)
+    selection.on_available("a", np.ones(64, bool))
+    ahead = []
+    for takes in (0.0, PROMPT):
+        owed = [each.chunk for each in selection.requests(now)]
+        for _ in range(2 * AHEAD_MAX):
+            now += takes
+            assert selection.expects("a", owed[0], now)
+            selection.on_checked("a", owed.pop(0), right=True)
+            owed += [each.chunk for each in selection.requests(now)]
+        ahead.append(len(owed))
+        for chunk in owed:
+            selection.expects("a", chunk, now)
+            selection.on_checked("a", chunk, right=True)
+
+    assert ahead == [AHEAD_MAX, AHEAD]
 
 
 def test_held_chunks_are_not_requested() -> None:
@@ -171,16 +193,16 @@ def test_chunks_that_are_elsewhere_are_requested_there_first() -> None:
     selection.on_available("peer", flags(0))
     assert selection.requests(1.0) == [ChunkRequest("peer", 0)]
     for chunk in (1, 3, 4, 5):
-        assert selection.expects("seed", chunk, 1.0)
+        assert selection.expects("seed", chunk, 1.0 + PROMPT)
         selection.on_checked("seed", chunk, right=True)
     selection.requests(1.0)
     for chunk in range(6, CHUNKS):
         if chunk not in (10, 11):
-            assert selection.expects("seed", chunk, 1.0)
+            assert selection.expects("seed", chunk, 1.0 + PROMPT)
             selection.on_checked("seed", chunk, right=True)
     assert [each.chunk for each in selection.requests(1.0)] == [10, 11]
     for chunk in (10, 11):
-        assert selection.expects("seed", chunk, 1.0)
+        assert selection.expects("seed", chunk, 1.0 + PROMPT)
         selection.on_checked("seed", chunk, right=True)
     assert selection.expects("peer", 0, 1.0)
     selection.on_checked("peer", 0, right=True)
@@ -275,7 +297,7 @@ class Histories(RuleBasedStateMachine):
             self.owed.append(each)
         for name in self.has:
             lost = [*self.owed, *self.checking]  # if this process were killed
-            assert sum(each.source == name for each in lost) <= AHEAD
+            assert sum(each.source == name for each in lost) <= AHEAD_MAX
 
     @precondition(lambda self: self.owed)
     @rule(data=st.data())

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-AHEAD = 4  # chunks of one source that are on their way, or not written yet
+AHEAD = 4  # chunks of one source that are on their way, or not written yet, at first
+AHEAD_MAX = 8  # the same of a source that sends each within ``PROMPT``
+PROMPT = 0.25  # seconds
 SILENCE_TIMEOUT = 100.0  # seconds without a chunk: on a slow link one takes long
 ELSEWHERE_TIMEOUT = 20.0  # seconds until a chunk that others shall have is not awaited
 REPEAT_AFTER = 5.0  # seconds until an idle source is asked for what another one owes
@@ -31,7 +33,7 @@ class _Source:
     """A source: the chunks that it has, and those that were requested from it.
 
     ``unchecked`` of these have arrived.  ``elsewhere`` are those that others shall be
-    asked for, since when.
+    asked for, since when.  ``ahead`` is how many may be requested at a time.
     """
 
     has: npt.NDArray[np.bool_]
@@ -40,6 +42,7 @@ class _Source:
     picked: list[int] = field(default_factory=list)  # to request next, in reverse
     heard_at: float = 0.0
     unchecked: int = 0
+    ahead: int = AHEAD
 
 
 class ChunkSelection:
@@ -58,7 +61,7 @@ class ChunkSelection:
         self._sources_of = np.zeros(chunks, np.int16)
         self._order = np.arange(chunks)
         self._sources: dict[str, _Source] = {}
-        self._batch = max(1, chunks // SCANS)
+        self._batch = max(AHEAD_MAX, chunks // SCANS)
         self.failures: dict[str, str] = {}  # why a source was dropped
 
     def shuffle(self, seed: int) -> None:
@@ -129,7 +132,7 @@ class ChunkSelection:
         """Return the requests to send now, and count them as sent."""
         found = []
         for name, source in self._sources.items():
-            while len(source.requested) + source.unchecked < AHEAD:
+            while len(source.requested) + source.unchecked < source.ahead:
                 if (chunk := self._next(source, now)) is None:
                     break
                 if not source.requested:
@@ -147,9 +150,11 @@ class ChunkSelection:
         source = self._sources.get(name)
         if source is None:
             return False
-        if source.requested.pop(chunk, None) is None:
+        if (requested_at := source.requested.pop(chunk, None)) is None:
             self.drop(name, "it sent a chunk that was not requested")
             return False
+        change = 1 if now - requested_at < PROMPT else -1
+        source.ahead = min(max(source.ahead + change, AHEAD), AHEAD_MAX)
         source.heard_at = now
         self._asked[chunk] -= 1
         if self._held[chunk] or self._arrived[chunk]:

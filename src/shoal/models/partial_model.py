@@ -180,6 +180,7 @@ class PartialModel:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+            _begin_writing_out(descriptor, offset, len(data))
         except OSError as error:
             raise unwritable(self._folder, error) from error
 
@@ -236,6 +237,13 @@ def remove_partial(folder: Path, model: str) -> bool:
                 shutil.rmtree(lock.parent, ignore_errors=True)
                 removed = True
     return removed
+
+
+def _begin_writing_out(descriptor: int, offset: int, size: int) -> None:
+    """Let the system begin to write what is in its memory to the disk."""
+    if (advise := getattr(os, "posix_fadvise", None)) is not None:
+        # Of what is not on the disk yet, nothing is forgotten.
+        advise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _restore_models(folder: Path) -> None:
