@@ -13,7 +13,7 @@ import pytest
 from engines.outputs import ENDLESS, TINY, ask, chat_of
 from engines.test_gguf_export import CONFIG, tensors
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.engines import llama_process
+from shoal.engines import engine_child
 from shoal.engines.gguf_export import write_gguf
 from shoal.engines.gguf_vocabulary import byte_vocabulary
 from shoal.engines.llama_engine import LlamaEngine, restart_delay
@@ -99,7 +99,7 @@ def test_restart_delay_grows(failures: int, delay: float) -> None:
 async def test_close_kills_a_hanging_process(
     doomed: LlamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_process, "EXIT_LIMIT", 0.05)
+    monkeypatch.setattr(engine_child, "EXIT_LIMIT", 0.05)
     assert doomed.pid is not None
     os.kill(doomed.pid, signal.SIGSTOP)
 
@@ -232,7 +232,7 @@ async def test_error_of_a_full_memory_says_what_takes_less(
 
     async def limited() -> LlamaProcess:
         process = await spawn()
-        psutil.Process(process.pid).rlimit(psutil.RLIMIT_AS, (10**9, 10**9))
+        psutil.Process(process.child.pid).rlimit(psutil.RLIMIT_AS, (10**9, 10**9))
         return process
 
     monkeypatch.setattr(LlamaProcess, "spawn", limited)

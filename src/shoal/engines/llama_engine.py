@@ -7,10 +7,11 @@ job is written in another way, or refused.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -20,8 +21,9 @@ from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.engines.continuation import continue_answer
 from shoal.engines.engine import Activity, Finished, Item
+from shoal.engines.engine_child import CLOSED, activity_of
 from shoal.engines.llama_child import MODEL, ModelToOpen
-from shoal.engines.llama_process import CLOSED, LlamaProcess
+from shoal.engines.llama_process import LlamaProcess
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.schemas.plain_schema import plain_schema
@@ -45,6 +47,10 @@ LACKING = {
 """What a model without the feature cannot do, and the field that asks for it."""
 
 
+Spawn: TypeAlias = Callable[[], Awaitable[LlamaProcess]]
+"""Starts a process without a model.  Raises OSError, or Unavailable."""
+
+
 class LlamaEngine:
     """Runs a GGUF file.
 
@@ -56,6 +62,7 @@ class LlamaEngine:
         context: maximum tokens of a prompt and its answer together.
         threads: CPU threads; None: the engine's choice for this machine.
         kinds: the kinds of work that the file declares; loading it shows the rest.
+        spawn: starts its process; None: one with the embedded engine.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class LlamaEngine:
         context: int = CONTEXT,
         threads: int | None = None,
         kinds: frozenset[works.JobKind] = TEXT,
+        spawn: Spawn | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -81,6 +89,7 @@ class LlamaEngine:
             requests=JOBS_PER_SLOT * slots + OTHER_REQUESTS,
         )
         self._served = ServedModel(model, kinds, context=context)
+        self._spawn = spawn
         self._jobs = 0
         self._process: LlamaProcess | None = None
         self._server: OpenAIEngine | None = None
@@ -94,14 +103,15 @@ class LlamaEngine:
     @property
     def pid(self) -> int | None:
         """Process ID of the child, for monitoring."""
-        return self._process.pid if self._process is not None else None
+        return self._process.child.pid if self._process is not None else None
 
     def activity(self) -> Activity | None:
         """Return what the child has done so far; None: there is none."""
-        return None if self._process is None else self._process.activity()
+        return None if self.pid is None else activity_of(self.pid)
 
     async def start(self) -> None:
-        await asyncio.to_thread(check_installed, self._path)
+        check = check_installed if self._spawn is None else check_file
+        await asyncio.to_thread(check, self._path)
         try:
             await self._running()
         except Unavailable as error:
@@ -147,7 +157,7 @@ class LlamaEngine:
                         self._failures = 0
                     yield item
         except ServerLost as error:
-            reason = await process.exit_reason_soon()
+            reason = await process.child.exit_reason_soon()
             raise Unavailable(reason or str(error)) from error
         finally:
             self._jobs -= 1
@@ -166,10 +176,11 @@ class LlamaEngine:
         async with self._starting:
             now = asyncio.get_running_loop().time()
             if self._process is not None:
-                if self._process.exit_reason is None and self._server is not None:
+                exit_reason = self._process.child.exit_reason
+                if exit_reason is None and self._server is not None:
                     return self._process, self._server
                 await self._process.close()
-                self._restart_reason = self._process.exit_reason or CLOSED
+                self._restart_reason = self._process.child.exit_reason or CLOSED
                 self._process = self._server = None
                 self._failures += 1
                 self._restart_at = now + restart_delay(self._failures)
@@ -181,7 +192,7 @@ class LlamaEngine:
         if self._closed:
             raise Unavailable(CLOSED)
         try:
-            process = await LlamaProcess.spawn()
+            process = await (self._spawn or LlamaProcess.spawn)()
         except OSError as error:
             raise Unavailable(f"cannot start a process: {error}") from error
         # Set before it loads, so that close() can end it.
@@ -240,6 +251,11 @@ def check_installed(path: Path) -> None:
         raise ConfigError(
             f"the embedded engine is not installed: {install_extra('llm')}"
         )
+    check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise ConfigError if it is no GGUF file."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -5,52 +5,37 @@ import contextlib
 import re
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 
 import msgspec
-import psutil
 
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import JobKind
-from shoal.engines.engine import Activity
+from shoal.engines.engine_child import CLOSED, EngineChild
 from shoal.engines.llama_child import ModelToOpen, OpenFailed, Reply, ServerOpened
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.processes.programs import describe_exit
 
-EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
-CLOSED = "the engine was closed"
-LOG_MAX = 8192  # bytes of its standard error that are kept for error texts
+EMBEDDED = ("-m", "shoal.engines.llama_child")  # Python's arguments
 
 
 class LlamaProcess:
-    """A running child process; its owner must always ``close`` it.
-
-    ``exit_reason`` is None while the process runs.
-    """
+    """A running ``child`` that serves a model; its owner must always ``close`` it."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
-        self.exit_reason: str | None = None
-        self.pid = process.pid
-        self._process = process
+        self.child = EngineChild(process, explain_exit)
         self._commands = process.stdin
         self._replies = process.stdout
         self._server: OpenAIEngine | None = None
         self._closing = False
-        self._log = b""
-        # Runs until the process ends; awaited in close().
-        self._exit = asyncio.create_task(self._await_exit(process.stderr))
 
     @classmethod
-    async def spawn(cls) -> "LlamaProcess":
-        """Start a child without a model."""
+    async def spawn(cls, child: Sequence[str] = EMBEDDED) -> "LlamaProcess":
+        """Start a child without a model; ``child`` are Python's arguments."""
         return cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shoal.engines.llama_child"),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
+                *(sys.executable, *child), stdin=PIPE, stdout=PIPE, stderr=PIPE
             )
         )
 
@@ -68,7 +53,7 @@ class LlamaProcess:
                 try:
                     await server.start()
                 except ConfigError as error:
-                    reason = await self.exit_reason_soon()
+                    reason = await self.child.exit_reason_soon()
                     raise Unavailable(reason or str(error)) from error
                 if self._closing:
                     await server.close()
@@ -77,62 +62,24 @@ class LlamaProcess:
                 return server, kinds
             case OpenFailed(reason):
                 # The child exits after this, and its log has the details.
-                await self._exit
-                raise ConfigError(first_error(self._log_text) or reason)
+                await self.child.exited
+                raise ConfigError(first_error(self.child.log) or reason)
             case None:
-                raise Unavailable(await self._exit)
-
-    def activity(self) -> Activity | None:
-        """Return what the process has done so far; None: it has ended."""
-        try:
-            process = psutil.Process(self.pid)
-            times, memory = process.cpu_times(), process.memory_info().rss
-            # Not on macOS, where the time to wait for a disk does not count.
-            counters = getattr(process, "io_counters", None)
-            read = counters().read_bytes if counters else 0
-        except psutil.Error:
-            return None
-        return Activity(times.user + times.system, read, memory)
-
-    async def exit_reason_soon(self) -> str | None:
-        """Wait shortly for the end of the process; return its reason, or None."""
-        await asyncio.wait({self._exit}, timeout=EXIT_LIMIT)
-        return self.exit_reason
+                raise Unavailable(await self.child.exited)
 
     async def close(self) -> None:
         """End the process, killing it if necessary, and wait for its end."""
         self._closing = True
-        self._commands.close()
-        try:
-            for send_signal in (self._process.terminate, self._process.kill):
-                if await self.exit_reason_soon() is not None:
-                    break
-                with contextlib.suppress(ProcessLookupError):
-                    send_signal()
-            await self._exit
-        finally:
-            if self._process.returncode is None:
-                self._process.kill()
+        await self.child.end()
         if self._server is not None:
             await self._server.close()
         with contextlib.suppress(OSError):
             await self._commands.wait_closed()
 
-    @property
-    def _log_text(self) -> str:
-        return self._log.decode(errors="replace")
 
-    async def _await_exit(self, errors: asyncio.StreamReader) -> str:
-        """Keep the end of the log until the process ends; return the reason."""
-        while data := await errors.read(LOG_MAX):
-            self._log = (self._log + data)[-LOG_MAX:]
-        ended = describe_exit(await self._process.wait())
-        self.exit_reason = (
-            CLOSED
-            if self._closing
-            else f"llama.cpp {ended}{last_unformatted_line(self._log_text)}"
-        )
-        return self.exit_reason
+def explain_exit(ended: str, log: str) -> str:
+    """Return why llama.cpp has ended."""
+    return f"llama.cpp {ended}{last_unformatted_line(log)}"
 
 
 def first_error(log: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Models that several machines run together, by llama.cpp's remote backend."""

@@ -1,0 +1,1 @@
+"""Tests of models that several machines run together."""
