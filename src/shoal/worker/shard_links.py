@@ -1,0 +1,254 @@
+"""The connections of the machine that runs a model to the shards that others lend.
+
+llama.cpp connects to a loopback port for each shard, several times at its start.  Each
+connection is passed on, encrypted, to the machine of the shard.  A heartbeat beside
+them tells soon when a shard is lost: llama.cpp itself would wait for ever.
+
+The loopback ports are for this program's own children alone: for each connection, the
+process at its other end is looked up.  Another program of the same user could trace
+those children anyway.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Coroutine, Sequence
+from functools import partial
+
+import msgspec
+import psutil
+
+from shoal.domain.errors import PeerError, Unavailable
+from shoal.domain.work import Shard
+from shoal.ledger.keys import Signer
+from shoal.transports.link import CLOSE_TIMEOUT
+from shoal.transports.splice import Spliced
+from shoal.transports.tcp import describe_socket_error, set_options
+from shoal.transports.tls import context_of_any
+from shoal.worker.shard_hello import (
+    HEARTBEAT,
+    SILENCE_MAX,
+    LineEnd,
+    Purpose,
+    ShardAnswer,
+    write_hello,
+)
+from shoal.worker.shard_port import LentProcess, connect_to
+
+CONNECT_TIMEOUT = 5.0  # seconds for an address of a shard's machine
+LOOPBACK = "127.0.0.1"
+
+log = logging.getLogger("shoal.worker")
+
+
+class ShardLinks:
+    """Open connections to all shards of a model; their owner must ``close`` them.
+
+    ``ports`` are loopback ports, one for each shard, in the order of the layers.
+    ``lost`` is done with the reason as soon as a shard is gone, stopped or silent.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        signer: Signer,
+        protocol: str,
+        shards: Sequence[Shard],
+        own: LentProcess,
+    ) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ports: Sequence[int] = ()
+        self._group = group
+        self._signer = signer
+        self._protocol = protocol
+        self._shards = shards
+        self._own = own
+        self._hosts: dict[str, str] = {}  # the one that answered, by machine
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        group: str,
+        signer: Signer,
+        protocol: str,
+        shards: Sequence[Shard],
+        own: LentProcess,
+    ) -> "ShardLinks":
+        """Connect to all shards.
+
+        Args:
+            group: what the machines are called that run the model together.
+            signer: the key of this machine, which the others admit.
+            protocol: llama.cpp's, with its version.
+            shards: in the order of the layers; ``own`` is those without a port.
+            own: the shard of this machine, which is closed with the links.
+
+        Raises Unavailable that names the shard; then all is closed.
+        """
+        links = cls(group, signer, protocol, shards, own)
+        try:
+            await links._open()
+        except BaseException:
+            await links.close()
+            raise
+        return links
+
+    async def close(self) -> None:
+        """Leave all shards, and end this machine's own."""
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._own.close()
+
+    async def _open(self) -> None:
+        await asyncio.gather(
+            *(self._begin_heartbeat(each) for each in self._shards if each.port)
+        )
+        self._start(self._watch_own())
+        self.ports = [await self._listen(each) for each in self._shards]
+
+    async def _begin_heartbeat(self, shard: Shard) -> None:
+        end = await self._dial(shard, Purpose.HEARTBEAT)
+        self._start(self._beat(shard, end))
+
+    async def _beat(self, shard: Shard, end: LineEnd) -> None:
+        """Ask whether the shard works, until it does not."""
+        fault = ""
+        try:
+            while not fault:
+                end.spliced.write(b"\n")
+                async with asyncio.timeout(SILENCE_MAX):
+                    fault = (await _answer(end)).fault
+                # Until the next question, the other end speaks only of a fault.
+                if not fault:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(HEARTBEAT):
+                            fault = (await _answer(end)).fault
+            self._lose(f"{shard.machine}: {fault}")
+        except TimeoutError:
+            self._lose(f"{shard.machine} has been silent for {SILENCE_MAX:.0f} s")
+        except PeerError as error:
+            self._lose(f"{shard.machine}: {error}")
+        finally:
+            end.spliced.abort()
+
+    async def _watch_own(self) -> None:
+        while (fault := self._own.fault()) is None:
+            await asyncio.wait({self._own.exited}, timeout=HEARTBEAT)
+        self._lose(f"this machine: {fault}")
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    async def _listen(self, shard: Shard) -> int:
+        """Accept llama.cpp's connections to a shard; return the port."""
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Spliced(partial(self._on_made, shard)), LOOPBACK, 0
+        )
+        self._servers.append(server)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+    def _on_made(self, shard: Shard, near: Spliced) -> None:
+        near.pause()
+        self._start(self._pass_on(shard, near))
+
+    async def _pass_on(self, shard: Shard, near: Spliced) -> None:
+        """Pass on a connection of llama.cpp to its shard, until either ends it."""
+        far = LineEnd()
+        try:
+            assert near.transport is not None, "it has just been made"
+            source = near.transport.get_extra_info("peername")[1]
+            target = near.transport.get_extra_info("sockname")[1]
+            if not await asyncio.to_thread(is_own_connection, source, target):
+                log.warning("another program connected to the port of a shard")
+                return
+            if shard.port:
+                far = await self._dial(shard, Purpose.DATA)
+            else:
+                await connect_to(self._own, far.spliced)
+            near.join(far.spliced)
+            await far.ended()
+        except Unavailable as error:
+            self._lose(str(error))
+        finally:
+            near.abort()
+            far.spliced.abort()
+
+    async def _dial(self, shard: Shard, purpose: Purpose) -> LineEnd:
+        """Connect to a shard.  Raises Unavailable."""
+        known = self._hosts.get(shard.machine)
+        reasons = []
+        for host in shard.hosts if known is None else (known,):
+            end = LineEnd()
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    certificate = await _connect(end, host, shard.port)
+                    if certificate.hex() != shard.fingerprint:
+                        raise PeerError("another program answers there")
+                    end.spliced.write(
+                        write_hello(
+                            *(self._signer, self._group, purpose, self._protocol),
+                            certificate,
+                        )
+                    )
+                    fault = (await _answer(end)).fault
+            except (PeerError, OSError) as error:  # TimeoutError is one, too
+                end.spliced.abort()
+                reasons.append(f"{host}: {describe_socket_error(error)}")
+                continue
+            if fault:
+                end.spliced.abort()
+                raise Unavailable(f"{shard.machine} refuses: {fault}")
+            self._hosts[shard.machine] = host
+            return end
+        tried = "; ".join(reasons) or "it has no address"
+        raise Unavailable(f"{shard.machine} cannot be reached: {tried}")
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        """Do it until it is done, or the links are closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _connect(end: LineEnd, host: str, port: int) -> bytes:
+    """Connect; return the SHA-256 of the certificate that the listener shows."""
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        *(lambda: end.spliced, host, port),
+        ssl=context_of_any(),
+        server_hostname="",
+        ssl_shutdown_timeout=CLOSE_TIMEOUT,
+    )
+    set_options(transport.get_extra_info("socket"))
+    shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return hashlib.sha256(shown or b"").digest()
+
+
+async def _answer(end: LineEnd) -> ShardAnswer:
+    """Raises PeerError."""
+    try:
+        return msgspec.json.decode(await end.line(), type=ShardAnswer)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"it does not answer as a shard: {error}") from error
+
+
+def is_own_connection(source: int, target: int) -> bool:
+    """Return whether a connection between loopback ports comes from this program."""
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            connections = process.net_connections("tcp4")
+        except psutil.Error:
+            continue  # it has ended
+        for each in connections:
+            if each.raddr and (each.laddr.port, each.raddr.port) == (source, target):
+                return True
+    return False
