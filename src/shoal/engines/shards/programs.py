@@ -13,6 +13,7 @@ import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +119,7 @@ async def _describe(rpc_server: Path) -> tuple[str, str]:
     except TimeoutError:
         pass
     finally:
-        if process.returncode is None:
-            _kill(process)
+        _kill(process)
         # Read to the end: the rest of its output would keep the pipe open.
         await process.communicate()
     last = printed.strip().rpartition("\n")[2] or "it printed nothing"
@@ -127,10 +127,11 @@ async def _describe(rpc_server: Path) -> tuple[str, str]:
 
 
 def _kill(process: Process) -> None:
-    if os.name == "posix":  # with the children that a wrapper may have
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    with suppress(ProcessLookupError):
+        if os.name == "posix":  # with the children that a wrapper may have
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
 
 
 def free_port() -> int:
