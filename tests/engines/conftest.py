@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -96,11 +97,41 @@ def write_gguf(writer: GGUFWriter) -> None:
 
 
 @pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter of the tiny model, of rank 1, that changes what it says."""
+    path = tmp_path_factory.mktemp("adapters") / "odd.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    random = np.random.default_rng(1)
+    for part, size in (("ffn_down", 160), ("attn_output", 64)):
+        for letter, shape in (("a", (1, size)), ("b", (64, 1))):
+            values = random.standard_normal(shape).astype(np.float32)
+            writer.add_tensor(f"blk.0.{part}.weight.lora_{letter}", values)
+    write_gguf(writer)
+    return path
+
+
+@pytest.fixture(scope="session")
+def adapted_url(adapter: Path) -> Iterator[str]:
+    """The base URL of a real server with the tiny model and an adapter."""
+    with _served(TINY, adapter) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """The base URL of a real server with the tiny model."""
+    with _served(TINY) as url:
+        yield url
+
+
+@contextmanager
+def _served(*files: Path) -> Iterator[str]:
     script = Path(__file__).with_name("serve_tiny.py")
     with subprocess.Popen(
-        [sys.executable, script, TINY],
+        [sys.executable, script, *files],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -196,10 +196,12 @@ class Router(StandIn):
 class SleepingVllm(StandIn):
     """vLLM with ``--enable-sleep-mode`` and ``VLLM_SERVER_DEV_MODE=1``.
 
-    The first model is the base of the others.
+    The first model is the base of the others.  It ``loads_adapters`` with
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING``: see "LoRA Adapters" in its documentation.
     """
 
     owner = "vllm"
+    loads_adapters = False
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         match method, path:
@@ -215,9 +217,22 @@ class SleepingVllm(StandIn):
                 self.orders.append((path, body))
                 self.loaded = []
                 return 200, None
+            case "GET", "/v1/load_lora_adapter" if self.loads_adapters:
+                return 405, {"detail": "Method Not Allowed"}
+            case "POST", "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
+                self.orders.append((path, body))
+                return self._adapt(body["lora_name"], body.get("lora_path"))
             case _:
                 pass
         return super().answer(method, path, body)
+
+    def _adapt(self, name: str, path: str | None) -> tuple[int, Any]:
+        if (path is None) != (name in self.models):
+            said = f"The lora adapter '{name}' has already been loaded."
+            return 400, {"error": {"message": said, "code": 400}}
+        for names in (self.models, self.loaded):
+            names.remove(name) if path is None else names.append(name)
+        return 200, f"Success: LoRA adapter '{name}' changed successfully."
 
     def entry(self, model: str) -> Any:
         parent = None if model == self.models[0] else self.models[0]

@@ -35,7 +35,7 @@ async def controlled(
 ) -> AsyncIterator[tuple[OpenAIEngine, ServerControl]]:
     """Start an engine in front of a stand-in, which is asked for no absent model."""
     with serving(stand_in) as url:
-        engine = OpenAIEngine(url, on_order=on_order)
+        engine = OpenAIEngine(url, control=ServerControl if on_order else None)
         await engine.start()
         try:
             yield engine, engine.control or ServerControl(engine.query)
@@ -200,7 +200,7 @@ async def test_a_server_that_falls_silent_offers_nothing_it_may_not_have(
         "GET /v1/models": listing("a", owned_by="vllm"),
         "GET /is_sleeping": {"is_sleeping": True},
     }
-    engine = OpenAIEngine(await fake(routes), on_order=True)
+    engine = OpenAIEngine(await fake(routes), control=ServerControl)
     await engine.start()
     try:
         asleep = routes.pop("GET /is_sleeping")
@@ -230,7 +230,7 @@ async def test_a_server_without_such_an_api_offers_all_it_lists(
         "GET /v1/models": listing("a", "b", owned_by=owner),
         "GET /api/tags": {"models": [{"name": "a"}, {"name": "b"}]},
     }
-    engine = OpenAIEngine(await fake(routes), on_order=True)
+    engine = OpenAIEngine(await fake(routes), control=ServerControl)
     await engine.start()
     try:
         assert offered(engine) == ["a", "b"]

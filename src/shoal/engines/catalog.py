@@ -6,16 +6,17 @@ Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from shoal.domain.errors import Unavailable
-from shoal.domain.work import Feature
+from shoal.domain.work import JSON, Feature
 from shoal.domain.worker import ServedModel
 from shoal.engines.server_errors import DECODE_ERRORS, parse_problem
 from shoal.engines.server_kinds import (
@@ -36,6 +37,7 @@ from shoal.engines.server_kinds import (
 MODELS_MAX = 256  # models listed per server
 CONTEXT_MAX = 2**31 - 1  # tokens
 NAME_MAX = 256  # characters; the limit of the wires
+LORA = "lora"  # the field by which requests choose llama-server's adapters
 LATEST = ":latest"  # Ollama accepts names without it
 
 
@@ -50,6 +52,7 @@ class ListEntry(msgspec.Struct, frozen=True):
     loaded_context_length: Any = None
     capabilities: Any = None
     parent: Any = None  # of an adapter: its base model
+    root: Any = None  # what vLLM was told to serve
     status: Any = None  # whether a router of llama-server has it loaded
 
 
@@ -78,6 +81,14 @@ class LlamaProps(msgspec.Struct, frozen=True):
     total_slots: int = 0
     modalities: dict[str, Any] = {}
     chat_template_caps: dict[str, Any] | None = None
+
+
+class LlamaAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that llama-server was started with."""
+
+    id: int
+    path: str
+    scale: float = 1.0
 
 
 def is_valid_name(name: str) -> bool:
@@ -171,14 +182,17 @@ QueryServer = Callable[[ServerQuery], Awaitable[ServerReply]]
 class ListedModel:
     """A model, and its name on the server.
 
-    ``parent`` is the base model of an adapter.  ``is_loaded``: as far as the list
-    tells.
+    ``parent`` is the base model of an adapter, and ``root`` what the model's author
+    calls it; empty: unknown.  ``is_loaded``: as far as the list tells.  ``fields`` go
+    with each request.
     """
 
     model: ServedModel
     id: str
     parent: str = ""
+    root: str = ""
     is_loaded: bool = True
+    fields: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -339,7 +353,8 @@ class ServerCatalog:
             ],
             context=token_count(props.default_generation_settings.n_ctx),
         )
-        return [ListedModel(model, entry.id)]
+        adapters = await self._query_native("/lora-adapters", tuple[LlamaAdapter, ...])
+        return [*_adapted(ListedModel(model, entry.id), adapters or ())]
 
     async def _lm_studio(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
         typed = await self._query_native("/api/v0/models", ServerModelList)
@@ -380,10 +395,36 @@ def _listed(kind: ServerKind, entries: Sequence[ListEntry]) -> list[ListedModel]
             describe_model(kind, name, context=context_length(each)),
             each.id,
             each.parent if isinstance(each.parent, str) else "",
+            each.root if isinstance(each.root, str) else "",
             _is_loaded(each.status),
         )
         for name, each in zip(names, entries, strict=True)
     ]
+
+
+def _adapted(
+    base: ListedModel, adapters: Sequence[LlamaAdapter]
+) -> Iterator[ListedModel]:
+    """Yield a model, and the model with each of its adapters, which requests choose.
+
+    A request without a choice may go on from what llama-server read with another one.
+    """
+    kinds = base.model.kinds & TEXT
+    if not adapters or not kinds:
+        yield base
+        return
+    scales = {each.id: each.scale for each in adapters}
+    yield replace(base, fields=_choice(scales))
+    for each in adapters[: MODELS_MAX - 1]:
+        name = f"{base.model.name}:{file_stem(each.path)}"
+        if is_valid_name(name):
+            model = structs.replace(base.model, name=name, kinds=kinds)
+            alone = {id: float(id == each.id) for id in scales}
+            yield ListedModel(model, base.id, parent=base.id, fields=_choice(alone))
+
+
+def _choice(scales: Mapping[int, float]) -> Mapping[str, JSON]:
+    return {LORA: [{"id": id, "scale": scale} for id, scale in scales.items()]}
 
 
 def _is_loaded(status: Any) -> bool:

@@ -20,7 +20,7 @@ from shoal.domain.errors import ShoalError, Unavailable
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.outcome import THOUGHTS, Delta, Usage
 from shoal.domain.work import JSON, Chat, Completion
-from shoal.engines.catalog import ServerQuery
+from shoal.engines.catalog import LORA, ServerQuery
 from shoal.engines.engine import Finished, Item
 from shoal.engines.requests import CONTINUE_FLAGS, is_begun, openai_request
 from shoal.engines.server_errors import DECODE_ERRORS, NotServed, refusal_error
@@ -265,9 +265,9 @@ def _with_answer(chat: Chat, text: str) -> Chat:
 
 def _completion(work: TextWork, prompt: JSON) -> Completion:
     options = {
-        option.name: work.options[option.name]
-        for option in COMPLETION_OPTIONS
-        if option.name in work.options
+        name: work.options[name]
+        for name in (*(each.name for each in COMPLETION_OPTIONS), LORA)
+        if name in work.options
     }
     return Completion(work.model, prompt, temperature=work.temperature, options=options)
 

@@ -9,7 +9,7 @@ import base64
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
@@ -30,6 +30,7 @@ from shoal.engines.catalog import (
     LATEST,
     ListedModel,
     NoModelList,
+    QueryServer,
     ServerCatalog,
     ServerQuery,
     ServerReply,
@@ -166,8 +167,8 @@ class OpenAIEngine:
         api_key: bearer token; empty: none.
         any_field: whether it gets fields that Shoal does not know; None: if its kind
             has many.
-        on_order: its models are loaded and unloaded by orders, if it has an API for
-            that, and it has those that are loaded.
+        control: returns what loads and unloads its models; None: it has all models
+            that it lists, and else those that are loaded.
     """
 
     def __init__(
@@ -178,9 +179,9 @@ class OpenAIEngine:
         slots: int = 0,
         api_key: str = "",
         any_field: bool | None = None,
-        on_order: bool = False,
+        control: Callable[[QueryServer], ServerControl] | None = None,
     ) -> None:
-        self.control = ServerControl(self.query) if on_order else None
+        self.control = None if control is None else control(self.query)
         self.url, userinfo = split_url(url)
         self._any_field = any_field
         self.slots = slots
@@ -296,6 +297,8 @@ class OpenAIEngine:
     async def _run(
         self, work: works.Inference, continues: str, thoughts: str
     ) -> AsyncGenerator[Item, None]:
+        if (listed := self._find(work.model)) is not None and listed.fields:
+            work = structs.replace(work, options={**listed.fields, **work.options})
         if requests.is_begun(work):
             await self._check_continues(work)
         answer = self.generate(work)

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import escape
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.domain.worker import ServedModel
 from shoal.engines import gguf_files, local_servers
-from shoal.engines.catalog import LATEST
+from shoal.engines.adapters import find_adapters
+from shoal.engines.catalog import LATEST, QueryServer
 from shoal.engines.engine import Engine
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
 from shoal.engines.loadable_files import EMBEDDED
@@ -126,13 +128,15 @@ async def find_engines(
         raise ConfigError(
             f"{files[0][1]}: a server at {urls[0]} opens its models itself"
         )
-    sources = [await _open_server(url, options, names, stack) for url in urls]
+    sources = [
+        await _open_server(url, options, names, locations, stack) for url in urls
+    ]
     if AUTO in engines:
         for url in await local_servers.find_servers(locations.servers):
             try:
                 # The key is only for servers given by URL.
                 source = await _open_server(
-                    url, replace(options, api_key=""), names, stack
+                    *(url, replace(options, api_key=""), names, locations, stack)
                 )
             except ConfigError as error:
                 log.warning("passed over %s: %s", url, error)
@@ -212,7 +216,11 @@ def select_models(
 
 
 async def _open_server(
-    url: str, options: EngineOptions, names: tuple[str, ...], stack: AsyncExitStack
+    url: str,
+    options: EngineOptions,
+    names: tuple[str, ...],
+    locations: SearchLocations,
+    stack: AsyncExitStack,
 ) -> EngineSource:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
@@ -224,7 +232,7 @@ async def _open_server(
         slots=options.slots,
         api_key=options.api_key,
         any_field=options.any_field,
-        on_order=options.on_order,
+        control=_control(url, locations) if options.on_order else None,
     )
     stack.push_async_callback(engine.close)
     await _start_when_loaded(engine)
@@ -233,6 +241,17 @@ async def _open_server(
     if location.hostname != local_servers.LOOPBACK:
         label = f"{location.hostname}-{location.port}" if location.port else label
     return EngineSource(label, engine, names)
+
+
+def _control(
+    url: str, locations: SearchLocations
+) -> Callable[[QueryServer], ServerControl]:
+    """Return what makes the control of a server; one here can read adapters here."""
+    if urlsplit(url).hostname in (local_servers.LOOPBACK, "localhost", "::1"):
+        return partial(
+            ServerControl, find_adapters=partial(find_adapters, locations.files)
+        )
+    return ServerControl
 
 
 async def _start_when_loaded(engine: OpenAIEngine) -> None:

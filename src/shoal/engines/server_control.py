@@ -20,6 +20,7 @@ from msgspec import structs
 
 from shoal.domain.errors import JobError, Unavailable
 from shoal.domain.worker import LoadableModel, ServedModel
+from shoal.engines.adapters import Adapter
 from shoal.engines.catalog import (
     LATEST,
     ListedModel,
@@ -52,7 +53,8 @@ class Resident:
     ``instances`` are the ids of its copies in memory: none if it is not loaded.
     ``failure`` is why its last load failed; empty: it did not.  ``size`` is in bytes
     and ``context`` the longest, in tokens; 0: unknown.  One that ``follows`` another
-    comes and goes with it: it is not loaded by itself.
+    comes and goes with it: it is not loaded by itself.  An ``adapter`` is loaded into
+    the model that it is for.
     """
 
     instances: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class Resident:
     context: int = 0
     quantization: str = ""
     follows: bool = False
+    adapter: Adapter | None = None
 
 
 Residents: TypeAlias = Mapping[str, Resident]
@@ -95,11 +98,18 @@ class ServerControl:
     it, because servers load what they are asked for.
     """
 
-    def __init__(self, query: QueryServer) -> None:
+    def __init__(
+        self,
+        query: QueryServer,
+        find_adapters: Callable[[], Sequence[Adapter]] = list,
+    ) -> None:
         self.kind: ServerKind | None = None
         self._query = query
+        self._find_adapters = find_adapters
+        self._answers = False  # it has said what it has loaded
+        self._listed_ids: set[str] = set()
         self._api: ControlApi | None = None
-        self._residents: Residents = {}
+        self._residents: dict[str, Resident] = {}
         self._listed: dict[str, ListedModel] = {}
         self._leaving: set[str] = set()
         self._running: Counter[str] = Counter()
@@ -118,12 +128,15 @@ class ServerControl:
         residents: Residents | None = None
         if self._api is not None:
             residents = await self._api.find(self._query, listed)
-        if residents is None and self._residents:
+        if residents is None and self._answers:
             raise Unavailable(SILENT)
-        self._residents = residents or {}
-        self._listed = {
-            each.model.name: each for each in listed if each.id in self._residents
-        }
+        self._answers = residents is not None
+        self._listed_ids = {each.id for each in listed}
+        self._residents = {**(residents or {})}
+        known = [each for each in listed if each.id in self._residents]
+        if kind is VLLM:
+            known += await self._adapted(listed)
+        self._listed = {each.model.name: each for each in known}
         if self._first is None:
             self._first = frozenset(
                 id for id, each in self._residents.items() if each.instances
@@ -136,7 +149,7 @@ class ServerControl:
 
     def forget(self) -> None:
         """Another server may answer next."""
-        self._residents, self._listed = {}, {}
+        self._answers, self._residents, self._listed = False, {}, {}
 
     @property
     def served(self) -> list[ServedModel]:
@@ -200,6 +213,9 @@ class ServerControl:
         """Have a model loaded.  Raises Unavailable, and JobError with its words."""
         api, listed = self._known(name)
         known = self._residents[listed.id]
+        if known.adapter is not None:
+            await self._load_adapter(api, listed, known.adapter)
+            return
         if not known.is_loading:
             await self._order(api.load(listed, context))
         while not api.waits:
@@ -228,12 +244,16 @@ class ServerControl:
     async def unload(self, name: str) -> None:
         """Have a model unloaded.  Raises Unavailable, and JobError with its words."""
         api, listed = self._known(name)
-        for instance in self._residents[listed.id].instances:
-            await self._order(api.unload(instance))
+        known = self._residents[listed.id]
+        for instance in known.instances:
+            if known.adapter is not None:
+                order = _tell("/v1/unload_lora_adapter", lora_name=instance)
+            else:
+                order = api.unload(instance)
+            await self._order(order)
         while not api.waits:
             await self._look(api)
-            known = self._residents.get(listed.id)
-            if known is None or not known.instances:
+            if not self._residents.get(listed.id, Resident()).instances:
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -242,10 +262,55 @@ class ServerControl:
 
     def _together(self, name: str) -> Sequence[str]:
         """Return the names on the server of a model, and of those unloaded with it."""
-        if self._api is not None and self._api.whole:
+        if (listed := self._find(name)) is None:
+            return []
+        is_base = self._residents[listed.id].adapter is None
+        if self._api is not None and self._api.whole and is_base:
             return [*self._residents]
-        listed = self._find(name)
-        return [] if listed is None else [listed.id]
+        return [listed.id]
+
+    async def _adapted(self, listed: Sequence[ListedModel]) -> list[ListedModel]:
+        """Find the adapters here for the models of a vLLM that loads adapters."""
+        bases = {
+            name: each
+            for each in listed
+            if not each.parent
+            for name in (each.id, each.root)
+        }
+        adapters = await asyncio.to_thread(self._find_adapters)
+        if not any(each.base in bases for each in adapters):
+            return []
+        # It is loaded by a POST; a GET asks whether that exists.
+        asked = await self._query(ServerQuery("/load_lora_adapter"))
+        if asked.status != HTTPStatus.METHOD_NOT_ALLOWED:
+            return []
+        loaded = {each.id for each in listed if each.parent}
+        found = []
+        for adapter in adapters:
+            if (base := bases.get(adapter.base)) is None:
+                continue
+            name = f"{base.model.name}:{adapter.name}"
+            awake = base.id not in self._residents or self._is_offered(base.id)
+            self._residents[name] = Resident(
+                (name,) if name in loaded and awake else (),
+                size=adapter.size,
+                adapter=adapter,
+            )
+            model = structs.replace(base.model, name=name)
+            found.append(ListedModel(model, name, base.id))
+        return found
+
+    async def _load_adapter(
+        self, api: ControlApi, listed: ListedModel, adapter: Adapter
+    ) -> None:
+        base = self._residents.get(listed.parent)
+        if base is not None and not base.instances:
+            await self._order(api.load(listed, 0))  # it sleeps
+        if listed.id not in self._listed_ids:
+            path = str(adapter.folder)
+            await self._order(
+                _tell("/v1/load_lora_adapter", lora_name=listed.id, lora_path=path)
+            )
 
     def _known(self, name: str) -> tuple[ControlApi, ListedModel]:
         listed = self._find(name)
@@ -274,7 +339,7 @@ class ServerControl:
         found = await api.find(self._query, [*self._listed.values()])
         if found is None:
             raise Unavailable(SILENT)
-        self._residents = found
+        self._residents = {**found}
 
     async def _order(self, query: ServerQuery) -> None:
         reply = await self._query(query)
