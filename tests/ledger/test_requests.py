@@ -129,7 +129,7 @@ CHATS = st.builds(
         (
             ModelOrder(ModelAction.LOAD, "m", "anna", 4096, 2),
             {"kind": "model", "action": "load", "name": "m", "machine": "anna",
-             "context": 4096, "slots": 2, "room_for": ""},
+             "context": 4096, "slots": 2},
         ),
     ],
 )  # fmt: skip

@@ -111,7 +111,12 @@ def test_group_is_formed_in_two_steps() -> None:
     assert not first.unplaced
     assert first.pending["big"].startswith("is being split over cleo (3.0 GB)")
 
-    second = placed(*told(machines, first), now=NOW + 1)
+    done = {"big": (NOW + 5, "")}  # as the pool notes the end of an order
+    anna, ben, cleo = told(machines, first)
+    soon = placed(anna, replace(BEN, failed=done), replace(cleo, failed=done))
+    assert not soon.orders
+    assert soon.pending == {"big": "is being split: waits for ben"}
+    second = placed(anna, replace(ben, failed=done), cleo, now=NOW + 1)
 
     (load,) = works(second)
     assert (load.action, load.machine) == (ModelAction.LOAD, ANNA.id)
@@ -191,7 +196,7 @@ def test_requests_wait_while_the_machines_that_lend_have_too_little() -> None:
     assert not placement.unplaced
     assert placement.pending == {
         "big": "fits on no machine (needs 11.0 GB: anna has 4.0 GB), and needs 10.1 "
-        "GB: anna has 3.6, those that lend have 4.5 (ben 4.5)"
+        "GB: anna has 3.6 GB, those that lend have 4.5 GB (ben 4.5 GB)"
     }
 
 

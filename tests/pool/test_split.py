@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.worker import LoadableModel, ModelLayers
-from shoal.pool.models.split import ROUND_TRIP_MAX, Holder, Split, split_model
+from shoal.pool.models.split import ROUND_TRIP_MAX, Holder, ModelSplit, split_model
 
 MB = 10**6
 GB = 10**9
@@ -27,12 +27,12 @@ def place(
 
 def split(
     runner: Holder, *lenders: Holder, context: int = 4096, slots: int = 1
-) -> Split | str:
+) -> ModelSplit | str:
     return split_model(BIG, context, slots, runner, lenders)
 
 
-def layers_of(found: Split | str) -> list[tuple[str, int]]:
-    assert isinstance(found, Split), found
+def layers_of(found: ModelSplit | str) -> list[tuple[str, int]]:
+    assert isinstance(found, ModelSplit), found
     return [(each.machine, each.layers) for each in found.shards]
 
 
@@ -68,22 +68,22 @@ def test_machine_that_is_far_away_lends_nothing() -> None:
 def test_context_and_slots_take_memory() -> None:
     machines = place("here", 12), place("anna", 40)
 
-    assert isinstance(split(*machines), Split)
+    assert isinstance(split(*machines), ModelSplit)
     assert split(*machines, context=32_768, slots=4) == (
-        "needs 62.0 GB: here has 10.8, those that lend have 36.0 (anna 36.0)"
+        "needs 62.0 GB: here has 10.8 GB, those that lend have 36.0 GB (anna 36.0 GB)"
     )
 
 
 def test_reads_smaller_batches_where_memory_is_small() -> None:
     found = [split(place("here", memory), place("anna", 48)) for memory in (20.0, 2.6)]
 
-    assert [each.batch for each in found if isinstance(each, Split)] == [512, 64]
+    assert [each.batch for each in found if isinstance(each, ModelSplit)] == [512, 64]
 
 
 def test_shortage_is_explained_with_numbers() -> None:
-    assert split(place("here", 12)) == "needs 41.7 GB: here has 10.8, none lends"
+    assert split(place("here", 12)) == "needs 41.7 GB: here has 10.8 GB, none lends"
     assert split(place("here", 1), place("anna", 99)) == (
-        "needs 2.1 GB on the machine that runs it, and here has 0.9"
+        "needs 2.1 GB on the machine that runs it, and here has 900 MB"
     )
 
 

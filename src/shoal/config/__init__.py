@@ -405,6 +405,26 @@ class JoinConfig:
         "GB",
         everyday=True,
     )
+    lend_memory: str = setting(
+        "memory for parts of models that other machines run, which fit on none, such "
+        "as 12GB (default: none); whoever runs them may run code in the process that "
+        "holds a part",
+        "",
+        "GB",
+        everyday=True,
+    )
+    lend_for: tuple[str, ...] = setting(
+        "public key of a machine that memory is lent to; repeatable (default: all "
+        "machines of the pool)",
+        (),
+        "KEY",
+    )
+    llama_cpp: str = setting(
+        "folder with llama.cpp's programs llama-server and rpc-server, which run "
+        "models together with other machines (default: they are looked for in PATH)",
+        "",
+        "FOLDER",
+    )
     provider_type: str = setting(
         "kind of this machine, for protocols that report it: DESKTOP, or SEEKER (a "
         "phone)",

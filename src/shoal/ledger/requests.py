@@ -6,6 +6,8 @@ guess.  Only the owner of the job gets it.
 
 import hashlib
 
+import msgspec
+
 from shoal.domain.ids import JobId
 from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.work import JSON, Call, CallStream, JobKind, ModelOrder, Work
@@ -30,9 +32,8 @@ def request_of(work: Work) -> bytes:
             found |= _call_fields(work)
         case CallStream():
             found |= _call_fields(work)
-        case ModelOrder(action=action):
-            found |= {each: getattr(work, each) for each in _NAMES[type(work)]}
-            found["action"] = action.value
+        case ModelOrder():
+            found |= msgspec.to_builtins(work)
         case _:
             for name in _NAMES[type(work)]:
                 found[name] = getattr(work, name)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from shoal.domain.errors import (
     ConfigError,
     JobError,
@@ -24,6 +26,7 @@ from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.engine import Activity, Finished, Progress
 from shoal.worker.agent import WorkerEvent
 from shoal.worker.jobs import AWAY, EngineSlots, ModelBackend
+from shoal.worker.lending import Lender
 from shoal.worker.model_offers import CHECK_INTERVAL, OfferedEngine
 from shoal.worker.server_orders import (
     LEAVING,
@@ -39,6 +42,7 @@ SHOWN_STEP = 0.1  # of a load, between lines for the owner
 SLOTS_MAX = 1024  # of a model
 CONTEXT_MAX = 2**31 - 1  # tokens
 GB = 1e9
+NO_GROUPS = "this machine runs no models together with others"
 
 FetchModel: TypeAlias = Callable[
     [str, Callable[[int, int | None], None]], Awaitable[None]
@@ -50,15 +54,23 @@ Raises ShoalError.
 """
 
 
+OpenGroup: TypeAlias = Callable[
+    [LoadableModel, ModelOrder], Awaitable["LoadableEngine"]
+]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadableEngine:
     """An engine of its own for a model, which is not loaded yet.
 
     ``activity`` returns what its process has done so far; None: there is none.
+    ``lost`` is done, with the reason, when an engine that runs on several machines has
+    ended for good; None: it starts again by itself.
     """
 
     offered: OfferedEngine
     activity: Callable[[], Activity | None]
+    lost: "asyncio.Future[str] | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +78,8 @@ class _HeldModel:
     """A model that is loaded, or is being loaded or unloaded.
 
     ``memory`` is what it needs; 0: that is not known yet.  ``copied`` are the bytes
-    that another machine has sent of it, and ``whole`` all; 0: unknown.  ``loading`` is
+    that another machine has sent of it, and ``whole`` all; 0: unknown.  ``group`` is
+    the order to run it together with others; None: it runs here alone.  ``loading`` is
     None once it is loaded; ``orders`` wait for that, or it is ``unattended``.  ``gone``
     is set when its memory is free again.
     """
@@ -75,6 +88,7 @@ class _HeldModel:
     copied: int = 0
     whole: int = 0
     engine: LoadableEngine | None = None
+    group: ModelOrder | None = None
     loading: asyncio.Task[None] | None = None
     orders: int = 0
     unattended: bool = False
@@ -116,6 +130,10 @@ class ModelOrders:
         slots: those of orders.
         fetch: copies a model from other machines; None: only what is here is loaded.
         servers: load models of their own.
+        lender: holds parts of models for other machines; None: this one runs no model
+            together with others.
+        open_group: returns an engine for a model that several machines run, by the
+            order.  Raises ShoalError.
     """
 
     def __init__(
@@ -128,6 +146,8 @@ class ModelOrders:
         slots: EngineSlots,
         fetch: FetchModel | None = None,
         servers: Sequence[ControlledServer] = (),
+        lender: Lender | None = None,
+        open_group: OpenGroup | None = None,
     ) -> None:
         self.backend = ModelBackend(self, slots)
         self._library = library
@@ -137,6 +157,9 @@ class ModelOrders:
         self._report = report
         self._fetch = fetch
         self._servers = ServerOrders(servers, report)
+        self._lender = lender
+        self._open_group = open_group
+        self._losing: set[asyncio.Task[None]] = set()
         self._held: dict[str, _HeldModel] = {}
         self._leaving = False
         self._add: Callable[[OfferedEngine], None] = _unbound
@@ -162,12 +185,19 @@ class ModelOrders:
     def offer(self) -> Offer | None:
         """The offer of the library; None: nothing can be loaded now."""
         library = self._library()
-        if not library.models and not library.fetches:
+        if self._lender is not None:
+            held = (each.group for each in self._held.values() if not each.ending)
+            groups = tuple(each for each in held if each is not None)
+            loan = replace(self._lender.loan, groups=groups)
+            library = replace(library, loan=loan)
+        if not library.models and not library.fetches and library.loan is None:
             return None
         return self._describe(library)
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Look for models again and again, until cancelled."""
+        if self._lender is not None:
+            self._lender.on_change = on_change
         while True:
             before = self._library()
             await asyncio.sleep(CHECK_INTERVAL)
@@ -204,6 +234,8 @@ class ModelOrders:
             if each.engine is not None:
                 await each.engine.offered.monitor.engine.close()
         self._held.clear()
+        if self._lender is not None:
+            await self._lender.close()
 
     async def run(
         self, work: Work, continues: str = "", thoughts: str = ""
@@ -216,18 +248,33 @@ class ModelOrders:
             raise NotFound("this is for orders about models")
         if self._leaving:
             raise Unavailable(LEAVING)
-        loads = work.action is ModelAction.LOAD
-        act = self._load if loads else self._unload
-        if (server := self._servers.find(work.name)) and work.name not in self._held:
-            if loads and not self._servers.has(work.name):
-                need = server.control.need(work.name)
-                self._check_memory(work.name, need, "")
-            carry_out = self._servers.load if loads else self._servers.unload
-            act = partial(carry_out, server)
-        async with aclosing(act(work)) as steps:
-            async for step in steps:
-                yield step
+        if work.group and work.action is not ModelAction.LOAD:
+            await self._lend(work)
+        else:
+            async with aclosing(self._carried_out(work)) as steps:
+                async for step in steps:
+                    yield step
         yield Finished()
+
+    def _carried_out(self, work: ModelOrder) -> AsyncGenerator[Progress, None]:
+        """Load or unload a model.  Raises JobError if there is no memory for it."""
+        loads = work.action is ModelAction.LOAD
+        server = self._servers.find(work.name)
+        if server is None or work.group or work.name in self._held:
+            return (self._load if loads else self._unload)(work)
+        if not loads:
+            return self._servers.unload(server, work)
+        if not self._servers.has(work.name):
+            need = server.control.need(work.name)
+            self._check_memory(work.name, need, "")
+        return self._servers.load(server, work)
+
+    async def _lend(self, order: ModelOrder) -> None:
+        """Hold a part of a model for another machine, or hold it no longer."""
+        if self._lender is None:
+            raise JobError(NO_GROUPS)
+        lends = order.action is ModelAction.LEND
+        await (self._lender.lend if lends else self._lender.free)(order)
 
     async def _load(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
         name = order.name
@@ -275,21 +322,37 @@ class ModelOrders:
 
     def _begin(self, order: ModelOrder) -> _HeldModel:
         """Begin to load a model.  Raises JobError if there is none, or no memory."""
-        held = _HeldModel(0)
+        held = _HeldModel(0, group=order if order.group else None)
         open_engine: Callable[[], Awaitable[LoadableEngine]]
-        if (model := self._library().find(order.name)) is not None:
+        if order.group:
+            open_engine = self._grouped(order, held)
+        elif (model := self._library().find(order.name)) is not None:
             settings = self._settings(order, model, held)
             open_engine = partial(self._open_engine, model, *settings)
         elif self._fetch is not None:
             open_engine = partial(self._copied, order, held, self._fetch)
         else:
-            raise JobError(f"this machine has no model {order.name!a:.256} to load")
+            raise JobError(_no_model(order))
         self._held[order.name] = held
         self._report(order.name, WorkerEvent("loading", "on order"))
         loading = asyncio.create_task(self._open(open_engine, held))
         loading.add_done_callback(partial(self._on_opened, order.name, held))
         held.loading = loading
         return held
+
+    def _grouped(
+        self, order: ModelOrder, held: _HeldModel
+    ) -> Callable[[], Awaitable[LoadableEngine]]:
+        """Take the memory for the own part of a model; return what opens its engine.
+
+        Raises JobError.
+        """
+        model = self._library().find(order.name)
+        if self._open_group is None or model is None:
+            raise JobError(NO_GROUPS if model else _no_model(order))
+        self._check_memory(f"this part of {order.name}", order.own_memory, "")
+        held.memory = order.own_memory
+        return partial(self._open_group, model, order)
 
     def _settings(
         self, order: ModelOrder, model: LoadableModel, held: _HeldModel
@@ -345,7 +408,28 @@ class ModelOrders:
             held.ending = True
             await held.engine.offered.monitor.engine.close()
             raise
+        if held.engine.lost is not None:
+            held.engine.lost.add_done_callback(partial(self._on_lost, held))
         self._add(held.engine.offered)
+
+    def _on_lost(self, held: _HeldModel, lost: "asyncio.Future[str]") -> None:
+        """Withdraw a model whose engine has ended for good."""
+        if not held.ending and not lost.cancelled():
+            held.ending = True
+            self._losing.add(
+                task := asyncio.create_task(self._lose(held, lost.result()))
+            )
+            task.add_done_callback(self._losing.discard)
+
+    async def _lose(self, held: _HeldModel, reason: str) -> None:
+        assert held.engine is not None, "it was loaded"
+        assert held.group is not None, "others start again"
+        self._remove(held.engine.offered, reason)
+        try:
+            await held.engine.offered.monitor.engine.close()
+        finally:
+            self._forget(held.group.name, held)
+            self._report(held.group.name, WorkerEvent("failed", reason))
 
     def _on_opened(
         self, name: str, held: _HeldModel, loading: "asyncio.Task[None]"
@@ -433,6 +517,10 @@ class ModelOrders:
                         shown, WorkerEvent("loading", f"on order: {reached:.0%}")
                     )
             last = now
+
+
+def _no_model(order: ModelOrder) -> str:
+    return f"this machine has no model {order.name!a:.256} to load"
 
 
 def _gb(size: int) -> str:

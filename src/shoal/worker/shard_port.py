@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -62,7 +63,8 @@ class ShardPort:
     """An open port; its owner must always ``close`` it.
 
     ``hosts`` are the addresses at which others may reach it, and ``fingerprint`` is the
-    SHA-256 of its certificate in hexadecimal.
+    SHA-256 of its certificate in hexadecimal.  ``on_use`` is called when the machine
+    that runs the model connects or leaves.
     """
 
     def __init__(
@@ -83,12 +85,18 @@ class ShardPort:
         self._group = group
         self._runner = runner
         self._process = process
+        self.on_use: Callable[[], None] = _ignore
         self._heart: LineEnd | None = None  # of the machine that runs the model
         self._data: set[Spliced] = set()
         self._strangers = bounded_strangers(LoopClock(), SHARE)
         self._strangers.meter_handshakes(tls.context)
         self._closing = asyncio.Event()
         self._listening = asyncio.create_task(self._listen(listener))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the machine that runs the model is connected."""
+        return self._heart is not None
 
     @classmethod
     async def open(
@@ -193,6 +201,7 @@ class ShardPort:
         if self._heart is not None:
             raise PeerError("this shard is in use by another process of that machine")
         self._heart = end
+        self.on_use()
         end.say(ShardAnswer())
         watch = asyncio.ensure_future(self._report_exit(end))
         try:
@@ -204,6 +213,7 @@ class ShardPort:
         finally:
             watch.cancel()
             self._heart = None
+            self.on_use()
             for each in [*self._data]:
                 each.abort()
 
@@ -259,3 +269,7 @@ def _bind(host: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
     listener = socket.create_server(place, family=family, backlog=BACKLOG)
     address = str(place[0])
     return listener, addresses_of(address) or (address,)
+
+
+def _ignore() -> None:
+    """Tell nobody."""

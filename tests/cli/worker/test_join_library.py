@@ -189,7 +189,7 @@ async def test_failed_loads_say_why_and_leave_nothing(home: Path) -> None:
 async def test_leaving_ends_a_load_that_is_stuck(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.engines.llama_process.EXIT_LIMIT", 0.05)
+    monkeypatch.setattr("shoal.engines.engine_child.EXIT_LIMIT", 0.05)
     async with joined(home, load="local") as its:
         loading = asyncio.create_task(its.load("tiny"))
         await until(children)

@@ -22,6 +22,7 @@ from shoal.cli.options import (
     wire_options,
 )
 from shoal.cli.use.models.pull import resolve_model
+from shoal.cli.worker.join_lending import lent_bytes
 from shoal.cli.worker.join_library import LOAD_NONE, LOADS, loads_on_order
 from shoal.cli.worker.join_models import token_prices
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
@@ -133,6 +134,7 @@ def check_config(config: JoinConfig) -> JoinConfig:
         raise ConfigError(f"--load {config.load}: expected one of {known}")
     if not 0 <= config.memory < math.inf:
         raise ConfigError(f"--memory {config.memory:g}: expected a number of gigabytes")
+    lent_bytes(config)
     if config.throttle is not None:
         check_throttle(config.throttle)
     for window in config.schedule:

@@ -219,6 +219,7 @@ def _beneath(machine: MachineRow) -> Iterator[str]:
     workers = machine.workers
     remarks = [_remark(each, _jobs_of_others(each, workers)) for each in workers]
     reasons = [each.get("reason", "") or each["remark"] for each in machine.peers]
+    reasons += [each.get("shared", "") for each in machine.peers]
     if machine.remark:
         yield from _indented(machine.remark, whole=True)
     for remark in _unique([*remarks, *reasons]):

@@ -16,6 +16,12 @@ from shoal.cli.options import pass_api
 from shoal.cli.terminal import console, printable
 from shoal.cli.use.chat import Conversation, chat
 from shoal.cli.use.chat.answer import chat_models
+from shoal.cli.use.large_models import (
+    kept_loaded,
+    needs_split,
+    plan_lines,
+    split_plan,
+)
 from shoal.cli.use.models.pull import resolve_model, served_models
 from shoal.client.coordinator import CoordinatorApi
 from shoal.client.errors import ConnectionLost
@@ -35,6 +41,17 @@ LOOK_EVERY = 0.1  # seconds
 @click.argument("prompt", nargs=-1)
 @click.option("--yes", is_flag=True, help="Download without asking.")
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
+@click.option(
+    "--on",
+    default="",
+    metavar="MACHINE[,MACHINE...]",
+    help="Load it on one of these machines, or on several if it fits on none.",
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Only show how it would be split over machines.",
+)
 @pass_api
 def command(
     api: CoordinatorApi,
@@ -42,6 +59,8 @@ def command(
     prompt: tuple[str, ...],
     yes: bool,
     system: str,
+    on: str,
+    explain: bool,
 ) -> None:
     """Chat with a model; start whatever is needed.
 
@@ -50,6 +69,9 @@ def command(
     ORGANIZATION/NAME[:QUANTIZATION].  If no coordinator runs on this machine, this
     command starts one; if no worker has the model, it starts a worker.  Both stop when
     the command ends.  For a pool that stays, use `shoal serve` and `shoal join`.
+
+    A model that fits on no machine is split over those that lend memory (`shoal join
+    --lend-memory`).
     """
     if model is None:
         if not gguf_files.has_demo_model():
@@ -61,6 +83,11 @@ def command(
             api = _start_coordinator(api, logs, stack)
         if model not in chat_models(api):
             model = _start_worker(api, model, logs, stack, yes=yes)
+        if explain:
+            click.echo("\n".join(plan_lines(split_plan(api, model, on))))
+            return
+        if on or needs_split(api, model):
+            stack.enter_context(kept_loaded(api, model, on))
         chat(api, Conversation(model, system), prompt)
 
 

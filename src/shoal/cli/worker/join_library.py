@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from shoal.cli.worker.join_lending import SharedMemory, open_shared_memory
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -20,7 +21,7 @@ from shoal.engines.catalog import MODELS_MAX
 from shoal.engines.gguf_files import model_folders, model_size
 from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
-from shoal.engines.loadable_files import FileLibrary, describe_file
+from shoal.engines.loadable_files import FileLibrary, LoadableFile, describe_file
 from shoal.engines.resources import free_memory
 from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
@@ -51,7 +52,9 @@ class WorkerLibrary:
 
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
     ``share`` gets their files after each scan.  Models that are not here are copied
-    from the ``peers`` into the ``folder``; without peers they are unknown.
+    from the ``peers`` into the ``folder``; without peers they are unknown.  ``shared``
+    is how it takes part in models of several machines; None: it does not.  Those that
+    are ``too_large`` for this machine, which its owner named, run only so.
     """
 
     files: FileLibrary
@@ -65,6 +68,8 @@ class WorkerLibrary:
     peers: Sequence[DialledPeer] = ()
     started: Set[str] = frozenset()
     servers: Sequence[selection.EngineSource] = ()
+    shared: SharedMemory | None = None
+    too_large: Set[str] = frozenset()
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -125,16 +130,20 @@ class WorkerLibrary:
             open_port=port_towards(self.peers[0].url),
         )
 
+    def file(self, name: str) -> LoadableFile:
+        """Return the file of a model.  Raises ConfigError."""
+        if (file := self.files.files.get(name)) is None:
+            raise ConfigError(f"{name} is no longer on this machine")
+        return file
+
     async def open(self, model: LoadableModel, context: int, slots: int) -> LlamaEngine:
         """Return an engine for a model, which is not loaded yet.
 
         Raises ConfigError.
         """
-        name = model.name
-        if (file := self.files.files.get(name)) is None:
-            raise ConfigError(f"{name} is no longer on this machine")
+        path, name = self.file(model.name).path, model.name
         return await selection.open_file(
-            name, file.path, slots=slots, context=context, threads=self.threads
+            name, path, slots=slots, context=context, threads=self.threads
         )
 
 
@@ -162,8 +171,9 @@ async def open_worker_library(
 
     Raises ConfigError if they are asked for, and cannot be.
     """
+    shared = await open_shared_memory(config, target, data, signer)
     if config.load == LOAD_NONE:
-        return None
+        return None if shared is None else _lending_only(shared, data)
     wanted, protocol = loads_on_order(config), target.protocol
     if not (protocol.joint and protocol.preferred):
         if wanted:
@@ -182,7 +192,7 @@ async def open_worker_library(
                 f"--load {config.load}: no server here loads models on order, and the "
                 f"embedded engine is not installed: {install_extra('llm')}"
             )
-        return None
+        return None if shared is None else _lending_only(shared, data)
     pulls = config.load == LOAD_PULL
     if pulls and not installed:
         raise ConfigError(
@@ -199,10 +209,16 @@ async def open_worker_library(
         for source in sources
         if source.file is not None
     }
-    kept = frozenset(loaded) if keeps else frozenset[str]()
+    memory = int(config.memory * GB) or _lent(servers)
+    large = frozenset[str]()
+    if shared is not None and shared.runs and memory:
+        large = frozenset(
+            name for name, file in loaded.items() if model_size(file) > memory
+        )
+    kept = frozenset(loaded) - large if keeps else frozenset[str]()
     library = WorkerLibrary(
         FileLibrary(partial(_list_files, loaded, kept, data) if installed else _none),
-        int(config.memory * GB) or _lent(servers),
+        memory,
         config.context or CONTEXT,
         config.slots or selection.SLOTS,
         config.threads,
@@ -210,11 +226,14 @@ async def open_worker_library(
         share if wanted else _ignore,
         model_folders(data)[0].folder,
         _peers(target, signer) if pulls else (),
-        loaded.keys() - kept,
+        loaded.keys() - kept - large,
         servers,
+        shared,
+        large,
     )
     if kept and library.memory:
-        taken = await asyncio.to_thread(library.needs, loaded.values())
+        files = [loaded[name] for name in kept]
+        taken = await asyncio.to_thread(library.needs, files)
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
     if wanted and not (library.current.models or pulls):
@@ -252,6 +271,16 @@ def _none() -> Sequence[tuple[str, Path]]:
     return ()
 
 
+def _lending_only(shared: SharedMemory, data: Path) -> WorkerLibrary | None:
+    """Return a library without models, of a machine that lends memory."""
+    if not shared.terms.memory:
+        return None
+    files, folder = FileLibrary(_none), model_folders(data)[0].folder
+    return WorkerLibrary(
+        *(files, 0, CONTEXT, selection.SLOTS, 0, 0.0, _ignore, folder), shared=shared
+    )
+
+
 def _ignore(files: Mapping[str, Path]) -> None:
     """Share no files."""
 
@@ -260,8 +289,9 @@ def _list_files(
     loaded: Mapping[str, Path], kept: Set[str], data: Path
 ) -> Iterator[tuple[str, Path]]:
     """Yield the files of the library: none that is kept, under whatever name."""
-    if not kept:
-        yield from loaded.items()
+    for name, path in loaded.items():
+        if name not in kept:
+            yield name, path
     paths = frozenset(loaded.values())
     folders = model_folders(data)
     for name, path in loadable_files(folders[0].folder, folders):

@@ -15,7 +15,7 @@ from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError, ShoalError, Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy
 from shoal.domain.money import parse_dollars
-from shoal.domain.work import JobKind, Work
+from shoal.domain.work import JobKind, ModelOrder, Work
 from shoal.domain.worker import (
     DeviceKind,
     Hardware,
@@ -28,6 +28,7 @@ from shoal.domain.worker import (
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.loadable_files import EMBEDDED
 from shoal.engines.selection import EngineSource
+from shoal.engines.shards.split_engine import SplitEngine
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.context import Dialer, WorkerProfile
@@ -272,17 +273,30 @@ def _orders(
         model: LoadableModel, context: int, slots: int
     ) -> LoadableEngine:
         engine = await library.open(model, context, slots)
+        return LoadableEngine(offer_engine(engine), engine.activity)
+
+    async def open_group(model: LoadableModel, order: ModelOrder) -> LoadableEngine:
+        assert library.shared is not None, "only then"
+        file = library.file(model.name)
+        engine = await library.shared.open_engine(file, library.threads, order)
+        return LoadableEngine(offer_engine(engine), engine.activity, engine.lost)
+
+    def offer_engine(engine: LlamaEngine | SplitEngine) -> model_offers.OfferedEngine:
         report = partial(worker.on_event, worker.name, {"engine": EMBEDDED})
-        offered = model_offers.OfferedEngine(
+        name = secrets.token_hex(ENGINE_SIZE)
+        return model_offers.OfferedEngine(
             EngineMonitor(engine, report, engine.start),
             lambda models: models,
-            EngineSlots(slots, worker.throttle, engine=secrets.token_hex(ENGINE_SIZE)),
+            EngineSlots(engine.slots, worker.throttle, engine=name),
         )
-        return LoadableEngine(offered, engine.activity)
 
     def report(name: str, event: WorkerEvent) -> None:
         worker.report(worker.name, {"model": name}, event)
 
+    def report_lent(model: str, what: str) -> None:
+        report(model, WorkerEvent("lending", what))
+
+    shared = library.shared
     orders = ModelOrders(
         lambda: library.current,
         library.scan,
@@ -296,6 +310,8 @@ def _orders(
             for source, offered in zip(sources, engines, strict=True)
             if source in library.servers and source.control is not None
         ],
+        None if shared is None else shared.lender(worker.throttle, report_lent),
+        open_group if shared is not None and shared.runs else None,
     )
     for source, offered in zip(sources, engines, strict=True):
         if source.file is not None and isinstance(source.engine, LlamaEngine):

@@ -181,6 +181,17 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
             keeps=bool(arguments.models),
             signer=signer,
         )
+    if models_here is not None:
+        fitting = [
+            each
+            for each in sources
+            if each.file is None
+            or each.engine.models[0].name not in models_here.too_large
+        ]
+        await _close_others(sources, fitting)
+        sources = fitting
+        if models_here.shared is not None and models_here.shared.warning:
+            log.warning("%s", models_here.shared.warning)
     meter, joined = HealthMeter(), asyncio.Event()
     owner = OwnerControl(config, arguments.data, meter)
     await owner.start()
@@ -329,7 +340,7 @@ async def _sources(
         config.context,
         config.threads,
         any_field=selection.FIELDS[config.fields],
-        on_order=loads_on_order(config),
+        on_order=loads_on_order(config) or bool(config.lend_memory),
         memory=int(config.memory * GB),
     )
     locations = selection.SearchLocations(

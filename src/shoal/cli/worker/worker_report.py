@@ -69,6 +69,8 @@ def _line(
         return f"{event.kind} {name}{f': {reason}' if reason else ''}"
     if event.kind == "loading":
         return f"loading {about['model']} {reason}"
+    if event.kind == "lending":
+        return f"{about['model']}: {reason}"
     if event.kind == "failed":
         return f"cannot load {about['model']}: {reason}"
     if event.kind in OF_CONNECTION:

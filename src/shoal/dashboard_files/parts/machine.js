@@ -108,6 +108,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
       ${fact("Release", machine.release && `Shoal ${machine.release}`)}
       ${fact("Since", machine.since != null && html`<${Time} at=${machine.since} />`)}
       ${machine.ordered.map((each) => fact("Order", html`${each.name}: ${each.state} by ${each.by || NONE}, <${Time} at=${each.since} />`))}
+      ${fact("Large models", machine.shared)}
       ${fact("Functions", machine.functions.join(", "))}
       ${machine.nodes.map((each) => fact("Address", `${each.address}${each.remark ? ` (${each.remark})` : ""}`))}
     </dl>

@@ -96,6 +96,7 @@ function complete(machine) {
     pace: highest(workers, "tokens_per_second"),
     hardware: peers.map((each) => each.hardware).find(Boolean) || null,
     release: peers.map((each) => each.release).find(Boolean) || "",
+    shared: peers.map((each) => each.shared).find(Boolean) || "",
     remarks: [...new Set([...workers.map((each) => remarkOf(each, jobsBeside(each, workers))), ...peers.map((each) => each.reason || each.remark)]
       .filter(Boolean))],
     away: !workers.length && !peers.length,

@@ -37,10 +37,12 @@ const idle = (model) => model.stored.filter((each) => !model.replicas.some(({ no
 /** Whether a machine is loading or unloading the model. */
 const moves = (model) => model.replicas.some((each) => each.state !== "loaded");
 
-/** How far a load is, in a line. */
-function progress({ state, step, bytes: done, size, seconds }) {
+/** How far a load is, and which machines run a model with this one, in a line. */
+function progress({ state, step, bytes: done, size, seconds, parts }) {
+  const others = parts.slice(0, -1).map((each) => `${nameOf(each)} (${plural(each.layers, "layer")}, ${bytes(each.bytes)})`);
   const share = done !== null && size ? `${Math.round((100 * done) / size)} %` : "";
-  return [state, share, step, seconds === null ? "" : `about ${Math.ceil(seconds)} s left`].filter(Boolean).join(" · ");
+  const left = seconds === null ? "" : `about ${Math.ceil(seconds)} s left`;
+  return [state, share, step, left, others.length ? `with ${others.join(", ")}` : ""].filter(Boolean).join(" · ");
 }
 
 /** What a card says of where a model is loaded, or could be. */

@@ -26,7 +26,6 @@ from shoal.domain.work import JobKind
 from shoal.engines.engine_child import BY_SIGNAL
 from shoal.engines.gguf_files import kinds_of
 from shoal.engines.llama_child import (
-    BATCH_TOKENS,
     LOG_VERBOSITY,
     MODEL,
     ModelToOpen,
@@ -57,11 +56,13 @@ class Split(msgspec.Struct, frozen=True):
     """How a model is split over shards, in the order of its layers.
 
     The shards are reached at loopback ``ports``; ``layers`` are how many each has.
+    ``batch`` is how many tokens of a prompt are read at a time.
     """
 
     program: str
     ports: tuple[int, ...]
     layers: tuple[int, ...]
+    batch: int
 
 
 def main() -> None:
@@ -112,7 +113,7 @@ def command_of(
     split: Split, model: ModelToOpen, kinds: frozenset[JobKind]
 ) -> Sequence[str]:
     """Return the server's command; ``llama_child.open_server`` says why."""
-    batch = BATCH_TOKENS if kinds == TEXT else model.context
+    batch = split.batch if kinds == TEXT else model.context
     options = {
         "--model": model.path,
         "--alias": MODEL,

@@ -19,6 +19,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Activity, Item
 from shoal.engines.engine_child import CLOSED, activity_of
+from shoal.engines.llama_child import BATCH_TOKENS
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine
 from shoal.engines.llama_process import LlamaProcess
 from shoal.engines.server_kinds import TEXT
@@ -59,6 +60,7 @@ class SplitEngine:
         context: maximum tokens of a prompt and its answer together.
         threads: CPU threads; None: the engine's choice for this machine.
         kinds: the kinds of work that the file declares; loading it shows the rest.
+        batch: tokens of a prompt that are read at a time: fewer take less memory.
     """
 
     def __init__(
@@ -74,12 +76,13 @@ class SplitEngine:
         context: int = CONTEXT,
         threads: int | None = None,
         kinds: frozenset[works.JobKind] = TEXT,
+        batch: int = BATCH_TOKENS,
     ) -> None:
         assert programs.llama_server is not None, "only where it is, a model is run"
         self.model = model
         self.slots = slots
         self._split = Split(
-            str(programs.llama_server), tuple(links.ports), tuple(layers)
+            str(programs.llama_server), tuple(links.ports), tuple(layers), batch
         )
         self._links = links
         self._engine = LlamaEngine(
@@ -95,6 +98,8 @@ class SplitEngine:
         self._process: LlamaProcess | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ended = ""  # why
+        # Done with the reason when it has ended for good.
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def pid(self) -> int | None:
@@ -173,6 +178,8 @@ class SplitEngine:
             return_when=asyncio.FIRST_COMPLETED,
         )
         self._ended = await self._reason_soon() or process.child.exit_reason or CLOSED
+        if not self.lost.done():
+            self.lost.set_result(self._ended)
         await process.close()
         await self._links.close()
 

@@ -1,6 +1,6 @@
 """The operators' API of deployments: which models are kept loaded, and where."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -10,13 +10,14 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.work import ModelAction
+from shoal.domain.work import ModelAction, Shard
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.aliases import name_rejection
 from shoal.pool.models.demand import present_placement
+from shoal.pool.models.groups import fits_alone, plan_group
 from shoal.pool.models.machine import Machine
 from shoal.pool.models.placement import Placement
 from shoal.pool.roster import SPECIAL_QUEUES, suggest_names
@@ -31,11 +32,21 @@ IDLE_MAX = 30 * 86_400.0  # seconds
 MACHINES_MAX = 1000  # that a deployment names
 
 
+class ReplicaPart(msgspec.Struct, frozen=True):
+    """A machine's part of a model that several run; ``bytes`` are of memory."""
+
+    node: str
+    name: str
+    layers: int
+    bytes: int
+
+
 class Replica(msgspec.Struct, frozen=True):
     """A machine that has the model loaded, or is loading or unloading it.
 
     ``step``, ``bytes``, ``size`` and ``seconds`` are as in the ``loading`` of an error.
-    ``job`` is the order that it carries out; null: none.
+    ``job`` is the order that it carries out; null: none.  ``parts`` are those of all
+    machines that run it together, this one's last; empty: it runs there alone.
     """
 
     node: str
@@ -47,6 +58,7 @@ class Replica(msgspec.Struct, frozen=True):
     bytes: int | None = None
     size: int | None = None
     seconds: float | None = None
+    parts: list[ReplicaPart] = []
 
 
 class DeploymentInfo(msgspec.Struct, frozen=True):
@@ -183,6 +195,47 @@ async def remove_deployment(
     return RemovedDeployment(name)
 
 
+class SplitQuery(msgspec.Struct, frozen=True):
+    """``on`` names the machines that may have a part, between commas; empty: any."""
+
+    on: str = ""
+
+
+class SplitPlan(msgspec.Struct, frozen=True):
+    """How a model would be split over machines now; ``why`` it would not be, or empty.
+
+    ``needed``: no machine with its file has the memory to run it alone.  The last of
+    the ``parts`` is that of the machine which runs it.  ``tokens_per_second`` is what
+    the memory of the machines allows, for one answer.
+    """
+
+    model: str
+    needed: bool
+    parts: list[ReplicaPart]
+    tokens_per_second: float | None
+    why: str
+
+
+@api.get(
+    "/admin/splits/{name}",
+    "Show how a model would be split over machines",
+    Scope.MONITOR,
+    pattern=ANYTHING,
+)
+async def show_split(gateway: ModelsGateway, name: str, query: SplitQuery) -> SplitPlan:
+    machines = present_machines(gateway)
+    on = [each.strip() for each in query.on.split(",") if each.strip()]
+    now = gateway.clock.now()
+    found, needed = plan_group(machines, name, on, now), True
+    if not on:
+        needed = not fits_alone(machines, name, now)
+    if isinstance(found, str):
+        return SplitPlan(name, needed, [], None, found)
+    names = {each.id: each.name for each in machines}
+    parts = _parts(found.shards, names)
+    return SplitPlan(name, needed, parts, round(1 / found.seconds, 2), "")
+
+
 def _unknown_machine(name: str, machines: list[Machine]) -> str:
     known = [machine.shown_name for machine in machines]
     hint = suggest_names(name, known, "`shoal models ls` lists them")
@@ -233,18 +286,35 @@ def replicas(
     states = {
         each.machine: each for each in load_states(hub.pool, model, hub.answers, now)
     }
+    names = {each.id: each.name for each in machines}
     for machine in machines:
         peer = peer_of(WorkerId(machine.id))
         order = hub.pool.model_orders.find(machine.id, model)
         loaded = machine.loaded.get(model)
         job = None if order is None else order.job_id
+        loan = machine.library.loan
+        group = None if loan is None else loan.group(model)
+        if order is not None and group is None:
+            group = order.order
+        parts = _parts(() if group is None else group.shards, names)
         if loaded is not None and job is None:
-            yield Replica(peer, machine.name, "loaded", loaded.busy)
+            yield Replica(peer, machine.name, "loaded", loaded.busy, parts=parts)
         elif loaded is not None:
             yield Replica(peer, machine.name, "unloading", loaded.busy, job)
         elif (load := states.get(peer)) is not None:
             progress = (load.step, load.bytes, load.size, load.seconds)
-            yield Replica(peer, machine.name, "loading", False, job, *progress)
+            yield Replica(peer, machine.name, "loading", False, job, *progress, parts)
+
+
+def _parts(shards: Iterable[Shard], names: Mapping[str, str]) -> list[ReplicaPart]:
+    """Return the parts of a model that machines run together."""
+    return [
+        ReplicaPart(
+            *(peer_of(WorkerId(each.machine)), names.get(each.machine, "")),
+            *(each.layers, each.memory),
+        )
+        for each in shards
+    ]
 
 
 def _info(

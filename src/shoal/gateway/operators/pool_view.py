@@ -23,6 +23,7 @@ from shoal.gateway.operators.status import (
     WorkerStatus,
     clock_offset,
     job_counts,
+    loan_of,
     node_statuses,
     peer_status,
     refused_peer_statuses,
@@ -236,10 +237,11 @@ class PoolView:
         peers: dict[str, _SeenPeer] = {}
         for peer, joined in directory.connected.items():
             pending = pool.approvals.is_pending(peer, joined.public_key)
-            made_of = (joined, directory.profile_of(peer), pending)
+            profile, loan = directory.profile_of(peer), loan_of(peer, pool)
+            made_of = (joined, profile, pending, loan)
             known = self._peers.get(peer)
             if known is None or known.made_of != made_of:
-                status = peer_status(peer, directory, pool.approvals)
+                status = peer_status(peer, directory, pool)
                 known = _SeenPeer(made_of, status)
             peers[peer] = known
         self._peers = peers

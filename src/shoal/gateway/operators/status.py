@@ -7,7 +7,7 @@ import msgspec
 import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.worker import MachineHealth
+from shoal.domain.worker import MachineHealth, MemoryLoan
 from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
@@ -19,8 +19,9 @@ from shoal.gateway.operators.workers import (
     suspension_state,
 )
 from shoal.peers.peer_directory import PeerDirectory
+from shoal.peers.peer_models import LIBRARY
+from shoal.pool.models.groups import describe_loan
 from shoal.pool.state import PoolState
-from shoal.pool.suspensions import Approvals
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
 from shoal.protocols.seam.relay import RelayMachine, RelayStanding
@@ -178,6 +179,7 @@ class PeerStatus(PeerDetails, frozen=True):
     protection: str
     submits_jobs: bool
     pending: bool  # whether an operator has to approve it
+    shared: str  # the memory that it lends, and the models that it runs with others
 
 
 class RefusedPeerStatus(PeerDetails, frozen=True):
@@ -239,7 +241,7 @@ async def show_status(
         job_counts(pool),
         node_statuses(gateway, offset),
         [
-            peer_status(peer, gateway.directory, pool.approvals)
+            peer_status(peer, gateway.directory, pool)
             for peer in gateway.directory.connected
         ],
         refused_peer_statuses(gateway.directory),
@@ -300,17 +302,35 @@ def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     )
 
 
-def peer_status(
-    peer: str, directory: PeerDirectory, approvals: Approvals
-) -> PeerStatus:
+def peer_status(peer: str, directory: PeerDirectory, pool: PoolState) -> PeerStatus:
     """Return the status of a connected peer."""
     joined = directory.connected[peer]
     return PeerStatus(
         **_details(peer, directory),
         protection=joined.protection.value,
         submits_jobs=joined.submits_jobs,
-        pending=approvals.is_pending(peer, joined.public_key),
+        pending=pool.approvals.is_pending(peer, joined.public_key),
+        shared=_shared_models(peer, directory, pool),
     )
+
+
+def _shared_models(peer: str, directory: PeerDirectory, pool: PoolState) -> str:
+    """Return what a peer lends to models of others, and runs with others, or empty."""
+    if (loan := loan_of(peer, pool)) is None:
+        return ""
+
+    def name_of(machine: str) -> str:
+        other = peer_of(WorkerId(machine))
+        return directory.profile_of(other).name or other
+
+    return describe_loan(loan, name_of)
+
+
+def loan_of(peer: str, pool: PoolState) -> MemoryLoan | None:
+    """Return how a peer takes part in models that several machines run, if it does."""
+    worker = pool.workers.get(WorkerId(f"{peer}/{LIBRARY}"))
+    library = None if worker is None else worker.offer.library
+    return None if library is None else library.loan
 
 
 def refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:

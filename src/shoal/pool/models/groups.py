@@ -7,7 +7,7 @@ of the coordinator.  If one of them cannot, is lost or leaves, the others are to
 free what they hold, and another group is formed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as with_fields
@@ -15,9 +15,9 @@ from msgspec.structs import replace as with_fields
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder, Shard
 from shoal.domain.worker import LentShard, MemoryLoan
-from shoal.pool.models.machine import GB, Claim, Effort, Machine, Room, some_of
+from shoal.pool.models.machine import Claim, Effort, Machine, Room, shown_size, some_of
 from shoal.pool.models.placement import DEFAULT_RULES, Order, Placement, with_orders
-from shoal.pool.models.split import Holder, Split, split_model
+from shoal.pool.models.split import Holder, ModelSplit, split_model
 
 MILLISECONDS = 1000  # a second
 
@@ -36,7 +36,7 @@ def form_groups(
     if not any(each.library.loan for each in machines):
         return placement
     told = with_orders(machines, placement.orders)
-    call = _Groups(told, placement, deployments, now)
+    call = _Groups(told, deployments, now)
     for name, why in sorted(placement.unplaced.items()):
         call.satisfy(name, why)
     call.free_shards()
@@ -48,12 +48,32 @@ def form_groups(
     )
 
 
+def plan_group(
+    machines: Sequence[Machine], name: str, on: Collection[str], now: float
+) -> ModelSplit | str:
+    """Return how a model would be split over machines now, or why it would not be.
+
+    ``on`` names the machines that may have a part; empty: any.
+    """
+    groups = _Groups(machines, {}, now)
+    best = groups.best(name, groups.allowed(on))
+    return best if isinstance(best, str) else best[1]
+
+
+def fits_alone(machines: Sequence[Machine], name: str, now: float) -> bool:
+    """Return whether a machine with a model's file has the memory to run it alone."""
+    return any(
+        room.need(name, 0, 0) <= room.capacity
+        for room in (_room(each, now) for each in machines)
+        if room.machine.library.find(name) is not None
+    )
+
+
 @dataclass(slots=True)
 class _Groups:
     """The groups as machines report them, and the orders of one decision."""
 
     machines: Sequence[Machine]
-    placement: Placement
     deployments: Mapping[str, DeploymentSet]
     now: float
     orders: list[Order] = field(default_factory=list)
@@ -61,6 +81,9 @@ class _Groups:
     pending: dict[str, str] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)
     """The groups that run, or are being formed."""
+
+    _forming: set[str] = field(default_factory=set)
+    """The models whose parts are not all held yet."""
 
     def __post_init__(self) -> None:
         for machine in self.machines:
@@ -74,8 +97,9 @@ class _Groups:
 
     def satisfy(self, name: str, why: str) -> None:
         """Take the next step to a group for a model, or say why there is none."""
-        if busy := self._in_progress(name):
-            self.pending[name] = busy
+        if lending := self._lending(name):
+            self._forming.add(name)
+            self.pending[name] = f"is being split: waits for {', '.join(lending)}"
         elif (ready := self._ready(name)) is not None:
             self._kept.add(ready.group)
             shown = ", ".join(self._shown(ready.shards))
@@ -93,6 +117,7 @@ class _Groups:
             if (
                 order.group in self._kept
                 or shard.used
+                or order.name in self._forming
                 or order.name in machine.ordered
                 or self._is_expected(order)
             ):
@@ -105,29 +130,25 @@ class _Groups:
 
         Another group is formed when they have freed it: they may be in that too.
         """
-        return [
-            machine.shown_name
-            for machine, shard in self._shards()
-            if shard.order.name == name
-        ]
+        return [machine.shown_name for machine, _ in self._shards(name)]
 
-    def _in_progress(self, name: str) -> str:
-        """Return what a model waits for; empty: nothing is being done for it."""
-        lending = []
+    def _lending(self, name: str) -> Sequence[str]:
+        """Return the machines that are about to hold a part of a model."""
+        held = {machine.id for machine, _ in self._shards(name)}
+        found = []
         for machine in self.machines:
             order = machine.ordered.get(name)
-            until, why = machine.failed.get(name, (0.0, ""))
-            if order is not None and order.action is ModelAction.LEND:
-                lending.append(machine.shown_name)
-            elif machine.library.loan and until > self.now and not why:
-                lending.append(machine.shown_name)  # it says so in a moment
-        return f"is being split: waits for {', '.join(lending)}" if lending else ""
+            lends = order is not None and order.action is ModelAction.LEND
+            # What it holds is known a moment after the order has ended.
+            if lends or (machine.id not in held and self._has_just_done(machine, name)):
+                found.append(machine.shown_name)
+        return found
 
     def _ready(self, name: str) -> ModelOrder | None:
         """Return the order to load a model whose shards are all there, or None."""
         groups: dict[str, dict[str, LentShard]] = {}
-        for machine, shard in self._shards():
-            if shard.order.name == name and shard.order.machine == machine.id:
+        for machine, shard in self._shards(name):
+            if shard.order.machine == machine.id:
                 groups.setdefault(shard.order.group, {})[machine.id] = shard
         for group, found in sorted(groups.items()):
             order = next(iter(found.values())).order
@@ -153,42 +174,57 @@ class _Groups:
     def _form(self, name: str, why: str) -> None:
         """Tell machines to lend what a model needs, or say why it is not split."""
         deployment = self.deployments.get(name)
-        on = deployment.on if deployment else ()
-        allowed = [each for each in self.machines if not on or each.is_one_of(on)]
-        having = [each for each in allowed if _can_run(each, name)]
-        if not having or not any(
-            _loan(each).memory for each in allowed if each.library.loan
+        allowed = self.allowed(deployment.on if deployment else ())
+        if not any(_can_run(each, name) for each in allowed) or not any(
+            each.library.loan.memory for each in allowed if each.library.loan
         ):
             self.unplaced[name] = why
             return
-        found = [
-            (each, self._split(name, each, allowed))
-            for each in having
-            if each.failed.get(name, (0.0, ""))[0] <= self.now
-        ]
-        splits = [
-            (len(split.shards), split.seconds, each.id, each, split)
-            for each, split in found
-            if isinstance(split, Split)
-        ]
-        if splits:
-            *_, runner, split = min(splits, key=lambda each: each[:3])
-            self._begin(name, runner, split)
-            return
-        # What is missing may come back: a lender that was lost, or memory in use.
-        reasons = [split for _, split in found if isinstance(split, str)]
-        reasons += [
-            f"{each.shown_name} failed to run it ({failure})"
-            for each in having
-            if (failure := each.failed.get(name, (0.0, ""))[1])
-        ]
-        self.pending[name] = f"fits on no machine ({why}), and {some_of(reasons, '; ')}"
+        best = self.best(name, allowed)
+        if isinstance(best, str):
+            # What is missing may come back: a lender that was lost, or memory in use.
+            self.pending[name] = f"fits on no machine ({why}), and {best}"
+        else:
+            self._begin(name, *best)
+
+    def allowed(self, on: Collection[str]) -> Sequence[Machine]:
+        """Return the machines that a model may be split over; empty ``on``: all."""
+        return [each for each in self.machines if not on or each.is_one_of(on)]
+
+    def best(
+        self, name: str, allowed: Sequence[Machine]
+    ) -> tuple[Machine, ModelSplit] | str:
+        """Return the machine that runs a model best, and its split, or why none does.
+
+        The fewest machines are best, then those that are quickest for a token.
+        """
+        splits: list[tuple[tuple[int, float, str], Machine, ModelSplit]] = []
+        reasons: list[str] = []
+        for machine in allowed:
+            if not _can_run(machine, name):
+                continue
+            until, failure = machine.failed.get(name, (0.0, ""))
+            if until > self.now:
+                reasons.append(f"{machine.shown_name} failed to run it ({failure})")
+            elif isinstance(split := self._split(name, machine, allowed), str):
+                reasons.append(split)
+            else:
+                rank = len(split.shards), split.seconds, machine.id
+                splits.append((rank, machine, split))
+        if not splits:
+            return some_of(reasons, "; ") or "no machine with its file splits models"
+        _, runner, found = min(splits, key=lambda each: each[0])
+        return runner, found
 
     def _split(
         self, name: str, runner: Machine, allowed: Sequence[Machine]
-    ) -> Split | str:
+    ) -> ModelSplit | str:
         """Return how a model is split with a runner, which may unload others first."""
-        own, model, room = _loan(runner), runner.library.find(name), self._room(runner)
+        own, model, room = (
+            _loan(runner),
+            runner.library.find(name),
+            _room(runner, self.now),
+        )
         assert model is not None, "only those"
         evictable = sum(
             room.taken(other, each)
@@ -212,9 +248,9 @@ class _Groups:
         )
         return split_model(model, *self._settings(name, runner), place, lenders)
 
-    def _begin(self, name: str, runner: Machine, split: Split) -> None:
+    def _begin(self, name: str, runner: Machine, split: ModelSplit) -> None:
         """Make room for the runner's part, or tell the others to lend theirs."""
-        bid = self._room(runner).bid(name, split.shards[-1].memory, Claim.WAITED)
+        bid = _room(runner, self.now).bid(name, split.shards[-1].memory, Claim.WAITED)
         if bid is None or bid.effort is not Effort.NONE:
             for victim in bid.victims if bid else ():
                 unload = ModelAction.UNLOAD
@@ -248,18 +284,21 @@ class _Groups:
     def _is_expected(self, order: ModelOrder) -> bool:
         """Return whether the machine that runs a model says so in a moment."""
         runner = self._machine(order.shards[-1].machine)
-        until, why = runner.failed.get(order.name, (0.0, "")) if runner else (0.0, "")
-        return until > self.now and not why
+        return runner is not None and self._has_just_done(runner, order.name)
 
-    def _room(self, machine: Machine) -> Room:
-        return Room(machine, (), machine.library.find, self.now, DEFAULT_RULES)
+    def _has_just_done(self, machine: Machine, name: str) -> bool:
+        """Return whether a machine carried out an order about a model a moment ago."""
+        until, why = machine.failed.get(name, (0.0, ""))
+        return machine.library.loan is not None and until > self.now and not why
 
-    def _shards(self) -> Sequence[tuple[Machine, LentShard]]:
+    def _shards(self, name: str = "") -> Sequence[tuple[Machine, LentShard]]:
+        """Return the parts that machines hold: of a model, or all."""
         return [
             (machine, shard)
             for machine in self.machines
             if (loan := machine.library.loan) is not None
             for shard in loan.shards
+            if not name or shard.order.name == name
         ]
 
     def _machine(self, machine_id: str) -> Machine | None:
@@ -268,12 +307,40 @@ class _Groups:
     def _shown(self, shards: Sequence[Shard]) -> Sequence[str]:
         names = {each.id: each.shown_name for each in self.machines}
         return [
-            f"{names.get(each.machine, each.machine)} ({each.memory / GB:.1f} GB)"
+            f"{names.get(each.machine, each.machine)} ({shown_size(each.memory)})"
             for each in shards
         ]
 
     def _order(self, work: ModelOrder, reason: str) -> None:
         self.orders.append(Order(work, reason))
+
+
+def _room(machine: Machine, now: float) -> Room:
+    return Room(machine, (), machine.library.find, now, DEFAULT_RULES)
+
+
+def describe_loan(loan: MemoryLoan, name_of: Callable[[str], str]) -> str:
+    """Describe what a machine lends, and which models it runs with which others.
+
+    ``name_of`` returns what a machine is called, by the id of its library's worker.
+    """
+    parts = []
+    for group in loan.groups:
+        others = [
+            f"{name_of(each.machine)} ({each.layers} layers)"
+            for each in group.shards[:-1]
+        ]
+        own = group.shards[-1].layers
+        parts.append(f"runs {group.name} with {', '.join(others)}, {own} layers here")
+    if loan.memory:
+        lent = f"lends {shown_size(loan.memory)}"
+        held = [
+            f"{shown_size(each.order.own_memory)} to {each.order.name} on "
+            f"{name_of(each.order.shards[-1].machine)}"
+            for each in loan.shards
+        ]
+        parts.append(f"{lent}: {', '.join(held)}" if held else lent)
+    return "; ".join(parts)
 
 
 def _can_run(machine: Machine, name: str) -> bool:

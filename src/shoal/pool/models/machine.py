@@ -338,6 +338,11 @@ class Room:
         )
 
 
+def shown_size(size: int) -> str:
+    """Return a number of bytes for users: in GB, or MB if it is less than one."""
+    return f"{size / GB:.1f} GB" if size >= GB else f"{size / 1e6:.0f} MB"
+
+
 def some_of(names: Sequence[str], between: str = ", ") -> str:
     """List the first names, and the number of the others."""
     more = len(names) - NAMES_MAX

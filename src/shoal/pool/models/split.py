@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.domain.work import Shard
 from shoal.domain.worker import LoadableModel
-from shoal.pool.models.machine import GB, some_of
+from shoal.pool.models.machine import GB, shown_size, some_of
 
 KEPT_FREE = 0.1  # of a machine's memory: estimates are no more exact
 ROUND_TRIP_MAX = 0.25  # seconds to a machine that may lend
@@ -45,7 +45,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ModelSplit:
     """The parts of a model, in the order of its layers: that of the runner is last.
 
     ``batch`` is how many tokens of a prompt are read at a time, and ``seconds`` how
@@ -68,7 +68,7 @@ def split_model(
     slots: int,
     runner: Holder,
     lenders: Sequence[Holder],
-) -> Split | str:
+) -> ModelSplit | str:
     """Return how a model is split over the fewest machines that hold it, or why not.
 
     ``context`` is in tokens for each of the ``slots``.  The ``runner`` has the file.
@@ -100,7 +100,7 @@ class _Parts:
         self.besides = layers.states * batch  # of each machine
         self.ends = layers.last + self.besides + layers.scores * batch  # of the runner
 
-    def split(self, runner: Holder, lenders: Sequence[Holder]) -> Split | None:
+    def split(self, runner: Holder, lenders: Sequence[Holder]) -> ModelSplit | None:
         """Return the split of the fewest machines with this runner; None: none holds.
 
         With one machine it is no split, so there is at least one lender.
@@ -124,7 +124,7 @@ class _Parts:
                 return split
         return None
 
-    def _fill(self, runner: Holder, lenders: Sequence[Holder]) -> Split | None:
+    def _fill(self, runner: Holder, lenders: Sequence[Holder]) -> ModelSplit | None:
         """Give each machine as many layers as it holds, from the last one on.
 
         The quickest come first, and what is left is the slowest's.
@@ -147,18 +147,18 @@ class _Parts:
                 seconds += place.seconds(taken)
         if left or len(shards) < 2:
             return None
-        return Split(tuple(shards), self.batch, seconds)
+        return ModelSplit(tuple(shards), self.batch, seconds)
 
     def shortage(self, runner: Holder, lenders: Sequence[Holder]) -> str:
         """Say what is missing."""
+        has = f"{runner.name} has {shown_size(runner.room)}"
         if runner.room < self.ends:
-            return (
-                f"needs {self.ends / GB:.1f} GB on the machine that runs it, and "
-                f"{runner.name} has {runner.room / GB:.1f}"
-            )
-        need = (sum(self.sizes) + self.ends) / GB
+            need = shown_size(self.ends)
+            return f"needs {need} on the machine that runs it, and {has}"
+        need = shown_size(sum(self.sizes) + self.ends)
         others = [each for each in lenders if each.id != runner.id]
-        shown = some_of([f"{each.name} {each.room / GB:.1f}" for each in others])
-        has = sum(each.room for each in others) / GB
-        lend = f"those that lend have {has:.1f} ({shown})" if others else "none lends"
-        return f"needs {need:.1f} GB: {runner.name} has {runner.room / GB:.1f}, {lend}"
+        if not others:
+            return f"needs {need}: {has}, none lends"
+        shown = some_of([f"{each.name} {shown_size(each.room)}" for each in others])
+        lent = shown_size(sum(each.room for each in others))
+        return f"needs {need}: {has}, those that lend have {lent} ({shown})"

@@ -134,7 +134,16 @@ def _replicas(deployed: dict[str, Any]) -> Iterator[str]:
         done = ""
         if each["bytes"] is not None and each["size"]:
             done = f" {each['bytes'] / each['size']:.0%}"
-        yield f"{each['state']}{done} on {name}"
+        yield f"{each['state']}{done} on {name}{with_others(each)}"
+
+
+def with_others(replica: dict[str, Any]) -> str:
+    """Return the machines that run a model with this one; empty: it runs it alone."""
+    others = [
+        f"{each['name'] or each['node']} ({each['layers']} layers)"
+        for each in replica.get("parts", [])[:-1]  # earlier coordinators have none
+    ]
+    return f" with {', '.join(others)}" if others else ""
 
 
 def _whole(text: str) -> int:

@@ -1,0 +1,151 @@
+"""The memory that a worker lends, and the models that it runs with other machines."""
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cli.worker.join_target import JoinTarget
+from shoal.config import JoinConfig
+from shoal.domain.errors import ConfigError
+from shoal.domain.work import ModelOrder
+from shoal.domain.worker import MemoryLoan
+from shoal.engines.loadable_files import LoadableFile
+from shoal.engines.shards.programs import ShardPrograms, find_programs
+from shoal.engines.shards.shard_process import ShardProcess, can_isolate
+from shoal.engines.shards.split_engine import SplitEngine
+from shoal.ledger.keys import Signer
+from shoal.worker.lending import Lender
+from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.shard_links import ShardLinks
+
+CACHES = "shards"  # folder of Shoal's data folder: a folder for each model
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[GMT]B?)", re.ASCII | re.IGNORECASE)
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_UNITS = {"M": 10**6, "": 10**9, "G": 10**9, "T": 10**12}
+
+
+def lent_bytes(config: JoinConfig) -> int:
+    """Return the memory that the owner lends.  Raises ConfigError."""
+    if not config.lend_memory:
+        if config.lend_for:
+            raise ConfigError("--lend-for is for --lend-memory GB only")
+        return 0
+    found = _SIZE.fullmatch(config.lend_memory.strip())
+    if found is None:
+        raise ConfigError(
+            f"--lend-memory {config.lend_memory}: expected gigabytes, such as 12GB"
+        )
+    for key in config.lend_for:
+        if _KEY.fullmatch(key) is None:
+            raise ConfigError(
+                f"--lend-for {key:.80}: expected the public key of a machine, 64 "
+                "hexadecimal digits, as its `shoal join` shows it"
+            )
+    return int(float(found[1]) * _UNITS[found[2][:1].upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The part that a worker takes in models that several machines run."""
+
+    programs: ShardPrograms
+    terms: MemoryLoan
+    signer: Signer
+    folder: Path
+    is_isolated: bool
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs such models, and not only holds parts of them."""
+        return self.programs.llama_server is not None
+
+    @property
+    def warning(self) -> str:
+        """What the owner has to know of what is lent; empty: nothing is."""
+        if not self.terms.memory:
+            return ""
+        keys = len(self.terms.runners)
+        to = f"{keys} machines" if keys > 1 else "a machine" if keys else "any machine"
+        where = (
+            "without a network and files of yours"
+            if self.is_isolated
+            else "with all rights of this user: install bubblewrap to shut it in"
+        )
+        return (
+            f"this machine lends {self.terms.memory / 10**9:g} GB to models that {to} "
+            "of the pool may run: assume that it can run code in a process here, "
+            f"{where}"
+        )
+
+    def lender(
+        self, throttle: OwnerThrottle, report: Callable[[str, str], None]
+    ) -> Lender:
+        """Return what holds parts of models that others run."""
+
+        async def start(cache: Path, memory: int) -> ShardProcess:
+            return await ShardProcess.start(self.programs, cache, memory=memory)
+
+        return Lender(self.terms, start, self.folder, "", throttle, report)
+
+    async def open_engine(
+        self, file: LoadableFile, threads: int, order: ModelOrder
+    ) -> SplitEngine:
+        """Return an engine that runs a model with others, not started yet.
+
+        Raises ShoalError.
+        """
+        own = await ShardProcess.start(
+            self.programs, self.folder / secrets.token_hex(8)
+        )
+        links = await ShardLinks.open(
+            order.group, self.signer, self.programs.protocol, order.shards, own
+        )
+        return SplitEngine(
+            *(order.name, file.path),
+            programs=self.programs,
+            layers=[each.layers for each in order.shards],
+            links=links,
+            slots=order.slots,
+            context=order.context,
+            threads=threads,
+            kinds=file.model.kinds,
+            batch=order.batch,
+        )
+
+
+async def open_shared_memory(
+    config: JoinConfig, target: JoinTarget, data: Path, signer: Signer | None
+) -> SharedMemory | None:
+    """Return how a worker takes part in models of several machines; None: it does not.
+
+    Raises ConfigError if the owner lends memory, and that cannot be.
+    """
+    memory, protocol = lent_bytes(config), target.protocol
+    if signer is None or not (protocol.joint and protocol.preferred):
+        if memory:
+            raise ConfigError(
+                f"--lend-memory: the protocol {protocol.name} has no models that "
+                "several machines run"
+            )
+        return None
+    folder = Path(config.llama_cpp) if config.llama_cpp else None
+    try:
+        programs = await find_programs(folder)
+    except ConfigError:
+        if memory or folder:
+            raise
+        return None  # a program of that name does not start: it was not asked for
+    if programs is None:
+        if memory:
+            raise ConfigError(
+                "--lend-memory: llama.cpp's rpc-server was not found in PATH; install "
+                "llama.cpp (it is among the programs of its releases), or name its "
+                "folder with --llama-cpp"
+            )
+        return None
+    key = signer.public_key.hex()
+    terms = MemoryLoan(programs.protocol, key, memory, tuple(config.lend_for))
+    isolated = bool(memory) and await can_isolate()
+    return SharedMemory(programs, terms, signer, data / CACHES, isolated)

@@ -1,0 +1,214 @@
+"""Lends memory of this machine to models that other machines of the pool run.
+
+A *shard* is a part of such a model: a process, with a port that only the machine which
+runs the model is admitted to.  It holds its memory until the coordinator says that it
+is no longer needed, the owner pauses the worker, or no machine has used it for long.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from shoal.domain.errors import JobError, ShoalError
+from shoal.domain.work import ModelOrder
+from shoal.domain.worker import LentShard, MemoryLoan
+from shoal.engines.shards.shard_process import ShardProcess
+from shoal.pool.models.machine import shown_size
+from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.shard_port import ShardPort
+
+UNUSED_MAX = 120.0  # seconds that a shard waits for the machine that runs the model
+FAILURES_MAX = 3  # lost shards until this machine lends no more for a while
+FAILURE_PAUSE = 600.0  # seconds
+FOLDER_LENGTH = 32  # characters of the name of a model's cache
+
+StartShard = Callable[[Path, int], Awaitable[ShardProcess]]
+"""Starts a process for a shard, from its cache and its memory in bytes.
+
+Raises ShoalError.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class _Shard:
+    """A part of a model that this machine holds.
+
+    ``changed`` is set when the machine that runs the model connects or leaves.
+    ``watching`` ends with the shard.
+    """
+
+    order: ModelOrder
+    port: ShardPort
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    watching: "asyncio.Task[None] | None" = None
+
+    @property
+    def lent(self) -> LentShard:
+        port = self.port
+        where = port.hosts, port.port, port.fingerprint
+        return LentShard(self.order, *where, used=port.is_used)
+
+
+class Lender:
+    """The shards of this machine.
+
+    Args:
+        terms: what the owner lends, and to whom, without any shards.
+        start: starts the process of a shard.
+        folder: for the caches of shards, one for each model.
+        host: the address to listen at; empty: all of the machine's.
+        throttle: while it is paused, nothing is lent.
+        report: receives what happens to a shard, by model, for the owner.
+    """
+
+    def __init__(
+        self,
+        terms: MemoryLoan,
+        start: StartShard,
+        folder: Path,
+        host: str,
+        throttle: OwnerThrottle,
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._terms = terms
+        self._start = start
+        self._folder = folder
+        self._host = host
+        self._throttle = throttle
+        self._report = report
+        self._shards: dict[str, _Shard] = {}  # by group
+        self._endings: set[asyncio.Task[None]] = set()
+        self._failures = 0
+        self._lends_again = 0.0  # event loop time
+        self.on_change: Callable[[], None] = _ignore
+        throttle.listen(self._on_throttle)
+
+    @property
+    def loan(self) -> MemoryLoan:
+        """What is lent now, with the shards."""
+        memory = self._terms.memory
+        if self._throttle.paused or self._pause_left():
+            memory = sum(each.order.own_memory for each in self._shards.values())
+        shards = tuple(each.lent for each in self._shards.values())
+        return replace(self._terms, memory=memory, shards=shards)
+
+    async def lend(self, order: ModelOrder) -> None:
+        """Hold a part of a model, from now on.
+
+        Raises JobError if the owner does not lend as much, or not to that machine.
+        """
+        if order.group in self._shards:
+            return
+        if why := self._refusal(order):
+            raise JobError(why)
+        cache = hashlib.sha256(order.name.encode(errors="surrogatepass")).hexdigest()
+        try:
+            process = await self._start(
+                self._folder / cache[:FOLDER_LENGTH], order.own_memory
+            )
+            port = await ShardPort.open(self._host, order.group, order.runner, process)
+        except ShoalError as error:
+            self._count_failure()
+            raise JobError(f"no part of {order.name} can be held: {error}") from error
+        shard = self._shards[order.group] = _Shard(order, port)
+        port.on_use = shard.changed.set
+        shard.watching = asyncio.create_task(self._watch(shard))
+        size = shown_size(order.own_memory)
+        self._report(order.name, f"lends {size} to the machine that runs it")
+        self.on_change()
+
+    async def free(self, order: ModelOrder) -> None:
+        """Hold a part of a model no longer."""
+        if (shard := self._shards.get(order.group)) is not None:
+            await self._end(shard, "freed on order")
+
+    async def close(self) -> None:
+        """Free all shards."""
+        for each in [*self._shards.values()]:
+            await self._end(each, "this worker stops")
+
+    def _refusal(self, order: ModelOrder) -> str:
+        """Return why a part of a model is not held; empty: it may be."""
+        terms, need = self._terms, order.own_memory
+        if not terms.memory:
+            return "this machine lends no memory: its owner has to say --lend-memory"
+        if terms.runners and order.runner not in terms.runners:
+            return (
+                f"this machine lends no memory to the key {order.runner!a:.80}: its "
+                "owner named others with --lend-for"
+            )
+        if self._throttle.paused:
+            return f"this machine lends nothing now: {self._throttle.why_paused}"
+        if left := self._pause_left():
+            return (
+                f"{self._failures} parts were lost on this machine: it lends again in "
+                f"{left:.0f} s"
+            )
+        free = self.loan.free
+        if not 0 < need <= free:
+            return (
+                f"a part of {shown_size(need)} does not fit into the "
+                f"{shown_size(free)} that this machine still lends"
+            )
+        return ""
+
+    async def _watch(self, shard: _Shard) -> None:
+        """Free a shard when its process has ended, or when it is of no use."""
+        port = shard.port
+        while not port.lost.done():
+            changed = asyncio.ensure_future(shard.changed.wait())
+            await asyncio.wait(
+                (changed, port.lost),
+                timeout=None if port.is_used else UNUSED_MAX,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not (changed.done() or port.lost.done()):
+                changed.cancel()
+                await self._end(shard, f"unused for {UNUSED_MAX:.0f} s")
+                return
+            changed.cancel()
+            shard.changed.clear()
+            self.on_change()
+        self._count_failure()
+        await self._end(shard, port.lost.result())
+
+    async def _end(self, shard: _Shard, reason: str) -> None:
+        if self._shards.pop(shard.order.group, None) is None:
+            return
+        if shard.watching is not None and shard.watching is not asyncio.current_task():
+            shard.watching.cancel()
+        await shard.port.close()
+        self._report(shard.order.name, f"lends no more memory to it: {reason}")
+        self.on_change()
+
+    def _on_throttle(self) -> None:
+        """Free all shards while the owner needs the machine."""
+        if not self._throttle.paused or not self._shards:
+            return
+        for shard in [*self._shards.values()]:
+            why = self._throttle.why_paused
+            self._endings.add(task := asyncio.create_task(self._end(shard, why)))
+            task.add_done_callback(self._endings.discard)
+
+    def _count_failure(self) -> None:
+        self._failures += 1
+        if self._failures >= FAILURES_MAX:
+            now = asyncio.get_running_loop().time()
+            self._lends_again = now + FAILURE_PAUSE
+
+    def _pause_left(self) -> float:
+        """Return for how many seconds this machine does not lend."""
+        if self._failures < FAILURES_MAX:
+            return 0.0
+        left = self._lends_again - asyncio.get_running_loop().time()
+        if left <= 0:
+            self._failures = 0
+        return max(0.0, left)
+
+
+def _ignore() -> None:
+    """Tell nothing of a change: no coordinator is connected yet."""
