@@ -26,6 +26,9 @@ BROWSER := command -v chromium-headless-shell >/dev/null || { \
 # What reads the metrics in a test.
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 
+# What runs models in shards: llama.cpp's own programs, in a folder of this checkout.
+SHARDS = $(BIN)/python scripts/install_llama_cpp.py build/llama.cpp
+
 # What tests put before PostgreSQL.
 POOLER := command -v pgbouncer || test -x /usr/sbin/pgbouncer || { \
 	apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends pgbouncer; }
@@ -90,6 +93,7 @@ test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(PROMETHEUS))
 	$(if $(filter Linux,$(shell uname -s)),$(PROXIES))
 	$(if $(filter Linux,$(shell uname -s)),$(POOLER))
+	$(if $(filter Linux,$(shell uname -s)),$(SHARDS))
 	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 # Which lines both suites run.  Measuring doubles what most tests cost.

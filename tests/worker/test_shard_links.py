@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +16,7 @@ from shoal.ledger.keys import Signer
 from shoal.transports.tls import context_of_any
 from shoal.worker import shard_links, shard_port
 from shoal.worker.shard_hello import LINE_MAX, Purpose, write_hello
-from shoal.worker.shard_links import ShardLinks
+from shoal.worker.shard_links import ShardLinks, is_own_connection
 from shoal.worker.shard_port import ShardPort
 from worker.fake_shards import (
     GROUP,
@@ -207,22 +208,13 @@ async def test_silent_runner_leaves_its_place(
     await silent.close()
 
 
-async def test_loopback_ports_are_for_children_alone(
+async def test_loopback_ports_are_for_this_user_alone(
     port: ShardPort, process: EchoShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = await connect(shard_at(port))
-    program = f"""
-import socket
-connected = socket.create_connection(("127.0.0.1", {links.ports[0]}))
-connected.send(b"a"), print(connected.recv(1).decode())
-"""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program), stdout=asyncio.subprocess.PIPE
-    )
-    printed, _ = await child.communicate()
-    assert printed.strip() == b"a"
+    assert await echo(links.ports[0], b"a") == b"a"
 
-    monkeypatch.setattr(psutil, "Process", lambda: _Alone())
+    monkeypatch.setattr(shard_links, "is_own_connection", lambda *ports: False)
 
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await echo(links.ports[0], b"a")
@@ -230,14 +222,21 @@ connected.send(b"a"), print(connected.recv(1).decode())
     await links.close()
 
 
-class _Alone:
-    """A process without connections or children."""
+@pytest.mark.parametrize("system", ["linux", "elsewhere"])
+async def test_connection_of_this_program_is_its_own(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", target)) as connected:
+            source = connected.getsockname()[1]
+            monkeypatch.setattr(sys, "platform", system)
 
-    def children(self, *, recursive: bool) -> list[object]:
-        return []
+            assert is_own_connection(source, target)
+            assert not is_own_connection(target, source + 1)
 
-    def net_connections(self, kind: str) -> list[object]:
-        return []
+            monkeypatch.setattr(os, "getuid", lambda: -1)
+            assert is_own_connection(source, target) == (system != "linux")
 
 
 # Strangers.

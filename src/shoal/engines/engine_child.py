@@ -13,6 +13,7 @@ from shoal.processes.programs import describe_exit
 EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
 CLOSED = "the engine was closed"
 BY_SIGNAL = 128  # and the signal's number: how a status tells the end of another
+SIGNALLED = range(BY_SIGNAL + 1, BY_SIGNAL + 65)
 LOG_MAX = 8192  # bytes of its standard error that are kept for error texts
 
 
@@ -69,7 +70,7 @@ class EngineChild:
         while data := await errors.read(LOG_MAX):
             self._log = (self._log + data)[-LOG_MAX:]
         code = await self._process.wait()
-        ended = describe_exit(code if code < BY_SIGNAL else BY_SIGNAL - code)
+        ended = describe_exit(BY_SIGNAL - code if code in SIGNALLED else code)
         return CLOSED if self._ending else self._explain(ended, self.log)
 
 

@@ -8,6 +8,8 @@ nothing can end.
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ RunProgram: TypeAlias = Callable[[Sequence[str]], str]
 FILES_MAX = 65_536  # open files
 
 LISTENING = "0A"  # TCP_LISTEN in the kernel's tables
+ESTABLISHED = 1  # TCP_ESTABLISHED
 
 
 STOP_WITH_STDIN = "SHOAL_STOP_WITH_STDIN"
@@ -88,6 +91,29 @@ def _listeners(port: int, proc: Path) -> list[str]:
             if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
                 inodes.append(fields[9])
     return inodes
+
+
+def connected_user(source: int, target: int) -> int | None:
+    """Return the id of the user who connected from one loopback port to another.
+
+    Asks Linux for this connection alone, since there may be thousands (sock_diag(7));
+    returns None if there is none.  Raises OSError.
+    """
+    loopback = socket.inet_aton("127.0.0.1")
+    by_family, any_state, any_interface, no_cookie = 20, 0xFFFFFFFF, 0, b"\xff" * 8
+    query = struct.pack("=BBHI", socket.AF_INET, socket.IPPROTO_TCP, 0, any_state)
+    query += struct.pack("!HH16s16s", source, target, loopback, loopback)
+    query += struct.pack("=I8s", any_interface, no_cookie)
+    header = struct.pack("=IHHII", 16 + len(query), by_family, 1, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as kernel:
+        kernel.send(header + query)
+        reply = kernel.recv(4096)
+    (kind,) = struct.unpack_from("=H", reply, 4)
+    if kind != by_family or reply[17] != ESTABLISHED:  # a listener is found, too
+        return None
+    # After the header: 4 bytes, 48 of the two ends, and 3 numbers.
+    user: int = struct.unpack_from("=I", reply, 16 + 64)[0]
+    return user
 
 
 def claim_pipes() -> tuple[int, int]:

@@ -4,16 +4,18 @@ llama.cpp connects to a loopback port for each shard, several times at its start
 connection is passed on, encrypted, to the machine of the shard.  A heartbeat beside
 them tells soon when a shard is lost: llama.cpp itself would wait for ever.
 
-The loopback ports are for this program's own children alone: for each connection, the
-process at its other end is looked up.  Another program of the same user could trace
-those children anyway.
+The loopback ports are for this user alone, and where psutil has to find that out, for
+this program's own children: the other end of each connection is looked up.  Another
+program of the same user could trace those children anyway.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine, Sequence
+import os
+import sys
+from collections.abc import Coroutine, Sequence, Set
 from functools import partial
 
 import msgspec
@@ -22,6 +24,7 @@ import psutil
 from shoal.domain.errors import PeerError, Unavailable
 from shoal.domain.work import Shard
 from shoal.ledger.keys import Signer
+from shoal.processes.programs import connected_user
 from shoal.transports.link import CLOSE_TIMEOUT
 from shoal.transports.splice import Spliced
 from shoal.transports.tcp import describe_socket_error, set_options
@@ -168,7 +171,7 @@ class ShardLinks:
             source = near.transport.get_extra_info("peername")[1]
             target = near.transport.get_extra_info("sockname")[1]
             if not await asyncio.to_thread(is_own_connection, source, target):
-                log.warning("another program connected to the port of a shard")
+                log.warning("another user connected to the port of a shard")
                 return
             if shard.port:
                 far = await self._dial(shard, Purpose.DATA)
@@ -241,14 +244,20 @@ async def _answer(end: LineEnd) -> ShardAnswer:
 
 
 def is_own_connection(source: int, target: int) -> bool:
-    """Return whether a connection between loopback ports comes from this program."""
+    """Return whether a connection between loopback ports comes from this user."""
+    if sys.platform == "linux":
+        return connected_user(source, target) == os.getuid()
     this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        try:
-            connections = process.net_connections("tcp4")
-        except psutil.Error:
-            continue  # it has ended
-        for each in connections:
-            if each.raddr and (each.laddr.port, each.raddr.port) == (source, target):
-                return True
-    return False
+    return any(
+        (source, target) in _ports_of(each)
+        for each in (this, *this.children(recursive=True))
+    )
+
+
+def _ports_of(process: psutil.Process) -> Set[tuple[int, int]]:
+    """Return the ports of both ends of a process's connections."""
+    try:
+        connections = process.net_connections("tcp4")
+    except psutil.Error:
+        return set()  # it has ended
+    return {(each.laddr.port, each.raddr.port) for each in connections if each.raddr}
