@@ -106,6 +106,7 @@ class Stage:
 
     reports: list[tuple[str, str, str]] = field(default_factory=list)
     kind: type[File] = File
+    hashing: int = 0  # times that the other machine says that it hashes the model
 
     def enlist(
         self,
@@ -159,6 +160,9 @@ class Stage:
     ) -> None:
         if name == "missing":
             raise UnknownModel("no machine has it")
+        for _ in range(self.hashing):
+            await asyncio.sleep(30.0)
+            on_copied(0, None)
         for arrived in range(0, SIZE + 1, SIZE // 4):
             await asyncio.sleep(10.0)
             on_copied(arrived, SIZE)
@@ -725,13 +729,25 @@ def test_model_of_another_machine_is_copied_and_loaded() -> None:
         assert its.offered == ["far"]
         assert its.orders.memory == NEED
         progress = its.progress()
-        assert progress[0][0] == pytest.approx(0.225)
-        assert progress[0][1] == "0.0 GB of 0.0 GB copied"
-        assert progress[2][0] == pytest.approx(0.675)
-        assert progress[4][1] == "0.0 GB in memory"
+        assert progress[0] == (None, "0.0 GB of 0.0 GB copied")
+        assert progress[1][0] == pytest.approx(0.225)
+        assert progress[3][0] == pytest.approx(0.675)
+        assert progress[5][1] == "0.0 GB in memory"
         assert progress == sorted(progress, key=lambda each: each[0] or 0.0)
 
     play(script, Stage(PULLS))
+
+
+def test_model_that_is_hashed_elsewhere_makes_progress() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("far")
+        await asyncio.sleep(20 * 30.0 + 50.0 + LOADS + 2.0)
+
+        assert its.end() == DONE
+        hashed = [each for each in its.progress() if "hashes" in each[1]]
+        assert hashed == [(None, "another machine hashes it, to send it")] * 20
+
+    play(script, Stage(PULLS, hashing=20))
 
 
 def test_model_that_cannot_be_copied_fails_its_order() -> None:

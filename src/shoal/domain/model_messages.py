@@ -62,6 +62,17 @@ class ManifestRequest(ModelMessage, msgspec.Struct, frozen=True):
     model: str
 
 
+class HashingModel(ModelMessage, msgspec.Struct, frozen=True):
+    """The manifest of a model takes a while: so many bytes are ``hashed`` by now.
+
+    Other models may be among them, which are hashed first: a count that grows says that
+    an answer will follow.
+    """
+
+    model: str
+    hashed: int
+
+
 class ManifestAnswer(ModelMessage, msgspec.Struct, frozen=True):
     """The manifest of a model; an empty one: it is not available, for a ``reason``.
 
@@ -126,7 +137,7 @@ class SeederAt(ModelMessage, msgspec.Struct, frozen=True):
 
 
 CHUNK_MESSAGES: frozenset[type] = frozenset(
-    {ManifestRequest, ManifestAnswer, ChunksRequest, ChunksHeld}
+    {ManifestRequest, HashingModel, ManifestAnswer, ChunksRequest, ChunksHeld}
     | {ChunksRefused, ChunkSent, ChunksElsewhere, SeederAt}
 )
 """Those that peers of other programs, and of older releases, do not know."""

@@ -32,6 +32,7 @@ from shoal.domain.model_messages import (
     ChunksHeld,
     ChunksRefused,
     ChunksRequest,
+    HashingModel,
     ManifestAnswer,
     ManifestRequest,
     ModelMessage,
@@ -51,6 +52,7 @@ from shoal.transports.clock import LoopClock
 
 RETRY_FIRST = 0.5  # seconds until a lost source is dialled again, then twice as long
 RETRIES_MAX = 4  # without a chunk in between
+MANIFEST_TIMEOUT = 100.0  # seconds without progress of a source that hashes the model
 STARVED_TIMEOUT = 60.0  # seconds in which nothing can be requested
 SOURCES_MAX = 32  # that were given, and others that fetch the model, too
 UNWRITTEN_MAX = 16  # chunks that have arrived, above which no more are requested
@@ -135,6 +137,7 @@ class _Fetch:
     _manifest: Manifest | None = None
     _selection: ChunkSelection | None = None
     _arrivals: deque[_Arrival] = field(default_factory=deque)
+    _hashed: dict[str, int] = field(default_factory=dict)  # bytes, by source
     _using: list[asyncio.Task[None]] = field(default_factory=list)
     _whole: DownloadedModel | ShoalError | None = None
     _seeder: SeederAt | None = None  # this end
@@ -208,10 +211,28 @@ class _Fetch:
             self._connections[name] = connection
             try:
                 connection.send(ManifestRequest(self._request.model))
+                await self._until_answered(name, lost)
                 raise await lost
             finally:
+                self._hashed.pop(name, None)
                 del self._connections[name]
                 self._remove(name)  # before it is closed, which may take a while
+
+    async def _until_answered(
+        self, name: str, lost: "asyncio.Future[ShoalError]"
+    ) -> None:
+        """Wait until a source is lost, or has answered.
+
+        Raises Unavailable if it neither answers nor says that it goes on hashing.
+        """
+        before, self._hashed[name] = -1, 0
+        while not lost.done() and (hashed := self._hashed.get(name)) is not None:
+            if hashed <= before:
+                raise Unavailable(
+                    f"it has sent nothing of the model for {MANIFEST_TIMEOUT:g} s"
+                )
+            before = hashed
+            await asyncio.wait((lost,), timeout=MANIFEST_TIMEOUT)
 
     async def _copy_whole(self, connection: PeerConnection) -> None:
         """Copy the model from a peer that sends no chunks."""
@@ -231,7 +252,13 @@ class _Fetch:
         if name not in self._alive:
             return
         match message:
+            case HashingModel(model=self._request.model, hashed=hashed):
+                if hashed > self._hashed.get(name, hashed):
+                    self._hashed[name] = hashed
+                    if self._manifest is None:
+                        self._progress(0, None)
             case ManifestAnswer(model=self._request.model):
+                self._hashed.pop(name, None)
                 try:
                     self._on_manifest(name, message)
                 except ShoalError as error:

@@ -32,12 +32,14 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
 class FileHashes:
     """Hashes of files, kept below a data folder; None: not kept.
 
-    ``close`` ends a computation in another thread.
+    ``close`` ends a computation in another thread, and ``hashed`` counts the bytes that
+    all of them have read.
     """
 
     def __init__(self, data: Path | None = None) -> None:
         self._folder = None if data is None else data / FOLDER
         self._closed = Event()
+        self.hashed = 0
 
     def close(self) -> None:
         """Let a computation, and later ones, fail."""
@@ -70,6 +72,7 @@ class FileHashes:
                             raise NotShareable(f"{file.path}: this program ends")
                         whole.update(data)
                         chunks.append(sha256(data).digest())
+                        self.hashed += len(data)
                     after = os.fstat(stream.fileno())
                     kept = _Kept(
                         *(str(file.path), *identity(about)),

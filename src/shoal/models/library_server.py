@@ -21,6 +21,7 @@ from shoal.domain.model_messages import (
     ChunksHeld,
     ChunksRefused,
     ChunksRequest,
+    HashingModel,
     ManifestAnswer,
     ManifestRequest,
     ModelAnswer,
@@ -53,6 +54,7 @@ QUERIES_MAX = 16  # pending queries of a peer; it may repeat dropped ones
 STALL_TIMEOUT = 60.0  # seconds for a peer to read a piece
 ID_MAX = 64  # characters of a transfer id
 MODELS_MAX = 32  # whose manifests are in memory
+HASHING_INTERVAL = 5.0  # seconds between words about a manifest that takes a while
 LOGGED_MAX = 1000  # logged refusals that are not repeated
 
 log = logging.getLogger("shoal.models")
@@ -141,7 +143,7 @@ class LibraryServer:
                 self._request_chunks(requester, message)
             case SeederAt():
                 self._seeders.add(requester, message)
-            case ManifestAnswer() | ChunkSent() | ChunksRefused():
+            case HashingModel() | ManifestAnswer() | ChunkSent() | ChunksRefused():
                 self._remote.receive(peer, message)
             case ModelChunk() | ModelDone() | ChunksHeld() | ChunksElsewhere():
                 self._log_refusal(peer, "it sends a model without a request")
@@ -192,6 +194,7 @@ class LibraryServer:
 
     async def _send_manifest(self, requester: Receiver, name: str) -> None:
         reason = "it does not share it: a coordinator shares the models of its --share"
+        telling = self._tasks.create_task(self._tell_hashing(requester, name))
         model: ChunkedModel | None = None
         try:
             model = await self._local_model(name)
@@ -200,8 +203,22 @@ class LibraryServer:
         except NotShareable as error:
             self._log_refusal(requester.name, f"{name} cannot be shared: {error}")
             reason = "its files cannot be shared: its log says why"
+        finally:
+            telling.cancel()
         encoded = b"" if model is None else model.manifest.encoded
         requester.send(ManifestAnswer(name, encoded, "" if encoded else reason))
+
+    async def _tell_hashing(self, requester: Receiver, name: str) -> None:
+        """Say from time to time that hashing a model goes on, here or at workers."""
+        hashed = said = 0
+        while True:
+            before = self._hashes.hashed + self._remote.hashed(name)
+            await asyncio.sleep(HASHING_INTERVAL)
+            # Less once a worker has answered.
+            hashed += max(0, self._hashes.hashed + self._remote.hashed(name) - before)
+            if hashed > said:
+                requester.send(HashingModel(name, hashed))
+                said = hashed
 
     async def _local_model(self, name: str) -> _LocalModel | None:
         """Return a model of the library, hashed; None if it has none of the name.

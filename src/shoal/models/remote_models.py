@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import PeerError, Unavailable
@@ -16,6 +15,7 @@ from shoal.domain.model_messages import (
     ChunkSent,
     ChunksRefused,
     ChunksRequest,
+    HashingModel,
     ManifestAnswer,
     ManifestRequest,
 )
@@ -24,8 +24,10 @@ from shoal.models.manifest import Manifest
 from shoal.models.sources import ModelSource, ModelSources
 
 SILENCE_TIMEOUT = 80.0
-"""Seconds for a worker to send a chunk: less than receivers wait for it."""
-MANIFEST_TIMEOUT = 3600.0  # seconds: it hashes a model at the speed of its disk
+"""Seconds for a worker to send a chunk, or to get on with hashing a model.
+
+Less than receivers wait for it.
+"""
 MODELS_MAX = 32  # whose manifests are kept
 
 Key = TypeVar("Key")
@@ -115,6 +117,13 @@ class RemoteModels:
         self._tasks = tasks
         self._asked = _Replies[tuple[str, str], ManifestAnswer]()
         self._models: OrderedDict[bytes, RemoteModel] = OrderedDict()
+        # By worker and model, while it is asked; with the bytes that it has hashed.
+        self._asking: dict[tuple[str, str], asyncio.Task[RemoteModel | None]] = {}
+        self._hashed: dict[tuple[str, str], int] = {}
+
+    def hashed(self, model: str) -> int:
+        """Return the bytes that workers have hashed that were asked for a model."""
+        return sum(count for (_, name), count in self._hashed.items() if name == model)
 
     def get(self, root: bytes) -> RemoteModel | None:
         """Return a model that was found, by its address."""
@@ -131,17 +140,22 @@ class RemoteModels:
             if each.passed_on and each.name != besides
         ]
         having = [each.source for each in await self._sources.find(model, among)]
-        asked = [self._tasks.create_task(self._ask(each, model)) for each in having]
+        asked = [self._asked_for(each, model) for each in having]
         for answered in asyncio.as_completed(asked):
             if (found := await answered) is not None:
                 return found
         return None
 
     def receive(
-        self, source: str, message: ManifestAnswer | ChunkSent | ChunksRefused
+        self,
+        source: str,
+        message: HashingModel | ManifestAnswer | ChunkSent | ChunksRefused,
     ) -> None:
         """Process a message of a worker; ignore one about nothing that was asked."""
-        if isinstance(message, ManifestAnswer):
+        if isinstance(message, HashingModel):
+            if (key := (source, message.model)) in self._hashed:
+                self._hashed[key] = max(self._hashed[key], message.hashed)
+        elif isinstance(message, ManifestAnswer):
             self._asked.reply((source, message.model), message)
         elif (model := self._models.get(message.root)) is not None:
             model.receive(source, message)
@@ -160,15 +174,30 @@ class RemoteModels:
             for name in [*model.holders]:
                 model.drop(name, "this program ends")
 
+    def _asked_for(
+        self, source: ModelSource, model: str
+    ) -> "asyncio.Task[RemoteModel | None]":
+        """Ask a worker for a model, or wait with those who have asked already."""
+        key = (source.name, model)
+        if (asking := self._asking.get(key)) is None:
+            asking = self._tasks.create_task(self._ask(source, model))
+            self._asking[key] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(key))
+        return asking
+
     async def _ask(self, source: ModelSource, model: str) -> RemoteModel | None:
         """Return the model of a worker; None: it does not say which it is."""
         key = (source.name, model)
-        answer = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MANIFEST_TIMEOUT):
-                reply = self._asked.expect(key)
-                source.send(ManifestRequest(model))
-                answer = await asyncio.shield(reply)
+        reply = self._asked.expect(key)
+        before, self._hashed[key] = -1, 0
+        source.send(ManifestRequest(model))
+        try:
+            while not reply.done() and self._hashed[key] > before:
+                before = self._hashed[key]
+                await asyncio.wait((reply,), timeout=SILENCE_TIMEOUT)
+        finally:
+            del self._hashed[key]
+        answer = reply.result() if reply.done() else None
         if answer is None or not answer.manifest or answer.held:
             return None
         try:

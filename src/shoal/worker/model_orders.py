@@ -78,8 +78,9 @@ class _HeldModel:
     """A model that is loaded, or is being loaded or unloaded.
 
     ``memory`` is what it needs; 0: that is not known yet.  ``copied`` are the bytes
-    that another machine has sent of it, and ``whole`` all; 0: unknown.  ``group`` is
-    the order to run it together with others; None: it runs here alone.  ``loading`` is
+    that another machine has sent of it, and ``whole`` all; 0: unknown.  ``reports`` is
+    how often it was said that the copy goes on.  ``group`` is the order to run it
+    together with others; None: it runs here alone.  ``loading`` is
     None once it is loaded; ``orders`` wait for that, or it is ``unattended``.  ``gone``
     is set when its memory is free again.
     """
@@ -87,6 +88,7 @@ class _HeldModel:
     memory: int
     copied: int = 0
     whole: int = 0
+    reports: int = 0
     engine: LoadableEngine | None = None
     group: ModelOrder | None = None
     loading: asyncio.Task[None] | None = None
@@ -99,16 +101,19 @@ class _HeldModel:
         """Return what has been done for it so far; None: nothing is being done."""
         if self.engine is not None:
             return self.engine.activity()
-        return Activity(0.0, self.copied, 0) if self.copied else None
+        return Activity(0.0, self.reports, 0) if self.reports else None
 
     def on_copied(self, copied: int, whole: int | None) -> None:
         """Note how much of it another machine has sent."""
         self.copied, self.whole = copied, whole or 0
+        self.reports += 1
 
     def reached(self, now: Activity) -> tuple[float, str]:
         """Return the share of a load that is done, 0 if it is unknown, and a remark."""
         begun = COPY_SHARE if self.copied else 0.0
         if self.engine is None:
+            if not (self.copied or self.whole):
+                return 0.0, "another machine hashes it, to send it"
             of = f" of {_gb(self.whole)}" if self.whole else ""
             share = begun * self.copied / self.whole if self.whole else 0.0
             return share, f"{_gb(self.copied)}{of} copied"
