@@ -11,6 +11,7 @@ from shoal.domain.work import ModelAction, ModelOrder
 FAILURE_PAUSE = 60.0  # seconds until a machine is asked again to load what it could not
 FAILURE_PAUSE_MAX = 3600.0  # seconds: doubled by each failure until then
 FAILURES_MAX = 4096  # that are remembered
+GROUP_PAUSE = 2.0  # seconds after a group's load: another group may have no such fault
 OFFER_PAUSE = 5.0  # seconds until a machine that loaded a model is asked again for it
 
 
@@ -113,8 +114,9 @@ class OpenOrders:
         ):
             return
         reason = "" if isinstance(fact, JobCompleted) else fact.error or "no reason"
-        # A group may have failed for any of its machines: another is formed soon.
-        pause = OFFER_PAUSE if loaded or order.group else FAILURE_PAUSE
+        pause = OFFER_PAUSE if loaded else FAILURE_PAUSE
+        if order.group:
+            pause = GROUP_PAUSE
         # A machine that lost the model later is asked at once, unlike one that never
         # offers it.
         if (
