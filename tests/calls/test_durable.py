@@ -11,6 +11,7 @@ from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
 from shoal.calls.group import CallRoute
 from shoal.coordinator.answer import EndedJob
+from shoal.coordinator.recovery import CLAIM_GRACE
 from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import (
     Cancelled,
@@ -479,6 +480,7 @@ def test_open_calls_survive_the_coordinator() -> None:
             await asyncio.sleep(1)
         async with running_coordinator(store) as coordinator:
             await join(Caller(coordinator))
+            await asyncio.sleep(CLAIM_GRACE)  # a worker may have had the other one
             await run_pending()
 
             for job, value in ((running, 3), (waiting, 7)):

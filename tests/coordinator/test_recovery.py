@@ -8,6 +8,7 @@ from typing import Any
 from coordinator.hubs import SlowStore
 from pool.builders import gang, job, leased
 from protocols.contexts import SIGNER
+from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.recovery import restore_pool
 from shoal.domain.facts import (
@@ -75,7 +76,8 @@ async def restored_pool(facts: list[Fact]) -> PoolState:
     pool = PoolState()
     loop = asyncio.get_running_loop()
     commit = CommitId(Epoch(0), "hub", 1)
-    await restore_pool(pool, store, LoopClock(loop.time), commit)
+    clock, grants = LoopClock(loop.time), CallGrants(b"", pool, {})
+    await restore_pool(pool, store, clock, commit, grants)
     await store.close()
     return pool
 

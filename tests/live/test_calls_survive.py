@@ -43,6 +43,13 @@ def marked(
     return number * number
 
 
+def asking(folder: str, number: int, go_on: str) -> int:
+    """Make a call of its own, once it may go on."""
+    with shoal.Pool() as pool:
+        marked(folder, number, 0.0, go_on)
+        return pool.submit(marked, folder, number + 100).result(PATIENCE)
+
+
 def begun(folder: Path) -> dict[int, list[int]]:
     """Return when calls began, in nanoseconds since 1970, by their numbers."""
     times: defaultdict[int, list[int]] = defaultdict(list)
@@ -156,6 +163,40 @@ def test_calls_are_made_while_a_coordinator_stops_and_starts(
 
     runs = {number: len(times) for number, times in begun(folder).items()}
     assert runs == dict.fromkeys(range(9), 1)
+
+
+def test_calls_that_run_while_the_coordinator_is_killed_run_once(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """Also such as make calls of their own."""
+    site = Site(programs)
+    folder, go_on = tmp_path / "marks", tmp_path / "go on"
+    folder.mkdir()
+    with shoal.Pool(site.pool.url, KEY) as pool:
+        numbers = range(2 * len(WORKERS))
+        squares = pool.map(
+            marked, [str(folder)] * 5, numbers, [0.0] * 5, [str(go_on)] * 5
+        )
+        nested = pool.submit(asking, str(folder), 5, str(go_on))
+        eventually(lambda: len(begun(folder)) == len(numbers), "all have begun")
+        for _ in range(2):
+            # Their leases are in the store.
+            eventually(lambda: leased(site) == len(numbers), "workers have them")
+            site.kill_coordinator()
+        eventually(lambda: leased(site) == len(numbers), "their workers came back")
+        go_on.touch()
+
+        assert [*squares] == [n * n for n in range(5)]
+        assert nested.result(PATIENCE) == 105 * 105
+
+    runs = {number: len(times) for number, times in begun(folder).items()}
+    assert runs == dict.fromkeys([*numbers, 105], 1)
+
+
+def leased(site: Site) -> int:
+    """Return how many calls are at workers."""
+    listed = site.pool.admin("jobs?state=leased")["data"]
+    return sum(job["kind"] == "call" for job in listed)
 
 
 def test_ended_calls_are_not_repeated_by_another_coordinator(

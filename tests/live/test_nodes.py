@@ -16,10 +16,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import shoal
 from harness.postgres import PostgresServer, postgres_server
 from live.machines import two_machines
 from live.programs import (
     KEY,
+    PATIENCE,
+    TESTS,
     TINY,
     GatedModel,
     Pool,
@@ -27,6 +30,7 @@ from live.programs import (
     Programs,
     eventually,
 )
+from live.test_calls_survive import CODE, FLAGS, LONG, begun, marked
 from live.test_fronts import STREAMS, Fronts, Reading, chat_with
 from models.tiny_answers import ANSWERS
 from shoal.app.parts import HUB_NAME
@@ -170,6 +174,29 @@ def test_a_worker_of_a_lost_node_goes_on_at_another(
     assert reading.end() == ANSWERS[STORY]
     assert slow_model.requests in (1, 2)  # one: it came back in time
     assert chat_with(KEY, second) == ANSWERS["ping"]
+
+
+def test_a_call_that_runs_while_its_node_is_lost_runs_once(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    first, second = nodes.first(*FLAGS), nodes.standby(*FLAGS)
+    eventually(lambda: len(join_urls(first)) > 1, "the first knows the other")
+    worker = first.pool.join("one", *CODE, token=LONG)
+    worker.event("joined")
+    folder, go_on = tmp_path / "marks", tmp_path / "go on"
+    folder.mkdir()
+    with shoal.Pool(second.pool.url, KEY) as pool:
+        call = pool.submit(marked, str(folder), 7, 0.0, str(go_on))
+        eventually(call.running, "it is stored that the worker has it")
+
+        lose_power(first)
+        worker.event("lost")
+        worker.event("joined")
+        go_on.touch()
+
+        assert call.result(PATIENCE) == 49
+    assert [len(times) for times in begun(folder).values()] == [1]
 
 
 def join_urls(node: Fronts) -> Sequence[str]:

@@ -59,7 +59,7 @@ class SimCaller:
         self.busy = 0
         self._random = random
         self._made = made
-        self._refuses = refuses  # which share of its jobs
+        self.refuses = refuses  # which share of its jobs
         self._pace = random.uniform(*pace)  # seconds for a call, about
 
     async def start(self) -> None:
@@ -100,7 +100,7 @@ class SimCaller:
         if name not in self.names:
             raise NotFound(f"there is no {name}")
         # A slot that is given out twice would wait for ever in a real one.
-        if self.busy >= self.slots or self._random.random() < self._refuses:
+        if self.busy >= self.slots or self._random.random() < self.refuses:
             raise Unavailable("no process could be started")
         self.busy += 1
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from shoal.app.database import contents_at, store_at
 from shoal.app.setup import Setup
 from shoal.calls.durable import DurableCalls
-from shoal.config import secret_files
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ConfigError, StoreBroken
@@ -23,6 +22,8 @@ from shoal.transports.spans import SpanSink, open_spans
 
 # Signatures that may hold up the loop: half a millisecond of checking them.
 SIGNATURES_INLINE_MAX = 4
+
+CALL_SECRET = b"credentials of running calls"  # which all coordinators of a pool know
 
 log = logging.getLogger("shoal.app")
 
@@ -66,7 +67,7 @@ async def open_core(setup: Setup) -> AsyncIterator[Core]:
                     blobs=BlobTransfer(blobs),
                     approve_nodes=config.approve_nodes,
                     traced=spans is not None,
-                    call_secret=secret_files.new_secret().encode(),
+                    call_secret=signing.signer.derive(CALL_SECRET),
                 )
                 hub.carried = calls = DurableCalls(hub, store, clock)
                 clients_return = setup.part is not None

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
@@ -25,7 +27,7 @@ from shoal.domain import errors, facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault, Outcome
-from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.vocabulary import CallName, CallResult, StreamedCall
 from shoal.domain.work import Call
 from shoal.pool.open_job import NO_LEASE
 from shoal.store.port import RecordedFact, Store, commit_ids
@@ -40,6 +42,9 @@ TOO_MANY = (
     f"{OWNER_OPEN_MAX} durable calls of this key are open, or "
     f"{OWNER_SIZE_MAX >> 20} MiB of their arguments: call again when some have ended"
 )
+
+
+Carrier: TypeAlias = tuple[JobId, LeaseNumber, int]
 
 
 class DurableCallListener(Protocol):
@@ -70,6 +75,7 @@ class DurableCall:
     lease: LeaseNumber = NO_LEASE
     worker_id: WorkerId | None = None
     pushed_at: float = 0.0
+    kept: bool = False  # whether that runs it on if its connection is lost
     accepted: bool = False
     end: Outcome | errors.ShoalError | None = None
     answer: Answer | None = None  # for those who wait for the result over HTTP
@@ -77,6 +83,11 @@ class DurableCall:
     @property
     def job_id(self) -> JobId:
         return self.job.id
+
+    @property
+    def next_name(self) -> CallName:
+        """How its next worker knows it."""
+        return self.job.id, LeaseNumber(self.lease + 1)
 
 
 @dataclass(slots=True)
@@ -151,7 +162,7 @@ class DurableCalls:
             due = self._clock.now() + ACCEPT_WITHIN
             self._write_timer = self._clock.call_at(due, self._wake.set)
         streamed = StreamedCall(call.number, work.args, work.kwargs)
-        owner.scheduler.submit(route, streamed, work.blobs)
+        owner.scheduler.submit(route, streamed, work.blobs, call.next_name)
 
     @property
     def open_count(self) -> int:
@@ -178,6 +189,9 @@ class DurableCalls:
         return call.job_id
 
     # As ``CarriedJobs``, for the hub.
+
+    def has(self, job_id: JobId) -> bool:
+        return job_id in self._jobs
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a call; return whether it was open."""
@@ -268,9 +282,11 @@ class DurableCalls:
 
     def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
         now = self._clock.wall()
+        worker = self._hub.pool.workers.get(worker_id)
+        kept = worker is not None and worker.keeps_jobs
         for number in numbers:
             call = self._calls[number]
-            call.worker_id, call.pushed_at = worker_id, now
+            call.worker_id, call.pushed_at, call.kept = worker_id, now, kept
             self._unrecorded[number] = call
         self._set_timer()
 
@@ -278,7 +294,7 @@ class DurableCalls:
         for number in numbers:
             call = self._calls[number]
             if lost:
-                self._record_lease(call)
+                self._record_lease(call, goes_on=True)
             elif self._unrecorded.pop(number, None) is not None:
                 continue  # no client has seen that lease
             self._record(facts.JobRequeued(call.job_id, call.lease, reason))
@@ -321,15 +337,27 @@ class DurableCalls:
         self._facts.append(RecordedFact(self._clock.wall(), fact))
         self._wake.set()
 
-    def _record_lease(self, call: DurableCall) -> None:
+    def _record_lease(self, call: DurableCall, *, goes_on: bool = False) -> None:
         """Record that the present worker has the call, unless that is recorded."""
         if self._unrecorded.pop(call.number, None) is None:
             return
         assert call.worker_id is not None, "a worker has the call"
         call.lease = LeaseNumber(call.lease + 1)
         lease = facts.JobLeased(call.job_id, call.worker_id, call.lease, CARRIED)
+        if goes_on:
+            carrier = self._carrier_of(call)
+            lease = replace(lease, kept=call.kept, carrier=carrier)
+            self._owners[call.job.owner].scheduler.rename(call.number, call.next_name)
         self._facts.append(RecordedFact(call.pushed_at, lease))
         self._wake.set()
+
+    def _carrier_of(self, call: DurableCall) -> Carrier | None:
+        """Return the stream that has a call, as the call's own calls know it."""
+        stream = self._owners[call.job.owner].scheduler.stream_of(call.number)
+        known = None if stream is None else self._hub.pool.jobs.get(stream)
+        if stream is None or known is None:
+            return None
+        return stream, known.run_since, call.number
 
     def _end(
         self, call: DurableCall, end: Outcome | errors.ShoalError, fact: facts.JobFact
@@ -371,7 +399,7 @@ class DurableCalls:
         for call in list(self._unrecorded.values()):
             if call.pushed_at > before:
                 break  # in the order in which they were pushed
-            self._record_lease(call)
+            self._record_lease(call, goes_on=True)
             for listener in call.listeners:
                 listener.on_started(call.job_id, call.lease)
         self._set_timer()

@@ -20,6 +20,7 @@ ATTEMPTS_MAX = 2  # streams lost while running a call, until the call is blamed
 IDLE_MAX = 2.0  # seconds to hold an idle stream
 IDLE_WANTED = 0.25  # the same, while jobs wait that could use its slot
 STUCK = "the call before it takes long"
+LOST = "the worker was lost, and did not come back"
 SLOT_TURN = 1.0  # seconds that a stream keeps its slot while others wait
 
 
@@ -190,10 +191,16 @@ class CallGroup:
 
     def _move(self, stream: OpenCallStream, load: StreamLoad, now: float) -> None:
         """Send the calls of a stream to the worker that has it now."""
-        load.resend(self._wanted(load.in_flight.values()), now)
-        if load.in_flight:
+        if stream.goes_on:
+            load.repeat(self._wanted(load.in_flight.values()), now)
+        elif stream.losses > load.losses:
+            load.losses = stream.losses
+            self._requeue(load.take_unfinished(), LOST)
+        else:
+            load.resend(self._wanted(load.in_flight.values()), now)
+        if load.in_flight and not stream.goes_on:
             self._report_pushed(load, list(load.in_flight))
-        elif load.closing:
+        elif load.closing and not load.in_flight:
             del self._loads[stream]
             stream.close(idle=True)
             self._owner.remove_finished()
@@ -307,8 +314,9 @@ class CallGroup:
 
     def _open(self) -> None:
         hub = self._owner.hub
-        # Slots of workers that take nothing new do not count, nor do their streams.
-        usable = sum(stream.may_continue for stream in self._loads)
+        # Slots of workers that take nothing new do not count, nor do their streams, nor
+        # those of workers that are away.
+        usable = sum(each.may_continue and not each.is_away for each in self._loads)
         if usable >= max(1, hub.pool.roster.slots[CALL_QUEUE]):
             return
         if hub.queue_room(self._owner.owner) <= 0:

@@ -7,8 +7,8 @@ from shoal.calls.group import CallGroup, CallRoute
 from shoal.calls.stream import PendingCall
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError
-from shoal.domain.ids import WorkerId
-from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.vocabulary import CallName, CallResult, StreamedCall
 from shoal.domain.work import CALL_QUEUE, TASK_QUEUE
 from shoal.transports.clock import Clock, Timer
 
@@ -52,13 +52,17 @@ class CallScheduler:
         self.held = False  # whether no call is sent for now
 
     def submit(
-        self, route: CallRoute, call: StreamedCall, blobs: tuple[bytes, ...] = ()
+        self,
+        route: CallRoute,
+        call: StreamedCall,
+        blobs: tuple[bytes, ...] = (),
+        name: CallName | None = None,
     ) -> None:
-        """Add a call; ``flush`` sends it."""
+        """Add a call, with its name if it is stored; ``flush`` sends it."""
         group = self._groups.get(route)
         if group is None:
             group = self._groups[route] = CallGroup(self, route)
-        pending = PendingCall(call, blobs, self.clock.now() + route.queue)
+        pending = PendingCall(call, blobs, name, self.clock.now() + route.queue)
         self.pending[call.number] = (pending, group)
         group.waiting.append(pending)
 
@@ -68,6 +72,16 @@ class CallScheduler:
             if group.waiting:
                 group.flush()
         self.schedule_check()
+
+    def rename(self, number: int, name: CallName) -> None:
+        """Give a call another name, under which it is sent to its next worker."""
+        if (known := self.pending.get(number)) is not None:
+            known[0].name = name
+
+    def stream_of(self, number: int) -> JobId | None:
+        """Return the stream that has a call; None: it waits, or has ended."""
+        known = self.pending.get(number)
+        return None if known is None else known[0].stream_id
 
     def cancel(self, number: int) -> bool:
         """Cancel a call; return whether it was pending."""

@@ -16,6 +16,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import (
+    CallName,
     CallResult,
     CancelCalls,
     CancelJob,
@@ -35,6 +36,7 @@ WORK_AHEAD = 0.005  # seconds of work that a stream should always have
 DEPTH_MAX = 512  # calls in flight on a stream at most
 DEPTH_FIXED_MAX = 16  # the same, if calls cannot be cancelled
 NEWEST = 0.25  # weight of the newest measurement in an average
+CLOSED = "closed by its client"
 STUCK_AFTER = 0.05  # seconds on one call after which the others move elsewhere
 
 
@@ -65,15 +67,24 @@ class OpenCallStream:
         self.connection: WorkerConnection | None = None
         self.worker_id: WorkerId | None = None
         self.lease = LeaseNumber(0)
+        self.goes_on = False  # whether its worker has come back with its calls
         self._hub = hub
         self._listener: CallGroup | None = listener
         hub.submit(job, self)
 
-    def push(self, calls: list[StreamedCall], blobs: Iterable[bytes] = ()) -> bool:
-        """Send calls to the worker; return whether it is connected."""
+    def push(
+        self,
+        calls: list[StreamedCall],
+        names: list[CallName],
+        blobs: Iterable[bytes] = (),
+    ) -> bool:
+        """Send calls to the worker; return whether it is connected.
+
+        ``names`` are as in ``PushCalls``.
+        """
         assert self.connection is not None, "the stream has no worker yet"
         self._hub.blobs.send(self.connection, tuple(blobs))
-        return self.connection.send(PushCalls(self.job_id, self.lease, calls))
+        return self.connection.send(PushCalls(self.job_id, self.lease, calls, names))
 
     def cancel_calls(self, numbers: Sequence[int]) -> None:
         """Cancel calls, which then have no result."""
@@ -91,6 +102,22 @@ class OpenCallStream:
         worker = self._hub.pool.holder_of(self.job_id)
         return worker is None or worker.accepts_jobs
 
+    @property
+    def is_away(self) -> bool:
+        """Whether its worker was lost, and may come back, or another will have it."""
+        return self._hub.pool.holder_of(self.job_id) is None
+
+    @property
+    def losses(self) -> int:
+        """How many workers it was lost with, which have not come back."""
+        return self._hub.pool.jobs[self.job_id].lost
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether its worker runs calls on when its connection is lost."""
+        worker = self._hub.pool.holder_of(self.job_id)
+        return worker is not None and worker.keeps_jobs
+
     def close(self, *, idle: bool) -> None:
         """Give the slot back; the listener receives no more events.
 
@@ -99,7 +126,7 @@ class OpenCallStream:
         self._listener = None
         waits = self._hub.pool.holder_of(self.job_id) is None
         if self.connection is None or waits or not idle:
-            self._hub.cancel(self.job_id, "closed by its client")
+            self._hub.cancel(self.job_id, CLOSED)
             return
         # Every protocol with streams can end one; a worker that cannot cancel confirms
         # the end after its last call.
@@ -120,8 +147,11 @@ class OpenCallStream:
         peer: WorkerConnection,
     ) -> None:
         self.lease, self.worker_id, self.connection = lease, worker_id, peer
+        self.goes_on = self._hub.pool.jobs[job_id].run_since < lease
         if self._listener is not None:
             self._listener.on_open(self)
+        else:  # it was closed in the moment in which its worker was lost
+            self._hub.cancel(job_id, CLOSED)
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
         pass
@@ -147,12 +177,13 @@ class OpenCallStream:
 class PendingCall:
     """A call without a result; ``attempts`` counts the streams that it was lost with.
 
-    ``stream_id`` is the stream's job, None while it waits; ``due`` is its timeout, and
-    ``wait_until`` when it has waited too long.
+    ``name`` is that of a stored call.  ``stream_id`` is the stream's job, None while it
+    waits; ``due`` is its timeout, and ``wait_until`` when it has waited too long.
     """
 
     call: StreamedCall
     blobs: tuple[bytes, ...] = ()
+    name: CallName | None = None
     wait_until: float = math.inf
     attempts: int = 0
     stream_id: JobId | None = None
@@ -174,6 +205,7 @@ class StreamLoad:
     in_flight: dict[int, PendingCall] = field(default_factory=dict)
     depth: int = 1
     active_at: float = 0.0  # time of the last result, or of a call while idle
+    losses: int = 0  # of the stream, as far as they are counted
     closing: bool = False  # whether it accepts no more calls
     _seconds: float | None = None  # per call
     _trip: float | None = None
@@ -182,6 +214,8 @@ class StreamLoad:
     def capacity(self) -> int:
         """How many more calls it should get."""
         if self.closing or any(map(self.runs_alone, self.in_flight.values())):
+            return 0
+        if self.stream.is_away:
             return 0
         return self.depth - len(self.in_flight)
 
@@ -202,8 +236,11 @@ class StreamLoad:
             each.stream_id = self.stream.job_id
             # The worker may run them one after the other.
             each.due = now + self.call_timeout * len(self.in_flight)
-        blobs = {digest: None for each in calls for digest in each.blobs}
-        self.stream.push([each.call for each in calls], blobs)
+        self._send(calls, {digest: None for each in calls for digest in each.blobs})
+
+    def _send(self, calls: list[PendingCall], blobs: Iterable[bytes] = ()) -> None:
+        names = [each.name for each in calls if each.name is not None]
+        self.stream.push([each.call for each in calls], names, blobs)
 
     def resend(self, calls: list[PendingCall], now: float) -> None:
         """Send these calls, and forget the others: another worker has the stream."""
@@ -211,6 +248,15 @@ class StreamLoad:
         self.in_flight = {}
         if calls:
             self.push(calls, now)
+
+    def repeat(self, calls: list[PendingCall], now: float) -> None:
+        """Tell the worker, which has come back, which calls are wanted.
+
+        It has most of them, and asks for values that it lacks.
+        """
+        self.active_at = now
+        self.in_flight = {each.call.number: each for each in calls}
+        self._send(calls)
 
     def measure(self, returns: int, now: float) -> None:
         """Update the averages after ``returns`` results, and choose the depth."""
@@ -236,6 +282,7 @@ class StreamLoad:
             len(self.in_flight) < 2
             or now - self.active_at < STUCK_AFTER
             or not self.stream.can_cancel
+            or self.stream.is_away
         ):
             return []
         first, *behind = self.in_flight.values()

@@ -2,7 +2,7 @@
 
 A lease of a function's job carries a grant, from which the worker derives a credential
 for each call (``domain.credentials``).  Nothing is stored: a credential is valid while
-its call runs under that lease, for the owner of the job.
+its call runs since that lease, for the owner of the job.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,8 @@ class LeasedCall(NamedTuple):
 class CallGrants:
     """Issues grants, and verifies the credentials that are derived from them.
 
-    ``secret`` is random; empty: no grant is issued.
+    ``secret`` is known to all coordinators of the pool, so that calls that run on at
+    another one keep their credentials; empty: no grant is issued.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class CallGrants:
         self._pool = pool
         self._answers = answers
         self._submitted: dict[LeasedCall, dict[JobId, None]] = {}
+        self._moved: dict[LeasedCall, LeasedCall] = {}
 
     def issue(self, job_id: JobId, lease: LeaseNumber, work: Work) -> str:
         """Return the grant of a lease; empty: its work runs no function."""
@@ -44,13 +46,18 @@ class CallGrants:
             return ""
         return lease_grant(self._secret, job_id, lease)
 
+    def move(self, carried: LeasedCall, call: LeasedCall) -> None:
+        """Let a call that a stream has carried go on as a job of its own."""
+        self._moved[carried] = call
+
     def read(self, credential: str) -> LeasedCall | None:
         """Return the call of a credential, which may have ended; None: a wrong one."""
         found = self._secret and read_call_credential(self._secret, credential)
         if not found:
             return None
         job_id, lease, number = found
-        return LeasedCall(JobId(job_id), LeaseNumber(lease), number)
+        call = LeasedCall(JobId(job_id), LeaseNumber(lease), number)
+        return self._moved.get(call, call)
 
     def owner(self, call: LeasedCall) -> str:
         """Return the owner of a running call.  Raises KeyExpired if it has ended."""
@@ -67,7 +74,7 @@ class CallGrants:
 
     def _runs(self, call: LeasedCall) -> bool:
         job = self._pool.jobs.get(call.job_id)
-        if job is None or all(call.lease != lease for _, lease in job.holders):
+        if job is None or not job.is_run_since(call.lease):
             return False
         if not isinstance(job.job.work, CallStream):
             return call.number == 0

@@ -93,6 +93,7 @@ class Effects:
     _blobs: BlobTransfer
     _grants: CallGrants
     _post: Callable[[HubInput], None]
+    _is_carried: Callable[[JobId], bool]
     _traced: bool
 
     def apply(self, fact: facts.Fact, revoked: Iterable[Revocation]) -> None:
@@ -163,6 +164,8 @@ class Effects:
         """Stop jobs that a worker still runs, and that are over or another's now."""
         for job_id, lease in running:
             job = self._pool.jobs.get(job_id)
+            if job is None and self._is_carried(job_id):
+                continue  # with its stream, if that is still the worker's
             if job is not None:
                 if worker_id in dict(job.holders):
                     continue
@@ -245,7 +248,7 @@ class Effects:
             resumes=fact.resumes,
         )
         peer = self._connections.connection_of(fact.worker_id)
-        if isinstance(job.job.work, Call):
+        if isinstance(job.job.work, Call) and not resumes:
             self._blobs.send(peer, job.job.work.blobs)
         peer.send(run)
         answer.notify_leased(peer)

@@ -14,6 +14,7 @@ UNLOGGED = (
     "passed_over",
     "kept",
     "resumes",
+    "carrier",
     "keeps_jobs",
     "awaited",
     "offer",

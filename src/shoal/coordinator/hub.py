@@ -177,6 +177,7 @@ class Hub:
             self.blobs,
             self.grants,
             self.post,
+            lambda job_id: self.carried.has(job_id),
             traced,
         )
         self._listeners: list[FactListener] = [FactLog().on_facts]
@@ -452,7 +453,7 @@ class Hub:
         commits = self._recorder.commits = commit_ids(self.epoch, "hub")
         await self._bookkeeper.open()
         stored = await restore_pool(
-            *(self.pool, self._store, self._clock, next(commits)),
+            *(self.pool, self._store, self._clock, next(commits), self.grants),
             clients_return=clients_return,
         )
         for each in stored:

@@ -224,6 +224,9 @@ class CarriedJobs(Protocol):
     The port to components that run jobs for the hub; see ``shoal.calls.durable``.
     """
 
+    def has(self, job_id: JobId) -> bool:
+        """Return whether a job is open."""
+
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; return whether it was open."""
 
@@ -242,6 +245,9 @@ class CarriedJobs(Protocol):
 
 class NoCarriedJobs:
     """There are none."""
+
+    def has(self, job_id: JobId) -> bool:
+        return False
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         return False

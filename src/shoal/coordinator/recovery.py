@@ -1,5 +1,6 @@
 """Restores the pool from the store after a start."""
 
+from shoal.coordinator.call_grants import CallGrants, LeasedCall
 from shoal.domain.facts import JobHedged, JobLeased, JobRequeued, JobStarted
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.pool.lifecycle import JobState
@@ -10,6 +11,7 @@ from shoal.transports.clock import Clock
 
 OFFERED_SINCE = 86_400.0  # seconds: what was offered then may come back after a restart
 RETURN_GRACE = 5.0  # seconds that jobs wait for the workers which still run them
+CLAIM_GRACE = 2.0  # seconds for workers to name calls that they had got just before
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 RESTARTED = "the coordinator restarted"  # why a job was requeued
 
@@ -19,6 +21,7 @@ async def restore_pool(
     store: Store,
     clock: Clock,
     commit: CommitId,
+    grants: CallGrants,
     *,
     clients_return: bool = False,
 ) -> list[StoredJob]:
@@ -52,10 +55,16 @@ async def restore_pool(
         pool.apply(deployment, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
-    leased = [each.job.id for each in stored if each.lease]
-    runs = dict(zip(leased, await store.runs(leased), strict=True))
+    begun = [each.job.id for each in stored if each.lease]
+    runs = dict(zip(begun, await store.runs(begun), strict=True))
     for each in stored:
         history = runs[each.job.id].facts if each.lease else []
+        leases = [e.fact for e in history if isinstance(e.fact, JobLeased)]
+        for leased in leases:
+            if leased.carrier is not None:
+                call = LeasedCall(leased.job_id, leased.lease, 0)
+                grants.move(LeasedCall(*leased.carrier), call)
+        may_have = not leases or any(leased.kept for leased in leases)
         pool.restore(
             each.job,
             each.lease,
@@ -64,11 +73,12 @@ async def restore_pool(
             submitted_at=now - max(0.0, at - each.submitted_at),
             grace_until=now + RESTART_GRACE,
             return_until=now + RETURN_GRACE,
+            claim_until=now + CLAIM_GRACE if may_have else 0.0,
             started=clients_return and each.lease > 0,
         )
-    begun = [each.submitted_at for each in stored if each.job.terms.gang is not None]
-    if begun:
-        for member, state in await store.ended_members(min(begun)):
+    gangs = [each.submitted_at for each in stored if each.job.terms.gang is not None]
+    if gangs:
+        for member, state in await store.ended_members(min(gangs)):
             pool.gangs.restore_end(member, state)
     return stored
 

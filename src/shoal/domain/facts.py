@@ -149,7 +149,8 @@ class JobLeased(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker was given the job.
 
     ``kept``: it runs the job on if its connection is lost.  ``resumes``: it has come
-    back, and still runs the job since this lease; 0: it starts the job.
+    back, and still runs the job since this lease; 0: it starts the job.  ``carrier``: a
+    call stream carries the job, under this lease and number.
     """
 
     job_id: JobId
@@ -159,6 +160,7 @@ class JobLeased(msgspec.Struct, frozen=True, omit_defaults=True):
     passed_over: tuple[PassedOver, ...] = ()
     kept: bool = False
     resumes: LeaseNumber = LeaseNumber(0)
+    carrier: tuple[JobId, LeaseNumber, int] | None = None
 
 
 class JobHedged(msgspec.Struct, frozen=True):

@@ -109,8 +109,16 @@ class CallResult(NamedTuple):
     error: str = ""
 
 
+CallName: TypeAlias = tuple[JobId, LeaseNumber]
+"""A stored call, and the lease under which its stream carries it."""
+
+
 class PushCalls(CallMessage, msgspec.Struct):
     """Run calls of a call stream, one after the other.
+
+    ``names`` are those of the calls, if these are stored: under them another
+    coordinator may give the calls to the worker again.  The first message after a
+    stream was resumed repeats all its calls: what it leaves out is not wanted.
 
     Not frozen, because there may be one for each call.
     """
@@ -118,6 +126,7 @@ class PushCalls(CallMessage, msgspec.Struct):
     job_id: JobId
     lease: LeaseNumber
     calls: list[StreamedCall]
+    names: list[CallName] = []
 
 
 class CancelCalls(CallMessage, msgspec.Struct, frozen=True):

@@ -19,6 +19,11 @@ NO_LEASE = LeaseNumber(0)
 CHARACTERS_PER_TOKEN = 4  # where a wire reports no tokens; typical of English
 CHARACTERS_PER_TOKEN_MAX = 8  # characters; only unusual texts have more in a token
 
+FUNCTION_KINDS = frozenset(
+    {works.JobKind.TASK, works.JobKind.CALL, works.JobKind.CALL_STREAM}
+)
+_RESUMED_KINDS = INFERENCE_KINDS | FUNCTION_KINDS
+
 Need: TypeAlias = tuple[
     works.JobKind,
     frozenset[works.Feature],
@@ -196,9 +201,9 @@ class OpenJob:
     def can_resume(self) -> bool:
         """Whether a worker that was lost may go on with it when it comes back.
 
-        Functions may not: the credential for their own calls ends with the lease.
+        Members of gangs have their own way.
         """
-        return self.kind in INFERENCE_KINDS and self.gang is None
+        return self.kind in _RESUMED_KINDS and self.gang is None
 
     def was_run_by(self, worker_id: WorkerId, lease: LeaseNumber) -> bool:
         """Return whether a worker that was lost may still run it since this lease.
@@ -207,6 +212,21 @@ class OpenJob:
         """
         same_run = self.run_since <= lease <= self.last_lease
         return same_run and self.last_worker == worker_id
+
+    def is_run_since(self, lease: LeaseNumber) -> bool:
+        """Return whether the worker of a lease has the job, or is awaited with it."""
+        waits = self.awaits is None or self.awaits != self.last_worker
+        if self.worker_id is None and waits:
+            return False
+        return self.run_since <= lease <= self.last_lease
+
+    def may_have(self, lease: LeaseNumber) -> bool:
+        """Return whether a worker may have got a call under a lease not recorded.
+
+        The lease of a call that a stream carries is recorded after a while: then a
+        worker that names the job, whose id is random, and its next lease, has it.
+        """
+        return self.kind is works.JobKind.CALL and lease == self.last_lease + 1
 
     @property
     def holders(self) -> Sequence[tuple[WorkerId, LeaseNumber]]:

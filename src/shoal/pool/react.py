@@ -29,7 +29,7 @@ from shoal.pool.gangs.rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.job_admission import retry_after
 from shoal.pool.lifecycle import JobState
 from shoal.pool.models.aliases import alias_facts
-from shoal.pool.open_job import OpenJob
+from shoal.pool.open_job import FUNCTION_KINDS, OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.trust import trust_rejection
 from shoal.pool.worker import Worker
@@ -338,7 +338,8 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[fact
     found: list[facts.Fact] = []
     for job, lease in pool.leases_of(worker_id):
         lost = f"worker lost: {reason}"
-        if job.kind is JobKind.CALL_STREAM:
+        worker = pool.workers[worker_id]
+        if job.kind is JobKind.CALL_STREAM and not worker.keeps_jobs:
             # Its holder has calls that did not return, and opens another stream.
             found.append(facts.JobFailed(job.job.id, lost, lost=True))
         elif job.hedge is not None:
@@ -347,19 +348,22 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[fact
             error = f"lost {job.lost + 1} workers, the last one: {reason}"
             found.append(facts.JobFailed(job.job.id, error, lost=True))
         else:
-            awaited = _only_it_goes_on(pool, job, pool.workers[worker_id])
+            awaited = _only_it_goes_on(pool, job, worker)
             found.append(facts.JobRequeued(job.job.id, lease, lost, awaited=awaited))
     return [*found, facts.WorkerLeft(worker_id, reason)]
 
 
 def _only_it_goes_on(pool: PoolState, job: OpenJob, lost: Worker) -> bool:
-    """Return whether no worker but the lost one can go on with an answer.
+    """Return whether no worker but the lost one can go on with a job.
 
-    That has been read in part, and it may come back with the rest.
+    It may come back with the rest of an answer, which has been read in part, and with a
+    function, which may have done what must not be done twice.
     """
-    if not (lost.keeps_jobs and job.started and job.can_resume) or lost.dismissed:
+    if not (lost.keeps_jobs and job.can_resume) or lost.dismissed:
         return False
-    if is_repeatable(job.job.work):
+    if job.kind in FUNCTION_KINDS:
+        return True
+    if not job.started or is_repeatable(job.job.work):
         return False
     if job.needs & INDIVISIBLE_FEATURES:
         return True
@@ -390,10 +394,11 @@ def _resumed(
         if job is None or not job.can_resume:
             continue
         still_its = job_id in requeued and job.lease == lease
-        if not (still_its or job.was_run_by(worker.id, lease)):
+        unrecorded = job.worker_id is None and job.may_have(lease)
+        if not (still_its or unrecorded or job.was_run_by(worker.id, lease)):
             continue
         if eligibility.unsuitability(job, worker) is None:
-            next_lease = LeaseNumber(job.last_lease + 1)
+            next_lease = LeaseNumber(max(job.last_lease, lease) + 1)
             given = (job_id, worker.id, next_lease, STILL_RUNS)
             found.append(facts.JobLeased(*given, kept=True, resumes=lease))
     return found

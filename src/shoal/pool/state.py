@@ -37,6 +37,7 @@ REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it re
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
 PENALTIES_MAX = 4096  # of all workers; beyond it the oldest are dropped
 LOSS_GRACE = 3.0  # seconds for a lost worker to reconnect, which alone can go on
+ANY_WORKER = WorkerId("")  # which of them has a call, is not known
 RETURN_GRACE = 20.0  # seconds for a member's worker to reconnect, also from a pause
 MEMBER_SETTLED = 60.0  # seconds of a lease, so that a reconnected worker was not lost
 SESSIONS_MAX = 65_536  # sessions whose last worker is remembered
@@ -67,8 +68,10 @@ class PoolState:
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
     """Refusals, with the time until which the worker is not offered the job again."""
 
-    returns: list[tuple[float, JobId, WorkerId]] = field(default_factory=list)
-    """A heap: until when jobs wait for their workers to reconnect."""
+    returns: list[tuple[float, int, JobId, WorkerId]] = field(default_factory=list)
+    """A heap: until when jobs wait for their workers to reconnect, oldest first."""
+
+    returns_made: int = 0  # how many were put into it
 
     awaiting: dict[WorkerId, list[JobId]] = field(default_factory=dict)
     """The jobs that are kept out of their queues until these workers reconnect."""
@@ -143,6 +146,7 @@ class PoolState:
         submitted_at: float | None = None,
         grace_until: float = 0.0,
         return_until: float = 0.0,
+        claim_until: float = 0.0,
         started: bool = False,
     ) -> None:
         """Put a job from the store back into the queue.
@@ -150,8 +154,10 @@ class PoolState:
         It has no worker, and its earlier leases are void.  Workers may come back until
         ``grace_until``: ``worker_id``, too, its last worker, which may still run it
         ``run_since`` that lease.  A member of a gang waits so long for it; any other
-        job ``return_until``, if that is given.  It was submitted when it was queued,
-        unless that is given.  ``started`` is as in ``OpenJob``.
+        job ``return_until``, if that is given.  A call that no worker is known to have
+        waits ``claim_until`` for one that has it (``OpenJob.may_have``).  It was
+        submitted when it was queued, unless that is given.  ``started`` is as in
+        ``OpenJob``.
         """
         self._open(job, queued_at, lease)
         opened = self.jobs[job.id]
@@ -160,6 +166,9 @@ class PoolState:
         if submitted_at is not None:
             opened.submitted_at = submitted_at
         if worker_id is None:
+            if claim_until and job.kind is JobKind.CALL and opened.gang is None:
+                self._unqueue(opened)
+                self._await_worker(opened, ANY_WORKER, claim_until)
             return
         if opened.gang is not None:
             self._await_return(opened, worker_id, max(queued_at, grace_until))
@@ -182,7 +191,7 @@ class PoolState:
         next.
         """
         while self.returns and self.returns[0][0] <= now:
-            until, job_id, worker_id = heappop(self.returns)
+            until, _, job_id, worker_id = heappop(self.returns)
             self._give_up_return(job_id, worker_id, until)
         while self.refusals and self.refusals[0][0] <= now:
             _, job_id, worker_id = self.refusals.popleft()
@@ -204,7 +213,7 @@ class PoolState:
         times = [until for until, _, _ in islice(self.refusals, 1)]
         times += [until for until, _ in self.rests[:1]]
         times += [mark.until for mark in islice(self.penalties, 1)]
-        times += [until for until, _, _ in self.returns[:1]]
+        times += [until for until, *_ in self.returns[:1]]
         return min(times, default=None)
 
     def leases_of(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
@@ -578,13 +587,17 @@ class PoolState:
         """Keep a job out of its queue until its worker reconnects, or time is up."""
         job.awaits, job.awaits_until = worker_id, until
         self.awaiting.setdefault(worker_id, []).append(job.job.id)
-        heappush(self.returns, (until, job.job.id, worker_id))
+        self._expect_return(job.job.id, worker_id, until)
 
     def _await_return(self, job: OpenJob, worker_id: WorkerId, until: float) -> None:
         """Keep a gang's member for its worker, which may still run it, for a while."""
         assert job.gang is not None, "only members of gangs wait"
         self.gangs.queue(job.gang, job.rank, worker_id)
-        heappush(self.returns, (until, job.job.id, worker_id))
+        self._expect_return(job.job.id, worker_id, until)
+
+    def _expect_return(self, job_id: JobId, worker_id: WorkerId, until: float) -> None:
+        self.returns_made += 1
+        heappush(self.returns, (until, self.returns_made, job_id, worker_id))
 
     def _give_up_return(
         self, job_id: JobId, worker_id: WorkerId, until: float = math.inf

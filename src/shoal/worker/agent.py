@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from shoal.domain import model_messages as models
 from shoal.domain import vocabulary as words
+from shoal.domain.ids import JobId
 from shoal.domain.worker import HANDED_OVER, MachineHealth, Offer, WorkerLoad
-from shoal.protocols.seam.context import Dialer
+from shoal.protocols.seam.context import Dialer, KeepsCalls
 from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
@@ -156,7 +157,7 @@ class Agent:
                 functions,
                 self._try_send,
                 self._send,
-                self._disconnect_if_done,
+                self._on_call_ended,
                 self._tasks,
                 clock,
             )
@@ -238,7 +239,7 @@ class Agent:
         soon must not be dialled so often for ever.
         """
         now = self._clock.now()
-        missed = self._jobs or now - self._ended_at < AWAY_MAX
+        missed = self._running or now - self._ended_at < AWAY_MAX
         return RETRY_WITH_JOBS if missed and now - lost_at < AWAY_MAX else RETRY_MAX
 
     def _give_up(self) -> None:
@@ -324,9 +325,9 @@ class Agent:
                         self._calls is not None
                         and words.CallsReturned in driver.accepts
                     ):
-                        # The coordinator gives calls to other workers at once.
                         # On wires without calls, tasks continue as jobs do.
-                        self._calls.on_disconnected()
+                        keeps = isinstance(dialer, KeepsCalls)
+                        self._calls.on_disconnected(keeps=keeps)
         except LinkClosed as error:
             return ConnectionEnd(str(error), error.code, error.text, by_peer=True)
 
@@ -412,7 +413,7 @@ class Agent:
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                     self._on_admitted()
             case words.RunJob(job_id, lease, resumes=resumes) if resumes:
-                if job_id not in self._jobs:
+                if not (job_id in self._jobs or self._has_call(job_id)):
                     self._try_send(words.Rejected(job_id, lease, GIVEN_UP))
             case words.RunJob(job_id, lease) if (
                 self._throttle.why_paused and words.Rejected in driver.accepts
@@ -444,6 +445,9 @@ class Agent:
             case models.ModelMessage():
                 self._share(command, driver.send, driver.wait_for_bulk_room)
 
+    def _has_call(self, job_id: JobId) -> bool:
+        return self._calls is not None and job_id in self._calls
+
     def _try_send(self, event: words.Event) -> bool:
         """Send an event; return False without a connection."""
         driver = self._driver
@@ -458,8 +462,11 @@ class Agent:
         return driver.send(event)
 
     def _on_job_ended(self) -> None:
-        self._ended_at = self._clock.now()
         self._send_occupancy()
+        self._on_call_ended()
+
+    def _on_call_ended(self) -> None:
+        self._ended_at = self._clock.now()
         self._disconnect_if_done()
 
     def _disconnect_if_done(self) -> None:

@@ -81,8 +81,9 @@ class RunningCalls:
     """Runs calls, and reports their results.
 
     Calls end with their connection, on wires whose coordinators then give them to other
-    workers: see ``Agent``.  Members of training runs do not, for an hour, or a minute
-    once there is another connection.
+    workers at once.  On wires that keep them, results wait for the next connection, and
+    the session says which calls it does not keep.  Members of training runs go on for
+    an hour, or a minute once there is another connection.
 
     Args:
         try_send: sends an event, if there is a connection.
@@ -114,11 +115,15 @@ class RunningCalls:
         self._kept: deque[tuple[Work, CallEnd]] = deque(maxlen=KEPT_MAX)
         self._streams: dict[JobId, CallStreamSlot] = {}
         self._returnable: dict[JobId, LeaseNumber] = {}  # streams
+        self._unsent: list[words.CallsReturned] = []  # until there is a connection
 
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
         busy = sum(not each.idle for each in self._streams.values())
         return len(self._calls) + len(self._detached) + busy
+
+    def __contains__(self, job_id: JobId) -> bool:
+        return job_id in self._calls or job_id in self._streams
 
     def update_lent_slots(self, lent: int) -> None:
         """Add the slots of calls that wait for calls of their own."""
@@ -211,18 +216,25 @@ class RunningCalls:
             self.cancel(job_id)
 
     def on_connected(self) -> None:
-        """Wait briefly for the coordinator to return running members."""
+        """Send what could not be sent; wait briefly for members to be returned."""
+        unsent, self._unsent = self._unsent, []
+        for each in unsent:
+            self._send_results(each)
         self._set_timer(ATTACH_TIMEOUT)
 
-    def on_disconnected(self) -> None:
-        """Cancel all calls but the members of runs, and close all streams."""
+    def on_disconnected(self, *, keeps: bool) -> None:
+        """Cancel all calls but the members of runs, and close all streams.
+
+        ``keeps``: other calls go on as well.
+        """
         for job_id, running in list(self._calls.items()):
             if _is_member(running.command.work):
                 del self._calls[job_id]
                 self._detached.append(running)
                 running.detach()
-        for job_id in [*self._calls, *self._streams]:
-            self.cancel(job_id)
+        if not keeps:
+            for job_id in [*self._calls, *self._streams]:
+                self.cancel(job_id)
         self._set_timer(OUTAGE_MAX)
 
     def _set_timer(self, seconds: float) -> None:
@@ -255,7 +267,7 @@ class RunningCalls:
         job_id, lease = command.job_id, command.lease
 
         def on_returned(returns: list[words.CallResult]) -> None:
-            self._try_send(words.CallsReturned(job_id, lease, returns))
+            self._send_results(words.CallsReturned(job_id, lease, returns))
             if stream.idle:
                 self._on_ended()
 
@@ -270,6 +282,11 @@ class RunningCalls:
         if returnable:
             self._returnable[job_id] = lease
         return None
+
+    def _send_results(self, results: words.CallsReturned) -> None:
+        """Send results, now or once there is a connection."""
+        if not self._try_send(results) and results.job_id in self._streams:
+            self._unsent.append(results)
 
     def _on_task_done(self, running: "_RunningCall") -> None:
         job_id = running.command.job_id

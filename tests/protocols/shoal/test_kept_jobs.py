@@ -216,15 +216,18 @@ def test_a_job_that_is_given_anew_is_stopped_before() -> None:
     assert isinstance(begun, RunJob)
 
 
-def test_functions_are_not_kept() -> None:
+def test_the_value_of_a_function_is_kept() -> None:
     pair = connect(PROTOCOL, MEMBER)
-    call = RunJob(JobId("call"), LeaseNumber(1), Call("f", packed([]), packed({})))
+    call = RunJob(JobId("call"), LeaseNumber(2), Call("f", packed([]), packed({})))
     (command,) = pair.command(call)
     assert isinstance(command, RunJob)
     again = reconnect(pair)
+    assert again.event(Completed(command.job_id, call.lease, value=b"7")) == []
 
-    assert names(again) == ()
-    assert again.commands[0] == CancelJob(command.job_id, call.lease)
+    assert names(again) == (("call", 2),)
+    (end,) = answered(again, resumed(call))
+    assert isinstance(end, Completed)
+    assert (end.lease, end.value) == (3, b"7")
 
 
 def test_an_answer_is_kept_up_to_a_size() -> None:

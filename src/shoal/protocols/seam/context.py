@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from shoal.domain import worker
 from shoal.domain.job import Privacy
@@ -179,3 +179,10 @@ class Dialer(Protocol):
 
     def final_reason(self, code: int, text: str) -> str | None:
         """Return why redialling is pointless after this close; None: redial."""
+
+
+@runtime_checkable
+class KeepsCalls(Protocol):
+    """A dialer whose coordinators let function calls go on when a connection breaks."""
+
+    keeps_calls: Literal[True]

@@ -4,7 +4,8 @@ A worker accepts jobs from any peer that may submit jobs, and submits none itsel
 therefore ignores offers of peers, and treats jobs of all peers alike.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -16,7 +17,7 @@ from shoal.domain.answer_assembly import pieces_after
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece
-from shoal.domain.work import Call, CallStream, Task
+from shoal.domain.work import CallStream
 from shoal.protocols.seam import session
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
@@ -29,6 +30,7 @@ from shoal.protocols.seam.peer_session import (
     PeerSession,
     ToPeer,
 )
+from shoal.protocols.seam.streamed_calls import CallPlace, StreamedCalls
 
 JOBS_MAX = 4096  # open jobs per worker, for all peers
 KEPT_SECONDS = 60.0  # seconds for which the answer of an ended job is kept
@@ -37,7 +39,6 @@ KEPT_SIZE = 8 << 20  # bytes, about: of one answer, and of all that have ended
 PIECE_COST = 64  # bytes that a piece takes beside its text
 GIVEN_WITHIN = 10.0  # seconds from an admission for a job to be given again
 NOT_KEPT = "this worker no longer runs it"
-FUNCTIONS = (Call, CallStream, Task)  # their own calls have credentials of one lease
 
 _EVENTS = frozenset(
     {
@@ -105,11 +106,15 @@ class AcceptedJobs:
 
     Each has a unique id on the worker, even if peers use the same id.  If ``keeps``,
     their answers are recorded, so that a coordinator may take them up again after the
-    connection was lost; also those that have ended, for a while.
+    connection was lost; also those that have ended, for a while.  ``calls`` are those
+    of call streams then.  An ``orphan`` is a stream that its coordinator has lost, or
+    given to another worker, and whose calls are still named.
     """
 
     running: dict[JobId, PeerJob] = field(default_factory=dict)
     keeps: bool = False
+    calls: StreamedCalls = field(default_factory=StreamedCalls)
+    orphans: set[JobId] = field(default_factory=set)
     _ids: dict[tuple[str, JobId, int], JobId] = field(default_factory=dict)
     _ended: dict[tuple[JobId, LeaseNumber], PeerJob] = field(default_factory=dict)
     _ended_size: int = 0
@@ -123,8 +128,9 @@ class AcceptedJobs:
         self._count += 1
         job_id = JobId(f"{request.job_id}#{self._count}")
         self._ids[key] = job_id
-        keeps = self.keeps and not isinstance(request.work, FUNCTIONS)
-        self.running[job_id] = PeerJob(peer, request, [] if keeps else None)
+        self.running[job_id] = PeerJob(peer, request, [] if self.keeps else None)
+        if self.keeps and isinstance(request.work, CallStream):
+            self.calls.open(job_id)
         return job_id
 
     def detach(self, now: float) -> list[JobId]:
@@ -143,8 +149,12 @@ class AcceptedJobs:
     @property
     def names(self) -> words.RunningJobNames:
         """The jobs that a coordinator may give again, by the names that it knows."""
-        running = (each.name for each in self.running.values() if not each.attached)
-        return (*running, *self._ended)
+        running = (
+            each.name
+            for job_id, each in self.running.items()
+            if not each.attached and job_id not in self.orphans
+        )
+        return (*running, *self._ended, *self.calls.names)
 
     @property
     def unattached(self) -> list[JobId]:
@@ -170,6 +180,8 @@ class AcceptedJobs:
             return None
         del self._ids[key]
         self._ids[peer, request.job_id, request.lease] = job_id
+        if isinstance(request.work, CallStream):
+            self.calls.repeat(job_id)
         return job_id
 
     def end(
@@ -181,11 +193,14 @@ class AcceptedJobs:
         """Remove a job that ended; keep its answer for a while."""
         job = self.running[job_id]
         self.remove(job_id)
-        if job.sent is None or isinstance(event, words.Rejected):
+        is_stream = isinstance(job.request.work, CallStream)
+        if job.sent is None or is_stream or isinstance(event, words.Rejected):
             return
         if isinstance(event, words.Completed) and event.rest:
             job.record(event.rest)
             event = replace(event, rest=())
+        if isinstance(event, words.Completed):
+            job.size += len(event.value)
         job.end, job.ended_at = event, now
         self.keep_ended(job)
         self._drop_ended(now)
@@ -223,6 +238,8 @@ class AcceptedJobs:
         """Remove a job that ended."""
         job = self.running.pop(job_id)
         del self._ids[job.peer, job.request.job_id, job.request.lease]
+        self.calls.close(job_id)
+        self.orphans.discard(job_id)
 
     def of_peer(self, peer: str) -> list[JobId]:
         """Return the jobs of a peer."""
@@ -290,6 +307,7 @@ class WorkerSession:
         self._jobs = state.jobs
         self._on_relay = on_relay
         self._given_until: float | None = None  # what is not, is cancelled
+        self._over: list[JobId] = []  # streams of which no call is left
         self._respectful: set[str] = set()  # peers that respect the offers
         forwarded = {
             each
@@ -307,6 +325,8 @@ class WorkerSession:
         if self._inner is None:
             return None
         due, until = self._inner.deadline, self._given_until
+        if self._over:
+            return -math.inf
         if until is None:
             return due
         return until if due is None else min(due, until)
@@ -317,12 +337,21 @@ class WorkerSession:
         left: list[words.Command] = []
         if self._inner is None:
             left = [self._cancel(job_id) for job_id in self._jobs.detach(now)]
+            left += self._recall(self._jobs.calls.detach(now))
             self._inner = self._new_session(now)
             if self._binding and isinstance(self._inner, session.BoundSession):
                 self._inner.bind(self._binding)
         elif self._given_until is not None and now >= self._given_until:
             self._given_until = None
-            left = [self._cancel(job_id) for job_id in self._jobs.unattached]
+            for job_id in self._jobs.unattached:
+                if isinstance(self._jobs.running[job_id].request.work, CallStream):
+                    self._jobs.orphans.add(job_id)
+                    not_given = self._jobs.calls.not_given(job_id)
+                    left += self._stop_calls(job_id, not_given)
+                else:
+                    left.append(self._cancel(job_id))
+        over, self._over = self._over, []
+        left += [self._cancel(each) for each in over if each in self._jobs.orphans]
         return [*left, *self.translate(self._inner.tick(now), now)]
 
     def receive(
@@ -344,12 +373,16 @@ class WorkerSession:
                 job = self._jobs.running.get(message.job_id)
                 if job is None:
                     return ()  # cancelled meanwhile
+                given: Sequence[words.CallName] = ()
+                if isinstance(message, words.Rejected):
+                    given = self._jobs.calls.given(message.job_id)
                 if not isinstance(message, words.AnswerChunk):
                     self._jobs.end(message.job_id, message, now)
                 elif job.sent is not None:
                     job.record(message.pieces)
-                if not job.attached:
-                    return ()  # until its coordinator gives it again
+                if not job.attached:  # until its coordinator gives it again
+                    refused = (words.Rejected(*each, NOT_KEPT) for each in given)
+                    return self._send_all(job.peer, refused, now)
                 outputs = self._inner.send(
                     ToPeer(job.peer, _with_peer_job_id(message, job)), now
                 )
@@ -388,14 +421,12 @@ class WorkerSession:
                     return self._resume_job(peer, request, now)
                 return self._start_job(peer, request, now)
             case PeerMessage(peer, words.CancelJob() as message):
-                self._jobs.forget_ended(message.job_id, message.lease)
-                job_id = self._jobs.find(peer, message)
-                return () if job_id is None else (self._cancel(job_id),)
+                return self._cancel_of_peer(peer, message)
             case PeerMessage(peer, PeerLeft()):
                 self._respectful.discard(peer)
                 return [self._cancel(job_id) for job_id in self._jobs.of_peer(peer)]
             case PeerMessage(peer, words.PushCalls() | words.CancelCalls() as message):
-                return self._call_stream_command(peer, message)
+                return self._call_stream_command(peer, message, now)
             case PeerMessage(
                 _, words.Dismiss() | words.SendBlob() | ModelMessage() as message
             ):
@@ -419,8 +450,12 @@ class WorkerSession:
         match message:
             case words.CallProgress() | words.CallsReturned():
                 job = self._jobs.running.get(message.job_id)
-                if job is None or not job.attached:
-                    return ()  # cancelled meanwhile, or with the earlier connection
+                if job is None:
+                    return ()  # cancelled meanwhile
+                if self._jobs.keeps and isinstance(message, words.CallsReturned):
+                    return self._send_results(message, job, now)
+                if not job.attached:
+                    return ()  # with the earlier connection
                 renamed = replace(
                     message, job_id=job.request.job_id, lease=job.request.lease
                 )
@@ -428,11 +463,48 @@ class WorkerSession:
             case _:
                 return self._inner.send(ToPeer(ALL_PEERS, message), now)
 
+    def _send_results(
+        self, message: words.CallsReturned, job: PeerJob, now: float
+    ) -> Sequence[session.Output]:
+        """Send results in their stream, or as the ends of jobs of their own."""
+        calls, stream = self._jobs.calls, message.job_id
+        returned, ends = calls.take_results(stream, message.results, now)
+        results: list[words.Event] = []
+        if returned and job.attached:
+            results.append(words.CallsReturned(*job.name, returned))
+        if stream in self._jobs.orphans and calls.is_done(stream):
+            self._over.append(stream)
+        return self._send_all(job.peer, (*results, *ends), now)
+
+    def _send_all(
+        self, peer: str, events: Iterable[words.Event], now: float
+    ) -> list[session.Output]:
+        assert self._inner is not None, "the job came from the inner session"
+        sent = (self._inner.send(ToPeer(peer, each), now) for each in events)
+        return [*chain.from_iterable(sent)]
+
     def _call_stream_command(
-        self, peer: str, message: words.PushCalls | words.CancelCalls
+        self, peer: str, message: words.PushCalls | words.CancelCalls, now: float
     ) -> Sequence[words.Command | session.Output]:
         job_id = self._jobs.find(peer, message)
-        return () if job_id is None else (replace(message, job_id=job_id),)
+        if job_id is None:
+            return ()
+        calls = self._jobs.calls
+        if isinstance(message, words.CancelCalls):
+            if self._jobs.keeps:
+                calls.recall(job_id, message.numbers)
+            return (replace(message, job_id=job_id),)
+        if not self._jobs.keeps:
+            return (replace(message, job_id=job_id),)
+        pushed = calls.push(job_id, message)
+        outputs: list[words.Command | session.Output] = [*self._recall(pushed.unwanted)]
+        if pushed.new:
+            outputs.append(words.PushCalls(job_id, message.lease, pushed.new))
+        if pushed.known:
+            name = self._jobs.running[job_id].name
+            returned = words.CallsReturned(*name, pushed.known)
+            outputs += self._send_all(peer, [returned], now)
+        return outputs
 
     def _on_joined(self, peer: str, joined: PeerJoined) -> Sequence[session.Admitted]:
         state = self._state
@@ -459,7 +531,7 @@ class WorkerSession:
             rejected = words.Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
-        stopped: list[words.CancelJob] = []
+        stopped: list[words.Command] = []
         if self._given_until is not None:  # else no job is left of before
             # It is given anew, so its earlier lease has ended.
             stopped = [
@@ -467,6 +539,7 @@ class WorkerSession:
                 for each in self._jobs.unattached
                 if self._jobs.running[each].request.job_id == request.job_id
             ]
+            stopped += self._stop_call(self._jobs.calls.place_of(request.job_id))
         job_id = self._jobs.add(peer, request)
         if job_id is None:
             return (session.Notice(f"ignored duplicate job {request.job_id!a}"),)
@@ -484,6 +557,9 @@ class WorkerSession:
         if job is None and (job_id := self._jobs.resume(peer, request)) is not None:
             outputs.append(replace(request, job_id=job_id))
             job = self._jobs.running[job_id]
+        place = self._jobs.calls.find(request.job_id, request.resumes)
+        if job is None and place is not None:
+            return self._give_call(peer, place, request, now)
         if job is None:
             earlier = words.CancelJob(request.job_id, request.resumes)
             if (left := self._jobs.find(peer, earlier)) is not None:
@@ -497,6 +573,58 @@ class WorkerSession:
             end = _with_peer_job_id(job.end, job)
             outputs += self._inner.send(ToPeer(peer, end), now)
         return outputs
+
+    def _give_call(
+        self, peer: str, place: CallPlace, request: words.RunJob, now: float
+    ) -> Sequence[words.Command | session.Output]:
+        """Go on with a call, whose stream its coordinator has lost."""
+        end = self._jobs.calls.give(place, request.job_id, request.lease)
+        if end is not None:
+            return self._send_all(peer, [end], now)
+        self._jobs.orphans.add(place.stream)
+        return (replace(request, job_id=place.stream),)
+
+    def _cancel_of_peer(
+        self, peer: str, message: words.CancelJob
+    ) -> Sequence[words.Command]:
+        """Cancel a job; of a stream that its coordinator has lost, keep the calls."""
+        jobs = self._jobs
+        jobs.forget_ended(message.job_id, message.lease)
+        job_id = jobs.find(peer, message)
+        if job_id is None:
+            place = jobs.calls.find(message.job_id, message.lease)
+            if place is not None and jobs.calls.forget_result(place):
+                return ()
+            return self._stop_call(place)
+        job = jobs.running[job_id]
+        if job.attached or not isinstance(job.request.work, CallStream):
+            return (self._cancel(job_id),)
+        jobs.orphans.add(job_id)
+        return self._stop_calls(job_id, jobs.calls.unnamed(job_id))
+
+    def _stop_call(self, place: CallPlace | None) -> Sequence[words.Command]:
+        """Stop a call of a stream that was not resumed."""
+        if place is None or place.stream not in self._jobs.unattached:
+            return ()
+        return self._stop_calls(place.stream, [place.number])
+
+    def _stop_calls(
+        self, stream: JobId, numbers: Sequence[int]
+    ) -> Sequence[words.Command]:
+        """Stop calls of a stream, and the stream with the last one."""
+        stopped = self._recall([CallPlace(stream, number) for number in numbers])
+        if self._jobs.calls.is_done(stream):
+            return [*stopped, self._cancel(stream)]
+        return stopped
+
+    def _recall(self, places: Sequence[CallPlace]) -> list[words.Command]:
+        """Take calls back from their streams."""
+        recalled: list[words.Command] = []
+        for stream, number in places:
+            self._jobs.calls.recall(stream, [number])
+            lease = self._jobs.running[stream].request.lease
+            recalled.append(words.CancelCalls(stream, lease, (number,)))
+        return recalled
 
     def _cancel(self, job_id: JobId) -> words.CancelJob:
         lease = self._jobs.running[job_id].request.lease

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from shoal import __version__
 from shoal.domain.errors import ConfigError
@@ -235,6 +236,7 @@ class ShoalDialer:
 
     message_max = MESSAGE_MAX
     headers: Mapping[str, str] = {}
+    keeps_calls: Literal[True] = True
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         address_of = partial(_websocket_url, path=WORKER_PATH, plain=profile.plain)
