@@ -54,6 +54,7 @@ class ListEntry(msgspec.Struct, frozen=True):
     parent: Any = None  # of an adapter: its base model
     root: Any = None  # what vLLM was told to serve
     status: Any = None  # whether a router of llama-server has it loaded
+    meta: Any = None  # of a loaded model of a router
 
 
 class ServerModelList(msgspec.Struct, frozen=True):
@@ -119,7 +120,11 @@ def context_length(entry: ListEntry) -> int:
     LM Studio's ``max_context_length`` is the model's maximum.  The loaded context is
     smaller, and is only reported once the model is loaded.
     """
-    details = (entry.max_model_len, entry.context_window, entry.loaded_context_length)
+    meta = entry.meta if isinstance(entry.meta, dict) else {}
+    details = (
+        *(entry.max_model_len, entry.context_window, entry.loaded_context_length),
+        meta.get("n_ctx"),
+    )
     return next((tokens for each in details if (tokens := token_count(each))), 0)
 
 

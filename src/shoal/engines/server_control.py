@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -216,11 +217,11 @@ class ServerControl:
         if known.adapter is not None:
             await self._load_adapter(api, listed, known.adapter)
             return
-        if not known.is_loading:
+        known = await self._look(api, listed)  # another client may have told it
+        if not (known.is_loading or known.instances):
             await self._order(api.load(listed, context))
         while not api.waits:
-            await self._look(api)
-            known = self._residents.get(listed.id, Resident(failure="it is gone"))
+            known = await self._look(api, listed)
             if known.instances:
                 return
             if not known.is_loading:
@@ -252,8 +253,7 @@ class ServerControl:
                 order = api.unload(instance)
             await self._order(order)
         while not api.waits:
-            await self._look(api)
-            if not self._residents.get(listed.id, Resident()).instances:
+            if not (await self._look(api, listed)).instances:
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -335,11 +335,13 @@ class ServerControl:
             stays=self._first is not None and listed.id in self._first,
         )
 
-    async def _look(self, api: ControlApi) -> None:
+    async def _look(self, api: ControlApi, listed: ListedModel) -> Resident:
+        """Ask about a model now.  Raises Unavailable."""
         found = await api.find(self._query, [*self._listed.values()])
         if found is None:
             raise Unavailable(SILENT)
-        self._residents = {**found}
+        self._residents.update(found)
+        return found.get(listed.id, Resident(failure="the server lists it no longer"))
 
     async def _order(self, query: ServerQuery) -> None:
         reply = await self._query(query)
@@ -459,6 +461,7 @@ def _load_lm_studio(listed: ListedModel, context: int) -> ServerQuery:
 
 class _RouterStatus(msgspec.Struct, frozen=True):
     value: str
+    args: tuple[str, ...] = ()
     failed: bool = False
     exit_code: int | None = None
 
@@ -470,7 +473,6 @@ class _RouterMeta(msgspec.Struct, frozen=True):
 class _RouterModel(msgspec.Struct, frozen=True):
     id: str
     status: _RouterStatus
-    path: str = ""
     meta: _RouterMeta | None = None
 
 
@@ -504,9 +506,9 @@ def _router_sizes(models: Sequence[_RouterModel]) -> Mapping[str, int]:
     sizes = {}
     for each in models:
         size = 0 if each.meta is None else _size(each.meta.size)
-        if not size and each.path.endswith(".gguf"):
-            # It is here if the server is.
-            size = model_size(Path(each.path))
+        named = dict(pairwise(each.status.args)).get("--model")
+        if not size and named:
+            size = model_size(Path(named))  # it is here if the server is
         sizes[each.id] = size
     return sizes
 
