@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import WSServerHandshakeError
+from aiohttp import WSServerHandshakeError, web
 
 from gateway.serving import KEY, Pool, serving
 from shoal.client.reconnection import COORDINATOR
-from shoal.gateway.app import first_look
+from shoal.gateway.app import first_look, make_app
 from shoal.gateway.http.proxies import trusted_proxies
+from shoal.gateway.http.request_record import REQUEST_ID
 from shoal.protocols.dispatch import Config
+from shoal.transports import http_server
+from shoal.transports.loop_share import LoopShare
+from shoal.transports.strangers import Strangers
+from transports.manual_clock import ManualClock
 
 OPEN: dict[str, Any] = {"dispatch": Config(open=True)}
 PROXY = "10.1.2.3"
@@ -57,6 +62,29 @@ async def test_paths_of_http_stay_http(tmp_path: Path) -> None:
             assert refused.value.headers.get("Upgrade") == (
                 "HTTP/1.1" if status == 426 else None
             )
+
+
+async def test_a_stranger_whose_turn_does_not_come_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "TURN_TIMEOUT", 0.01)
+    clock = ManualClock()
+    share = LoopShare(clock, 0.1, 1.0, clock.cpu)
+    share.charge(None, 2.0)
+
+    async def upgrade(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPNotFound
+
+    async with serving(tmp_path) as pool:
+        assert pool.gateway is not None
+        app = make_app(pool.gateway, upgrade, Strangers(share=share))
+        listener = http_server.http_listener(app, "127.0.0.1", 0, None, Strangers())
+        async with listener as bound:
+            url = f"http://127.0.0.1:{bound.port}/healthz"
+            async with pool.session.get(url) as response:
+                assert response.status == 503
+                assert "Retry-After" in response.headers
+                assert response.headers[REQUEST_ID]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.client.reconnection import COORDINATOR
-from shoal.domain.credentials import Key, Scope
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.all_operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.context import Gateway, OperatorsGateway
@@ -17,7 +17,12 @@ from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.operation import Operation, error_form_finder
 from shoal.gateway.http.proxies import ADMITTED, FORWARDED_FOR, with_front_client
-from shoal.gateway.http.request_record import begin_record, log_request, record_of
+from shoal.gateway.http.request_record import (
+    RequestRecord,
+    begin_record,
+    log_request,
+    record_of,
+)
 from shoal.gateway.http.responses import AT_ONCE_MAX
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
@@ -167,19 +172,21 @@ def application(
             request = with_front_client(request)
         address = request.remote or ""
         key = gateway.access.key_in(request.headers)
+        # Before a stranger waits for its turn, which may not come: ``add_headers``.
+        record = begin_record(request, gateway.clock.now(), key)
         if key is not None or gateway.access.recognizes(
             request.headers, address, secure=request.secure
         ):
-            return respond(request, handler, key)
+            return respond(request, handler, record)
         return http_server.answer_stranger(
             request,
             gateway.proxies.address_of(request),
             strangers,
-            lambda: respond(request, handler),
+            lambda: respond(request, handler, record),
         )
 
     async def respond(
-        request: web.Request, handler: Handler, key: Key | None = None
+        request: web.Request, handler: Handler, record: RequestRecord
     ) -> web.StreamResponse:
         asks = request.headers.get("Upgrade", "").lower() == "websocket"
         is_upgrade = (
@@ -187,7 +194,6 @@ def application(
             and asks
             and request.path.split("/")[1] not in HTTP_PATHS
         )
-        record = begin_record(request, gateway.clock.now(), key)
         request = gateway.proxies.with_client(request)
         status = FAILED
         requests.active += not is_upgrade
