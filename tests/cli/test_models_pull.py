@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from harness.speed import PATIENCE
-from live.programs import TINY
+from live.programs import TINY, TOKEN, Programs
 from models.hub_server import GATED, HubServer, serving
 
 TINY_GGUF = TINY.read_bytes()
@@ -28,6 +28,20 @@ def content(path: str) -> bytes:
 def stored(cache: Path) -> list[Path]:
     """Return the models in the hub's cache."""
     return [*cache.glob("**/*.gguf")]
+
+
+def staged(cache: Path) -> list[Path]:
+    """Return what is left of copies from the pool."""
+    return [*cache.glob("hub/.shoal")]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    programs = Programs(tmp_path)
+    try:
+        yield programs
+    finally:
+        programs.close()
 
 
 @pytest.fixture
@@ -155,3 +169,33 @@ async def test_a_folder_that_cannot_be_written_is_named(
     assert "Not a directory" in done.stderr
     assert "choose another folder: HF_HOME=FOLDER" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+async def test_machines_of_the_pool_are_asked_first(
+    hub: HubServer,
+    environment: Mapping[str, str],
+    programs: Programs,
+    tmp_path: Path,
+) -> None:
+    """Whatever the name of the model there, and only for the very same files."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(TINY_GGUF[:-1] + b"?")
+    shared = (f"tiny-Q8_0={other}", f"tiny={TINY}")
+    serve = [part for each in shared for part in ("--share", each)]
+    pool = await asyncio.to_thread(programs.serve, *serve)
+    source = ("--from", pool.url, "--token", TOKEN)
+
+    done = await pull(environment, REPOSITORY, *source)
+
+    assert done.returncode == 0, done.stderr
+    assert content(done.stdout.strip()) == TINY_GGUF
+    assert hub.downloads == []
+    assert staged(tmp_path) == []
+    # It is there by now, so nobody is asked.
+    pool.program.kill()
+    assert (await pull(environment, REPOSITORY, *source)).stdout == done.stdout
+    # Nobody has this one.
+    done = await pull(environment, f"{REPOSITORY}:F16", *source)
+    assert content(done.stdout.strip()) == b"GGUF?"
+    assert hub.downloads == ["tiny-F16.gguf"]

@@ -17,7 +17,8 @@ class HubServer:
     """Repositories by name, each with its files; and what was asked for.
 
     ``cut_after``: the next download ends after so many bytes.  ``damaged``: files
-    arrive with another first byte.  ``claimed_size`` is told of each file.
+    arrive with another first byte.  ``claimed_size`` is told of each file, and
+    ``downloads`` are the files that were sent.
     """
 
     repositories: Mapping[str, Mapping[str, bytes]] = field(repr=False)
@@ -25,6 +26,7 @@ class HubServer:
     damaged: bool = False
     claimed_size: int | None = None
     ranges: list[str] = field(default_factory=list)
+    downloads: list[str] = field(default_factory=list)  # files
     url: str = ""
 
     async def about(self, request: web.Request) -> web.Response:
@@ -66,6 +68,7 @@ class HubServer:
         if request.method == "HEAD":
             headers["Content-Length"] = str(len(data))
             return web.Response(headers=headers)
+        self.downloads.append(request.match_info["file"])
         begin = 0
         if found := re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", "")):
             self.ranges.append(found[0])

@@ -99,13 +99,44 @@ class ModelHub:
         with self._errors(text):
             return self._suggestions(text)
 
+    @property
+    def cache(self) -> Path:
+        """The folder in which the hub's library keeps models."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE)
+
+    def has(self, repository: str, model: GgufModel) -> bool:
+        """Return whether the cache has all files of a model."""
+        from huggingface_hub import try_to_load_from_cache
+
+        return all(
+            isinstance(try_to_load_from_cache(repository, each.name), str)
+            for each in model.files
+        )
+
+    def keep(self, repository: str, sha256: str, file: Path) -> None:
+        """Move a file of a model, which was copied from elsewhere, into the cache.
+
+        The library finds it by its hash, and ``download`` compares that once more.
+        Raises ConfigError if that fails.
+        """
+        folder = self.cache / f"models--{repository.replace('/', '--')}" / "blobs"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, folder / sha256)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: {error.strerror}; choose another folder: HF_HOME=FOLDER"
+            ) from error
+
     def download(self, repository: str, model: GgufModel, on: OnProgress) -> Path:
         """Download the files of a model; return the one to load.
 
         Raises ConfigError if the folder cannot be written, the disk has no space or a
         file is damaged; Unavailable if the hub is unreachable.
         """
-        self._check_space(model)
+        self.check_space(model)
         paths = [self._file(repository, each, on) for each in model.files]
         return paths[0]
 
@@ -133,10 +164,9 @@ class ModelHub:
                 )
         return path
 
-    def _check_space(self, model: GgufModel) -> None:
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        folder = Path(HF_HUB_CACHE)
+    def check_space(self, model: GgufModel) -> None:
+        """Raise ConfigError if a model does not fit, or the cache is not writable."""
+        folder = self.cache
         try:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free

@@ -31,6 +31,7 @@ from shoal.ledger.keys import KEY_SIZE, Signer
 
 FILE_MAX = 4096  # bytes; it has about 500
 COORDINATORS = "coordinators.json"
+IDENTITIES = "identities"  # the folder of workers' keys
 
 
 class KeyPair(msgspec.Struct):
@@ -192,14 +193,19 @@ class KnownCoordinator:
     fingerprint: str = ""
 
 
+def known_coordinators(folder: Path) -> dict[str, KnownCoordinator]:
+    """Return the coordinators that have admitted this machine, by their URLs."""
+    return _read_known(folder / COORDINATORS)
+
+
 def known_coordinator(folder: Path, url: str) -> KnownCoordinator | None:
     """Return the coordinator at a URL; None if it has not admitted this machine."""
-    return _read_known(folder / COORDINATORS).get(url)
+    return known_coordinators(folder).get(url)
 
 
 def remember_coordinator(folder: Path, url: str, known: KnownCoordinator) -> None:
     """Write down a coordinator that has admitted this machine.  Raises OSError."""
-    coordinators = _read_known(folder / COORDINATORS)
+    coordinators = known_coordinators(folder)
     if coordinators.get(url) == known:
         return
     coordinators[url] = known

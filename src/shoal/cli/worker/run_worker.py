@@ -62,6 +62,7 @@ from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
 from shoal.worker.health import HealthMeter
 from shoal.worker.identity import (
+    IDENTITIES,
     KnownCoordinator,
     chosen_name,
     created_at,
@@ -77,7 +78,6 @@ Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
 
 DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
 GIVE_UP_AFTER = 60.0  # seconds without an answer, at a terminal
-IDENTITIES = "identities"  # the folder of workers' keys
 # Distinguishes a listening worker from a coordinator of this machine in their fleet.
 LISTENING_SUFFIX = "-worker"
 DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}

@@ -2,27 +2,64 @@
 
 import asyncio
 import json
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.filesize import decimal
 
+from shoal.app.model_port import port_towards
 from shoal.cli.options import json_option
 from shoal.cli.terminal import console, printable, transfer_progress
-from shoal.domain.errors import ConfigError
+from shoal.cli.worker.join_target import resolve_target, split_token
+from shoal.config import data_folder
+from shoal.config.secret_files import TOKEN_FILE
+from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
+from shoal.models.hub_copies import fetch_from_pool
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
 from shoal.models.names import GgufModel, HubFile, choose_model, gguf_models
+from shoal.models.peer_connection import DialledPeer
+from shoal.worker.identity import IDENTITIES, known_coordinators, load_identity
+
+STAGED = ".shoal"  # folder in the hub's cache for what is copied from the pool
 
 
 @click.command("pull")
 @click.argument("name")
+@click.option(
+    "--from",
+    "where",
+    multiple=True,
+    metavar="URL",
+    help="URL of a coordinator to ask first, as for `shoal join`; repeatable.  "
+    "Default: that of this machine, and those that have admitted it as a worker.",
+)
+@click.option(
+    "--token",
+    default="",
+    envvar="SHOAL_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="Join token of the coordinators in --from.",
+)
+@click.option(
+    "--peers/--no-peers",
+    default=True,
+    show_default=True,
+    help="Ask machines of the pool first, and the hub only if none has the model.",
+)
 @json_option
-def command(name: str, as_json: bool) -> None:
+def command(
+    name: str, where: tuple[str, ...], token: str, peers: bool, as_json: bool
+) -> None:
     """Download a model from the hub of Hugging Face, or the mirror in HF_ENDPOINT.
+
+    Machines of the pool that have the very same files are asked first.
 
     NAME is ORGANIZATION/NAME[:QUANTIZATION], such as unsloth/Qwen3-8B-GGUF:Q4_K_M.
     Without a quantization, it takes four bits, or fewer if those do not fit into the
@@ -35,7 +72,8 @@ def command(name: str, as_json: bool) -> None:
     notes = console(stderr=True)
     if not as_json:
         notes.print(printable(describe(wanted, model)), markup=False)
-    path = pull(hub, wanted, model, shown=not as_json)
+    sources = asyncio.run(known_pools(where, token)) if peers else []
+    path = pull(hub, wanted, model, shown=not as_json, peers=sources)
     if as_json:
         about = {
             "name": wanted.repository,
@@ -91,13 +129,80 @@ def describe(name: HubName, model: GgufModel) -> str:
     return f"{name.repository}, {chosen}, {decimal(model.size)}"
 
 
-def pull(hub: ModelHub, name: HubName, model: GgufModel, *, shown: bool) -> Path:
+async def known_pools(where: Sequence[str] = (), token: str = "") -> list[DialledPeer]:
+    """Return the coordinators of the URLs; without any, those that admit this machine.
+
+    These are its own, if that runs, and those that it has joined.
+    """
+    token, fingerprint = split_token(token)
+    if where:
+        return [DialledPeer(each, token, fingerprint=fingerprint) for each in where]
+    data, found = data_folder(), list[DialledPeer]()
+    if (data / TOKEN_FILE).exists():
+        own = await resolve_target("", "auto", "", data)
+        if not own.unreachable:
+            peer = DialledPeer(own.http_url, own.token, fingerprint=own.fingerprint)
+            found.append(peer)
+    keys = sorted((data / IDENTITIES).glob("*.json"))
+    for url, known in known_coordinators(data).items() if keys else ():
+        certificate = bytes.fromhex(known.fingerprint) or None
+        signer = load_identity(keys[0])
+        found.append(DialledPeer(url, fingerprint=certificate, signer=signer))
+    return found
+
+
+def pull(
+    hub: ModelHub,
+    name: HubName,
+    model: GgufModel,
+    *,
+    shown: bool,
+    peers: Sequence[DialledPeer] = (),
+) -> Path:
     """Download a model, with its progress on a terminal; return the file to load.
 
-    Raises ConfigError, Unavailable.
+    It comes from the ``peers``, if they have it.  Raises ConfigError, Unavailable.
     """
+    if peers and not hub.has(name.repository, model):
+        hub.check_space(model)
+        try:
+            _copy_from_pool(hub, name, model, peers, shown=shown)
+        except ShoalError as error:
+            notes = console(stderr=True)
+            notes.print(printable(f"from the hub, since {error}"), markup=False)
     with transfer_progress("", model.size, hidden=not shown) as update:
         return hub.download(name.repository, model, lambda size: update(advance=size))
+
+
+def _copy_from_pool(
+    hub: ModelHub,
+    name: HubName,
+    model: GgufModel,
+    peers: Sequence[DialledPeer],
+    *,
+    shown: bool,
+) -> None:
+    """Copy a model's files into the hub's cache, if the pool has them.
+
+    Raises ShoalError.
+    """
+    first = model.files[0].name.rpartition("/")[2].removesuffix(".gguf")
+    names = dict.fromkeys((first, short_name(name.repository)))
+    staged = hub.cache / STAGED
+    with transfer_progress("from the pool", model.size, hidden=not shown) as update:
+
+        def on_progress(held: int, size: int | None) -> None:
+            update(completed=held, total=size)
+
+        fetching = fetch_from_pool(
+            *(model, names, peers, staged, on_progress),
+            open_port=port_towards(peers[0].url),
+        )
+        files = asyncio.run(fetching)
+    for sha256, path in (files or {}).items():
+        hub.keep(name.repository, sha256, path)
+    if files is not None:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
@@ -164,4 +269,4 @@ def _pull(name: HubName, *, yes: bool) -> Path:
                 f"shoal models pull {name.repository}"
             )
         click.confirm(question, default=True, abort=True, err=True)
-    return pull(hub, name, model, shown=True)
+    return pull(hub, name, model, shown=True, peers=asyncio.run(known_pools()))
