@@ -76,12 +76,19 @@ class Machines:
         return shard_at(port, name)
 
     async def run(
-        self, shards: Sequence[Shard], layers: Sequence[int], path: Path, slots: int = 2
+        self,
+        shards: Sequence[Shard],
+        layers: Sequence[int],
+        path: Path,
+        *,
+        with_own_shard: bool = False,
     ) -> SplitEngine:
-        """Return an engine that has not started, whose last shard is its own."""
-        own = await ShardProcess.start(
-            self._programs, self._folder / "own", caches=False, threads=1
-        )
+        """Return an engine that has not started."""
+        own = None
+        if with_own_shard:
+            own = await ShardProcess.start(
+                self._programs, self._folder / "own", caches=False, threads=1
+            )
         links = await ShardLinks.open(
             *(GROUP, RUNNER, self._programs.protocol),
             [*shards, Shard("here", layers[-1], 0)],
@@ -92,7 +99,7 @@ class Machines:
             programs=self._programs,
             layers=layers,
             links=links,
-            slots=slots,
+            slots=2,
             context=CONTEXT,
             threads=1,
         )
@@ -139,14 +146,23 @@ async def answers_of(engine: SplitEngine | OpenAIEngine, model: str) -> list[str
     ]
 
 
-@pytest.mark.parametrize("layers", [(18, 12), (7, 14, 9)])
+@pytest.mark.parametrize(
+    ("layers", "with_own_shard"),
+    [((18, 12), False), ((18, 12), True), ((7, 14, 9), False)],
+)
 async def test_split_model_answers_as_one_process(
-    machines: Machines, programs: ShardPrograms, layers: Sequence[int]
+    machines: Machines,
+    programs: ShardPrograms,
+    layers: Sequence[int],
+    *,
+    with_own_shard: bool,
 ) -> None:
     async with one_process(programs, demo_model_path()) as whole:
         expected = await answers_of(whole, MODEL)
     shards = [await machines.lend() for _ in layers[1:]]
-    engine = await machines.run(shards, layers, demo_model_path())
+    engine = await machines.run(
+        shards, layers, demo_model_path(), with_own_shard=with_own_shard
+    )
 
     await engine.start()
 

@@ -48,7 +48,7 @@ log = logging.getLogger("shoal.worker")
 class ShardLinks:
     """Open connections to all shards of a model; their owner must ``close`` them.
 
-    ``ports`` are loopback ports, one for each shard, in the order of the layers.
+    ``ports`` are loopback ports, one for each shard, in their order.
     ``lost`` is done with the reason as soon as a shard is gone, stopped or silent.
     """
 
@@ -58,7 +58,7 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
-        own: LentProcess,
+        own: LentProcess | None = None,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ports: Sequence[int] = ()
@@ -78,7 +78,7 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
-        own: LentProcess,
+        own: LentProcess | None = None,
     ) -> "ShardLinks":
         """Connect to all shards.
 
@@ -86,8 +86,9 @@ class ShardLinks:
             group: what the machines are called that run the model together.
             signer: the key of this machine, which the others admit.
             protocol: llama.cpp's, with its version.
-            shards: in the order of the layers; ``own`` is those without a port.
-            own: the shard of this machine, which is closed with the links.
+            shards: those without a port are this machine's own.
+            own: the process of such a one, which is closed with the links; None: what
+                runs the model has these layers itself.
 
         Raises Unavailable that names the shard; then all is closed.
         """
@@ -100,21 +101,24 @@ class ShardLinks:
         return links
 
     async def close(self) -> None:
-        """Leave all shards, and end this machine's own."""
+        """Leave all shards, and end this machine's own, if it has one."""
         for server in self._servers:
             server.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._own.close()
+        if self._own is not None:
+            await self._own.close()
 
     async def _open(self) -> None:
         await asyncio.gather(
             *(self._begin_heartbeat(each) for each in self._shards if each.port)
         )
-        self._start(self._watch_own())
-        self.ports = [await self._listen(each) for each in self._shards]
+        if self._own is not None:
+            self._start(self._watch(self._own))
+        held = [each for each in self._shards if each.port or self._own is not None]
+        self.ports = [await self._listen(each) for each in held]
 
     async def _begin_heartbeat(self, shard: Shard) -> None:
         end = await self._dial(shard, Purpose.HEARTBEAT)
@@ -141,9 +145,9 @@ class ShardLinks:
         finally:
             end.spliced.abort()
 
-    async def _watch_own(self) -> None:
-        while (fault := self._own.fault()) is None:
-            await asyncio.wait({self._own.exited}, timeout=HEARTBEAT)
+    async def _watch(self, own: LentProcess) -> None:
+        while (fault := own.fault()) is None:
+            await asyncio.wait({own.exited}, timeout=HEARTBEAT)
         self._lose(f"this machine: {fault}")
 
     def _lose(self, reason: str) -> None:
@@ -176,6 +180,7 @@ class ShardLinks:
             if shard.port:
                 far = await self._dial(shard, Purpose.DATA)
             else:
+                assert self._own is not None, "without it there is no such port"
                 await connect_to(self._own, far.spliced)
             near.join(far.spliced)
             await far.ended()

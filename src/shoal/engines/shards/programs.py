@@ -22,6 +22,7 @@ from shoal.domain.errors import ConfigError
 RPC_SERVERS = ("rpc-server", "ggml-rpc-server")  # its name differs between packages
 LLAMA_SERVERS = ("llama-server",)
 DEBIAN = ("usr/libexec", "*/llama/bin")  # where Debian's package puts some of them
+CPU = "CPU"  # what they call the processor
 BANNER_TIMEOUT = 20.0  # seconds until rpc-server has loaded its libraries
 BANNER_MAX = 64 << 10  # bytes
 INHERITED = re.compile(

@@ -24,6 +24,7 @@ from shoal.engines.llama_process import last_unformatted_line
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.shards import shard_child
 from shoal.engines.shards.programs import (
+    CPU,
     ShardPrograms,
     free_port,
     program_environment,
@@ -33,7 +34,6 @@ from shoal.engines.shards.shard_child import Reply, ShardOptions
 CONNECT_TIMEOUT = 10.0  # seconds
 OWN_MEMORY = 128 << 20  # bytes that rpc-server needs beside what is stored in it
 PORT = 50052  # in a network of its own
-CPU = "CPU"
 HANDS_OUT = os.name == "posix"  # the child connects
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,7 @@ from shoal.engines.llama_child import (
     reply,
 )
 from shoal.engines.server_kinds import RERANKINGS, TEXT
-from shoal.engines.shards.programs import program_environment
+from shoal.engines.shards.programs import CPU, program_environment
 from shoal.processes.programs import claim_pipes
 
 POLL = 0.05  # seconds between questions whether the model is loaded
@@ -53,13 +53,16 @@ OPTIONAL = (
 
 
 class Split(msgspec.Struct, frozen=True):
-    """How a model is split over shards, in the order of its layers.
+    """How many ``layers`` of a model each machine has, of which the last is this one.
 
-    The shards are reached at loopback ``ports``; ``layers`` are how many each has.
-    ``batch`` is how many tokens of a prompt are read at a time.
+    The shards are reached at loopback ``ports``, and ``device`` is the first one of
+    this machine, as rpc-server calls it.  With a port for each machine, this one has a
+    shard, too; otherwise its layers are llama-server's own.  ``batch`` is how many
+    tokens of a prompt are read at a time.
     """
 
     program: str
+    device: str
     ports: tuple[int, ...]
     layers: tuple[int, ...]
     batch: int
@@ -120,11 +123,7 @@ def command_of(
         "--host": "127.0.0.1",
         "--port": 0,
         "--rpc": ",".join(f"127.0.0.1:{port}" for port in split.ports),
-        "--gpu-layers": ALL_LAYERS,
-        # The output counts as a layer, the last shard's.
-        "--tensor-split": ",".join(
-            map(str, [*split.layers[:-1], split.layers[-1] + 1])
-        ),
+        **placement(split),
         "--parallel": model.slots,
         "--ctx-size": model.slots * model.context,
         "--batch-size": batch,
@@ -151,6 +150,29 @@ def command_of(
         check=False,
     ).stdout.decode(errors="replace")
     return command + [word for each in OPTIONAL if each[0] in known for word in each]
+
+
+def placement(split: Split) -> Mapping[str, object]:
+    """Return the options that say where the layers are.
+
+    A processor has the first layers; other devices have theirs in the order of
+    llama.cpp, in which shards come before GPUs of this machine.  The output counts as a
+    layer.  It stays here, because its result is large: a number for each token of the
+    vocabulary.
+    """
+    *lent, own = split.layers
+    if split.device != CPU or len(split.ports) == len(split.layers):
+        return {
+            "--gpu-layers": ALL_LAYERS,
+            "--tensor-split": ",".join(map(str, (*lent, own + 1))),
+        }
+    *others, last = lent
+    return {
+        "--gpu-layers": sum(lent) + 1,
+        "--tensor-split": ",".join(map(str, (*others, last + 1))),
+        # Some models have no output of their own, and use the tokens' embeddings.
+        "--override-tensor": "^output=CPU,^token_embd=CPU",
+    }
 
 
 def await_server(

@@ -35,7 +35,7 @@ class ShardPorts(Protocol):
 
     @property
     def ports(self) -> Sequence[int]:
-        """A loopback port for each shard, in the order of the model's layers."""
+        """A loopback port for each shard."""
 
     @property
     def lost(self) -> "asyncio.Future[str]":
@@ -52,9 +52,9 @@ class SplitEngine:
         model: name that clients request.
         path: the GGUF file.
         programs: llama.cpp's programs of this machine, with its server.
-        layers: how many layers each shard holds.
-        links: the shards, the last of which is best on this machine: what it computes
-            for each token is large.  They are closed with the engine.
+        layers: how many each machine holds, this one last.
+        links: the shards of the others, which are closed with the engine.  If there is
+            one more, it holds this machine's layers.
         projector: the GGUF file that makes images or audio tokens of the model.
         slots: concurrent jobs; each has its own share of memory.
         context: maximum tokens of a prompt and its answer together.
@@ -82,7 +82,11 @@ class SplitEngine:
         self.model = model
         self.slots = slots
         self._split = Split(
-            str(programs.llama_server), tuple(links.ports), tuple(layers), batch
+            str(programs.llama_server),
+            programs.device,
+            tuple(links.ports),
+            tuple(layers),
+            batch,
         )
         self._links = links
         self._engine = LlamaEngine(
