@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.resources import free_memory, processors, threads_for
+from shoal.engines.resources import (
+    free_memory,
+    free_memory_of_gpus,
+    processors,
+    threads_for,
+)
 
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   1000000 kB\n"
 
@@ -19,10 +24,36 @@ def test_container_limit_bounds_free_memory(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nfile 100\nshmem 100\n")
     assert free_memory(tmp_path / "meminfo", tmp_path) == 700
+
+    # What is kept of files is given up when memory is needed.
+    stat = "file 130\nactive_file 20\ninactive_file 10\nfile_mapped 30\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert free_memory(tmp_path / "meminfo", tmp_path) == 730
 
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory(tmp_path / "meminfo", tmp_path) == 1000000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("print(80_000_000_000)", 80_000_000_000),
+        ("print('ggml_cuda_init: found 1 device'); print(5)", 5),
+        ("print('no number')", 0),
+        ("raise SystemExit(1)", 0),
+        ("", 0),
+    ],
+)
+async def test_the_engine_is_asked_for_the_memory_of_gpus(
+    script: str, found: int
+) -> None:
+    assert await free_memory_of_gpus(script) == found
+
+
+async def test_a_build_for_processors_uses_no_gpu() -> None:
+    assert await free_memory_of_gpus() == 0
 
 
 def test_this_machine_has_free_memory(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ ONE = LeaseNumber(1)
 LOADS = 60.0  # seconds that a model takes
 SIZE = 1000  # bytes
 NEED = 1500  # with its contexts
+MAPPED = 1000  # of it, from the file
 WIRE = ALL | {OffersChanged, Rejected, CallProgress}
 
 
@@ -77,7 +78,10 @@ class File(Shelf):
         if self.begun is None or self.closed:
             return None
         worked = min(LOADS, asyncio.get_running_loop().time() - self.begun)
-        return Activity(0.0 if self.stuck else worked, 0, int(NEED * worked / LOADS))
+        memory = int(NEED * worked / LOADS)
+        return Activity(
+            0.0 if self.stuck else worked, 0, memory, memory * MAPPED // NEED
+        )
 
 
 LIBRARY = ModelLibrary(
@@ -106,6 +110,7 @@ class Stage:
 
     reports: list[tuple[str, str, str]] = field(default_factory=list)
     kind: type[File] = File
+    free: Callable[[int], int] | None = None
     hashing: int = 0  # times that the other machine says that it hashes the model
 
     def enlist(
@@ -132,6 +137,7 @@ class Stage:
             lambda name, event: self.reports.append((event.kind, name, event.reason)),
             EngineSlots(2, self.throttle),
             self.fetch if self.library.fetches else None,
+            free=self.free,
         )
         engines = [
             OfferedEngine(
@@ -489,6 +495,49 @@ def test_order_beyond_the_memory_fails_with_numbers() -> None:
     models = [LoadableModel(name, 2_000_000_000) for name in ("a", "b")]
     library = ModelLibrary((*models,), 4_000_000_000, context=200, slots=2)
     play(script, Stage(library))
+
+
+def test_order_for_more_than_is_free_now_fails_with_numbers() -> None:
+    free = [10 * NEED]
+    asked: list[int] = []
+
+    def free_now(mapped: int) -> int:
+        asked.append(mapped)
+        return free[0]
+
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("a")
+        await asyncio.sleep(LOADS + 2.0)
+        free[0] = NEED - 1  # other programs use the rest
+        its.load("b", "early")
+        await asyncio.sleep(1.0)
+        assert its.end("early") == Failed(
+            JobId("early"),
+            ONE,
+            "b needs 0.0 GB of memory (for 2 slots of 200 tokens), and only 0.0 GB of "
+            "this machine's are free now, less a tenth: end other programs there, or "
+            "set --memory",
+        )
+
+        free[0] = NEED
+        its.load("b", "late")
+        await asyncio.sleep(LOADS + 2.0)
+        assert its.end("late") == Completed(JobId("late"), ONE)
+        assert asked == [0, MAPPED, MAPPED], "what is loaded is only kept of files"
+
+    play(script, Stage(free=free_now))
+
+
+def test_two_orders_do_not_count_on_the_same_free_memory() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.load("a", "one")
+        its.load("b", "two")
+        await asyncio.sleep(LOADS + 2.0)
+
+        assert its.end("one") == Completed(JobId("one"), ONE)
+        assert isinstance(its.end("two"), Failed)
+
+    play(script, Stage(free=lambda mapped: 2 * NEED - 1))
 
 
 def test_model_is_unloaded_when_its_jobs_have_ended() -> None:

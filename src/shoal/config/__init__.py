@@ -399,8 +399,8 @@ class JoinConfig:
         everyday=True,
     )
     memory: float = setting(
-        "memory for the models of the embedded engine, of which several are loaded "
-        "at a time; 0: what is free at the start, less a tenth",
+        "memory for the models that are loaded on order, of which several are loaded "
+        "at a time; 0: what is free, or that of the GPUs that run them, less a tenth",
         0.0,
         "GB",
         everyday=True,

@@ -40,12 +40,14 @@ class Progress:
 class Activity:
     """What a process has done so far.
 
-    ``seconds`` are those of processors; ``read`` and ``memory`` are in bytes.
+    ``seconds`` are those of processors; ``read`` and ``memory`` are in bytes, and so is
+    what of the memory is ``mapped`` from files, which counts as free.
     """
 
     seconds: float
     read: int
     memory: int
+    mapped: int = 0
 
     def has_moved_since(self, earlier: "Activity") -> bool:
         """Return whether the process has done anything since then."""

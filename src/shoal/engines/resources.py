@@ -1,9 +1,20 @@
 """The memory and the number of threads that a model may use."""
 
+import asyncio
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
+
+GPU_LIMIT = 30.0  # seconds for llama.cpp to look for GPUs
+# Of a process of its own: it loads 100 MB of native code, and drivers.
+_ASK_GPUS = """
+import xllamacpp
+devices = xllamacpp.get_device_info()
+gpus = [each for each in devices if each["type"].name.endswith("_TYPE_GPU")]
+print(sum(each["memory_free"] for each in gpus))
+"""
 
 PROC = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -25,6 +36,30 @@ def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     return available if cgroup_free is None else min(available, cgroup_free)
 
 
+async def free_memory_of_gpus(script: str = _ASK_GPUS) -> int:
+    """Return the free bytes of the GPUs that the embedded engine runs models on.
+
+    0: it runs them on the processor, or nothing is known.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(GPU_LIMIT):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    last = said.split()[-1:]
+    return int(last[0]) if last and last[0].isdigit() else 0
+
+
 def _available_memory(proc: Path) -> int | None:
     """Read Linux's ``MemAvailable``, which is in KiB (proc(5))."""
     try:
@@ -39,13 +74,20 @@ def _available_memory(proc: Path) -> int | None:
 
 
 def _cgroup_free(cgroup: Path) -> int | None:
-    """Return the memory that a container may still allocate; None: unlimited."""
+    """Return the memory that a container may still allocate; None: unlimited.
+
+    As in Linux's ``MemAvailable``, what is only kept of files counts as free.
+    """
     try:
         limit = (cgroup / "memory.max").read_text().strip()
-        used = (cgroup / "memory.current").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = (cgroup / "memory.stat").read_text()
     except OSError:
         return None
-    return max(0, int(limit) - int(used)) if limit.isdecimal() else None
+    kept = re.findall(r"^(?:in)?active_file (\d+)$", stat, re.MULTILINE)
+    if not limit.isdecimal():
+        return None
+    return max(0, int(limit) - used + sum(map(int, kept)))
 
 
 def _windows_free_memory() -> int | None:

@@ -87,6 +87,12 @@ class EngineSource:
         return engine.control if isinstance(engine, OpenAIEngine) else None
 
     @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine."""
+        engine = self.engine
+        return not isinstance(engine, OpenAIEngine) or _is_here(engine.url)
+
+    @property
     def known_models(self) -> Sequence[ServedModel]:
         """Its models, and those that it has not loaded."""
         loadable = self.control.served if self.control is not None else []
@@ -247,11 +253,15 @@ def _control(
     url: str, locations: SearchLocations
 ) -> Callable[[QueryServer], ServerControl]:
     """Return what makes the control of a server; one here can read adapters here."""
-    if urlsplit(url).hostname in (local_servers.LOOPBACK, "localhost", "::1"):
+    if _is_here(url):
         return partial(
             ServerControl, find_adapters=partial(find_adapters, locations.files)
         )
     return ServerControl
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in (local_servers.LOOPBACK, "localhost", "::1")
 
 
 async def _start_when_loaded(engine: OpenAIEngine) -> None:

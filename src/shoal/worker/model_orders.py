@@ -139,6 +139,9 @@ class ModelOrders:
             together with others.
         open_group: returns an engine for a model that several machines run, by the
             order.  Raises ShoalError.
+        free: returns the bytes that models may take now, besides those that are
+            loaded, of whose memory so much is mapped from files; 0: unknown.  None:
+            only the library's limit counts.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class ModelOrders:
         servers: Sequence[ControlledServer] = (),
         lender: Lender | None = None,
         open_group: OpenGroup | None = None,
+        free: Callable[[int], int] | None = None,
     ) -> None:
         self.backend = ModelBackend(self, slots)
         self._library = library
@@ -164,6 +168,7 @@ class ModelOrders:
         self._servers = ServerOrders(servers, report)
         self._lender = lender
         self._open_group = open_group
+        self._free = free
         self._losing: set[asyncio.Task[None]] = set()
         self._held: dict[str, _HeldModel] = {}
         self._leaving = False
@@ -389,6 +394,21 @@ class ModelOrders:
                 f"{name} needs {_gb(need)} of memory{what}, and of the {lent} "
                 f"that this machine lends to models, {taken} are taken; unload "
                 "another, or raise --memory there"
+            )
+        if self._free is None:
+            return
+        mapped = coming = 0  # of those that are being loaded, most is still free
+        for each in self._held.values():
+            done = Activity(0.0, 0, 0) if each.engine is None else each.activity()
+            if done is not None:
+                mapped += done.mapped
+                coming += max(0, each.memory - done.memory) if each.loading else 0
+        free = self._free(mapped)
+        if free and need + coming > free:
+            raise JobError(
+                f"{name} needs {_gb(need)} of memory{what}, and only "
+                f"{_gb(max(0, free - coming))} of this machine's are free now, less a "
+                "tenth: end other programs there, or set --memory"
             )
 
     async def _copied(

@@ -25,7 +25,7 @@ from shoal.domain.errors import ConfigError, JobError
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Job
 from shoal.domain.work import Feature, JobKind, ModelAction, ModelOrder, Work
-from shoal.domain.worker import ModelLibrary, Offer
+from shoal.domain.worker import Hardware, ModelLibrary, Offer
 from shoal.engines import gguf_files
 from shoal.protocols import discover
 
@@ -278,7 +278,7 @@ async def library_of(
     found = await open_worker_library(
         config,
         JoinTarget("http://host", discover()[wire], "", None),
-        *(home / "worker", (), 12.5, share),
+        *(home / "worker", (), Hardware(bandwidth_gb=12.5), share),
         keeps=False,
         signer=None,
     )
@@ -317,7 +317,7 @@ async def test_orders_need_the_embedded_engine(
 async def test_most_of_the_free_memory_is_lent(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.worker.join_library.free_memory", lambda: 10**9)
+    monkeypatch.setattr("shoal.cli.worker.join_memory.free_memory", lambda: 10**9)
 
     library = await library_of(home, JoinConfig(context=100, slots=3))
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from msgspec import structs
 
 from shoal.cli.worker.join_lending import SharedMemory, open_shared_memory
+from shoal.cli.worker.join_memory import GB, model_memory
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
-from shoal.domain.worker import LoadableModel, ModelLibrary
+from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.engines import selection
 from shoal.engines.catalog import MODELS_MAX
 from shoal.engines.gguf_files import model_folders, model_size
 from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, LoadableFile, describe_file
-from shoal.engines.resources import free_memory
 from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
@@ -31,9 +31,6 @@ from shoal.models.peer_connection import DialledPeer
 LOAD_NONE, LOAD_LOCAL, LOAD_PULL = "none", "local", "pull"
 LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
 """The words of ``--load``; empty: the default."""
-
-GB = 1_000_000_000
-FREE_SHARE = 0.9  # of the free memory, which models may take
 
 log = logging.getLogger("shoal.cli")
 
@@ -54,7 +51,8 @@ class WorkerLibrary:
     ``share`` gets their files after each scan.  Models that are not here are copied
     from the ``peers`` into the ``folder``; without peers they are unknown.  ``shared``
     is how it takes part in models of several machines; None: it does not.  Those that
-    are ``too_large`` for this machine, which its owner named, run only so.
+    are ``too_large`` for this machine, which its owner named, run only so.  ``free`` is
+    as in ``ModelMemory``.
     """
 
     files: FileLibrary
@@ -70,6 +68,7 @@ class WorkerLibrary:
     servers: Sequence[selection.EngineSource] = ()
     shared: SharedMemory | None = None
     too_large: Set[str] = frozenset()
+    free: Callable[[int], int] | None = None
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -152,7 +151,7 @@ async def open_worker_library(
     target: JoinTarget,
     data: Path,
     sources: Sequence[selection.EngineSource],
-    bandwidth: float,
+    hardware: Hardware,
     share: Callable[[Mapping[str, Path]], None],
     *,
     keeps: bool,
@@ -163,7 +162,7 @@ async def open_worker_library(
     Args:
         data: Shoal's data folder.
         sources: the engines of the worker.
-        bandwidth: of the memory, in GB of 10^9 bytes a second; 0: unknown.
+        hardware: of this machine.
         share: lets other machines copy files; called if the owner asks for ``--load``.
         keeps: the owner has named the files of ``sources``, which stay loaded; else
             they belong to the library.
@@ -209,20 +208,21 @@ async def open_worker_library(
         for source in sources
         if source.file is not None
     }
-    memory = int(config.memory * GB) or _lent(servers)
+    gpus = int((hardware.gpu_memory_gb or 0) * GB)
+    memory = await model_memory(config, servers, gpus, embedded=installed)
     large = frozenset[str]()
-    if shared is not None and shared.runs and memory:
+    if shared is not None and shared.runs and memory.limit:
         large = frozenset(
-            name for name, file in loaded.items() if model_size(file) > memory
+            name for name, file in loaded.items() if model_size(file) > memory.limit
         )
     kept = frozenset(loaded) - large if keeps else frozenset[str]()
     library = WorkerLibrary(
         FileLibrary(partial(_list_files, loaded, kept, data) if installed else _none),
-        memory,
+        memory.limit,
         config.context or CONTEXT,
         config.slots or selection.SLOTS,
         config.threads,
-        bandwidth,
+        hardware.bandwidth_gb,
         share if wanted else _ignore,
         model_folders(data)[0].folder,
         _peers(target, signer) if pulls else (),
@@ -230,6 +230,7 @@ async def open_worker_library(
         servers,
         shared,
         large,
+        memory.free,
     )
     if kept and library.memory:
         files = [loaded[name] for name in kept]
@@ -256,14 +257,6 @@ def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
         )
         for url in target.http_urls
     ]
-
-
-def _lent(servers: Sequence[selection.EngineSource]) -> int:
-    """Return the bytes that models may take: what is free, and what they take now."""
-    if not (free := free_memory()):
-        return 0
-    taken = sum(each.control.memory for each in servers if each.control is not None)
-    return int(free * FREE_SHARE) + taken
 
 
 def _none() -> Sequence[tuple[str, Path]]:

@@ -312,6 +312,7 @@ def _orders(
         ],
         None if shared is None else shared.lender(worker.throttle, report_lent),
         open_group if shared is not None and shared.runs else None,
+        library.free,
     )
     for source, offered in zip(sources, engines, strict=True):
         if source.file is not None and isinstance(source.engine, LlamaEngine):

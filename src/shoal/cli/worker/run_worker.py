@@ -28,7 +28,8 @@ from shoal.cli.worker.join_functions import (
     supports_calls,
     task_membership,
 )
-from shoal.cli.worker.join_library import GB, loads_on_order, open_worker_library
+from shoal.cli.worker.join_library import loads_on_order, open_worker_library
+from shoal.cli.worker.join_memory import GB
 from shoal.cli.worker.join_models import (
     FunctionsBeside,
     WorkerContext,
@@ -177,7 +178,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if targets.models is not None:
         models_here = await open_worker_library(
             *(config, targets.models, arguments.data, sources),
-            *(hardware.bandwidth_gb, library.share),
+            *(hardware, library.share),
             keeps=bool(arguments.models),
             signer=signer,
         )
