@@ -10,7 +10,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
@@ -287,16 +287,28 @@ class OpenAIEngine:
     async def run(
         self, work: works.Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
-        with ExitStack() as jobs:
-            if self.control is not None:
-                jobs.enter_context(self.control.running(work.model))
-            async with aclosing(self._run(work, continues, thoughts)) as items:
-                async for item in items:
-                    yield item
+        control = self.control
+        with nullcontext() if control is None else control.running(work.model):
+            answer = await self._answer(work, continues, thoughts)
+            try:
+                async with aclosing(answer) as items:
+                    async for item in items:
+                        yield item
+            except FieldIgnored as error:
+                if (listed := self._find(work.model)) is not None and error.feature:
+                    lacking = self._lacking.get(listed.model.name, frozenset())
+                    self._lacking[listed.model.name] = lacking | {error.feature}
+                raise
+            except server_errors.NotServed as error:
+                if (listed := self._find(work.model)) is not None:
+                    kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
+                    self._refused.add(listed.model.name, kinds)
+                raise
 
-    async def _run(
+    async def _answer(
         self, work: works.Inference, continues: str, thoughts: str
     ) -> AsyncGenerator[Item, None]:
+        """Return the answer, whose request is not sent yet."""
         if (listed := self._find(work.model)) is not None and listed.fields:
             work = structs.replace(work, options={**listed.fields, **work.options})
         if requests.is_begun(work):
@@ -307,29 +319,13 @@ class OpenAIEngine:
                 raise errors.Unavailable(
                     "the engine cannot continue an answer of this model"
                 )
-            listed = self._find(work.model)
             begun = work if listed is None else structs.replace(work, model=listed.id)
             if isinstance(begun, works.Chat):
                 refused = self._refused_by(begun.model)
                 messages = engine_messages(begun.messages, refused)
                 begun = structs.replace(begun, messages=tuple(messages))
             answer = continuation.continue_answer(self, begun, continues, way, thoughts)
-        try:
-            if self.server_kind is UNKNOWN:
-                answer = check_heeded(work, answer)
-            async with aclosing(answer) as items:
-                async for item in items:
-                    yield item
-        except FieldIgnored as error:
-            if (listed := self._find(work.model)) is not None and error.feature:
-                lacking = self._lacking.get(listed.model.name, frozenset())
-                self._lacking[listed.model.name] = lacking | {error.feature}
-            raise
-        except server_errors.NotServed as error:
-            if (listed := self._find(work.model)) is not None:
-                kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
-                self._refused.add(listed.model.name, kinds)
-            raise
+        return check_heeded(work, answer) if self.server_kind is UNKNOWN else answer
 
     async def generate(
         self, work: works.Inference, flags: Mapping[str, works.JSON] | None = None
