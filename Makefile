@@ -49,7 +49,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-cluster demo-models demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
+.PHONY: demo demo-cluster demo-giant demo-models demo-train test test-costs test-steady test-long coverage check format fields operations settings first-minutes bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -58,6 +58,12 @@ demo: $(VENV)/.demo
 # stream through all of them.
 demo-cluster: $(VENV)/.demo-cluster
 	$(BIN)/python scripts/demo_cluster.py
+
+# Runs a model that fits on none of three workers on two of them, and kills one while it
+# answers.
+demo-giant: $(VENV)/.demo
+	$(SHARDS)
+	$(BIN)/python scripts/demo_giant.py build/llama.cpp
 
 # Has a model loaded by a chat, copied to a second machine, and answers on when the first
 # is killed.

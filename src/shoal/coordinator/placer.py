@@ -9,7 +9,7 @@ from shoal.domain import facts
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, TimeLimits
-from shoal.domain.work import ModelOrder
+from shoal.domain.work import MODEL_QUEUE, ModelOrder
 from shoal.pool.inputs import ModelUnplaced
 from shoal.pool.models.demand import present_placement
 from shoal.transports.clock import Clock, Timer
@@ -68,8 +68,8 @@ class Placer:
 
     def _on_facts(self, batch: Sequence[facts.Fact]) -> None:
         roster = self._hub.pool.roster
-        if not roster.loadable:
-            return  # as in most pools
+        if MODEL_QUEUE not in roster.with_model:
+            return  # as in most pools: no machine loads models, or lends memory
         # With each batch: no function is called where nothing is to be done.
         due = bool(roster.wanted - roster.with_model.keys())
         for each in batch:
@@ -87,7 +87,7 @@ class Placer:
     def _place(self) -> None:
         self._timer = None
         pool, answers = self._hub.pool, self._hub.answers
-        if not pool.roster.loadable:
+        if MODEL_QUEUE not in pool.roster.with_model:
             return
         self._submitted = {
             each

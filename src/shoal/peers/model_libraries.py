@@ -23,11 +23,14 @@ PORTS = 1 << 16
 KEY_LENGTH = 64  # hexadecimal digits of a public key, and of a SHA-256
 
 
-def usable_library(library: ModelLibrary, permitted: Sequence[str]) -> ModelLibrary:
+def usable_library(
+    library: ModelLibrary, permitted: Sequence[str], key: str
+) -> ModelLibrary:
     """Return a library with the models that can be ordered, each name once.
 
     ``permitted`` are the patterns of the models that its join token allows; empty: any.
-    Numbers that cannot be are unknown.
+    ``key`` is the public key that the machine has proven, in hexadecimal: it lends and
+    runs with no other.  Numbers that cannot be are unknown.
     """
     usable: dict[str, LoadableModel] = {}
     for each in library.models:
@@ -43,13 +46,13 @@ def usable_library(library: ModelLibrary, permitted: Sequence[str]) -> ModelLibr
         bandwidth=bandwidth if 0 <= bandwidth <= BANDWIDTH_MAX else 0.0,  # nor NaN
         context=max(0, min(CONTEXT_MAX, library.context)),
         slots=max(1, min(SLOTS_MAX, library.slots)),
-        loan=None if library.loan is None else _usable_loan(library.loan),
+        loan=None if library.loan is None else _usable_loan(library.loan, key),
     )
 
 
-def _usable_loan(loan: MemoryLoan) -> MemoryLoan | None:
+def _usable_loan(loan: MemoryLoan, key: str) -> MemoryLoan | None:
     """Return what a machine lends, without shards that cannot be; None: nothing."""
-    if not 0 < len(loan.protocol) <= TEXT_MAX or len(loan.key) != KEY_LENGTH:
+    if not 0 < len(loan.protocol) <= TEXT_MAX or not key or loan.key != key:
         return None
     return replace(
         loan,

@@ -279,7 +279,8 @@ class PeerModels:
             return offer
         if offer.neighbour or offer.slots < 1:
             return None  # only a pool's own machines get orders
-        return replace(offer, library=usable_library(offer.library, self.permitted))
+        library = usable_library(offer.library, self.permitted, offer.proven_key)
+        return replace(offer, library=library)
 
     def _join(self, model: PeerModel, offer: Offer) -> None:
         model.join(offer)

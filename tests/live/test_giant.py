@@ -1,0 +1,183 @@
+"""A model that fits on no machine of a pool, run by llama.cpp on several."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.llama_cpp import llama_cpp
+from live.programs import (
+    PATIENCE,
+    Program,
+    Programs,
+    eventually,
+    text_in,
+)
+from shoal.engines.gguf_files import demo_model_path
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="Debian's programs"),
+]
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_giant.py"
+MODEL = "giant"
+QUESTION = "Tell a long story about a fish that goes to the moon."
+TOKENS = 60
+MEMORY = "90MB"  # of each machine: the model needs more than 100
+
+
+class Machines:
+    """A pool of a machine that has the model's file, and others that lend memory."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self.pool = programs.serve()
+        self.runner = self.join("runner", memory="0.09")
+
+    def join(self, name: str, *flags: str, memory: str = "0.09") -> Program:
+        data = self._programs.folder / name
+        (data / "models").mkdir(parents=True)
+        if not flags:
+            shutil.copy(demo_model_path(), data / "models" / f"{MODEL}.gguf")
+        return self.pool.joined(
+            *(name, "--load", "local", "--data-dir", str(data), "--memory", memory),
+            *("--context", "512", "--slots", "1", "--llama-cpp", str(llama_cpp())),
+            *flags,
+        )
+
+    def lend(self, name: str, *flags: str) -> Program:
+        return self.join(name, "--lend-memory", MEMORY, *flags)
+
+    def parts(self) -> Sequence[str]:
+        """Return the machines that run the model together."""
+        listed: list[dict[str, Any]] = self.pool.admin("models")["data"]
+        return [
+            part["name"]
+            for each in listed
+            for replica in each["replicas"]
+            if each["id"] == MODEL and replica["state"] == "loaded"
+            for part in replica["parts"]
+        ]
+
+    def shared(self, name: str) -> str:
+        """Return what the status says of a machine's part in large models."""
+        peers = self.pool.admin("status")["peers"]
+        return str(next(each["shared"] for each in peers if each["name"] == name))
+
+    def answer(self) -> Iterator[str]:
+        with (
+            self.pool.client() as client,
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": QUESTION}],
+                max_tokens=TOKENS,
+                temperature=0,
+                stream=True,
+            ) as stream,
+        ):
+            yield from text_in(stream)
+
+
+@pytest.fixture
+def machines(programs: Programs) -> Machines:
+    return Machines(programs)
+
+
+def shard_of(worker: Program) -> psutil.Process:
+    """Return the process of llama.cpp that holds a part on a worker's machine."""
+    below = psutil.Process(worker.process.pid).children(recursive=True)
+    found = [each for each in below if "rpc-server" in " ".join(each.cmdline())]
+    return found[-1]
+
+
+def test_the_demonstration() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(llama_cpp())],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [each.split(" s  ", 1)[1] for each in done.stdout.splitlines()]
+    assert "its layers: 17 on beaver and 13 on otter" in lines
+    assert "⟨beaver was killed, and its part of the model⟩" in lines
+    assert "its layers: 17 on heron and 13 on otter" in lines
+
+
+def test_whatever_happens_to_a_part_the_text_is_the_same(machines: Machines) -> None:
+    """Its process stops without a word, or its machine is killed."""
+    anna = machines.lend("anna")
+    whole = "".join(machines.answer())
+    assert machines.parts() == ["anna", "runner"]
+    assert whole
+    assert machines.shared("runner").startswith("runs giant with anna (17 layers)")
+    assert machines.shared("anna") == "lends 90 MB: 47 MB to giant on runner"
+
+    answer, stopped = machines.answer(), shard_of(anna)
+    begun = [*islice(answer, 5)]
+    stopped.send_signal(signal.SIGSTOP)
+    assert "".join([*begun, *answer]) == whole
+    eventually(lambda: not stopped.is_running(), "its end")
+    assert machines.parts() == ["anna", "runner"]  # by another process
+
+    machines.lend("ben")
+    answer = machines.answer()
+    begun = [*islice(answer, 5)]
+    anna.kill()
+    assert "".join([*begun, *answer]) == whole
+    assert machines.parts() == ["ben", "runner"]
+
+
+def test_parts_stay_while_the_coordinator_is_away(
+    machines: Machines, programs: Programs
+) -> None:
+    anna = machines.lend("anna")
+    whole = "".join(machines.answer())
+    shard = shard_of(anna)
+
+    machines.pool.program.kill()
+    machines.pool = programs.serve(port=machines.pool.port)
+    eventually(lambda: machines.parts() == ["anna", "runner"], "their return")
+
+    assert "".join(machines.answer()) == whole
+    assert shard.is_running()
+
+    machines.runner.kill()
+    eventually(lambda: machines.shared("anna") == "lends 90 MB", "the part is freed")
+    assert not shard.is_running()
+
+
+def test_owner_lends_to_the_machines_that_it_names(machines: Machines) -> None:
+    machines.lend("anna", "--lend-for", "00" * 32)
+
+    plan = machines.pool.admin(f"splits/{MODEL}")
+
+    assert plan["needed"]
+    assert plan["parts"] == []
+    assert plan["why"].endswith("none lends")
+
+
+def test_owner_who_pauses_the_machine_has_its_memory_back(
+    machines: Machines, programs: Programs
+) -> None:
+    anna = machines.lend("anna")
+    whole = "".join(machines.answer())
+    shard = shard_of(anna)
+    machines.lend("ben")
+
+    data = ("--data-dir", str(programs.folder / "anna"))
+    assert programs.run("throttle", "0", *data).wait() == 0
+
+    eventually(lambda: not shard.is_running(), "the part is freed")
+    assert "".join(machines.answer()) == whole
+    assert machines.parts() == ["ben", "runner"]
