@@ -36,11 +36,13 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Feature, JobKind
+from shoal.domain.work import Feature, JobKind, ModelAction, ModelOrder, Shard
 from shoal.domain.worker import (
     Hardware,
+    LentShard,
     LoadableModel,
     MachineHealth,
+    MemoryLoan,
     ModelLibrary,
     Offer,
     Suspension,
@@ -835,6 +837,56 @@ def test_numbers_of_a_library_that_cannot_be_are_unknown() -> None:
         version = pool.roster.version
         await send(line, "a", OffersChanged((offer,)))
         assert pool.roster.version == version
+
+    play(script)
+
+
+PART = ModelOrder(
+    ModelAction.LEND, "big", "wire:a/*models", group="g", shards=(Shard("x", 1, 1),)
+)
+LENT = LentShard(PART, ("10.0.0.1",), 4711, "f" * 64)
+LOAN = MemoryLoan("ggml-rpc 8.0.0", "ab" * 32, 9, shards=(LENT,), groups=(PART,))
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (LOAN, LOAN),
+        (replace(LOAN, memory=-1), replace(LOAN, memory=0)),
+        (replace(LOAN, key="cd" * 32), None),
+        (replace(LOAN, protocol="x" * 1000), None),
+        (
+            replace(LOAN, shards=(replace(LENT, port=1 << 16),)),
+            replace(LOAN, shards=()),
+        ),
+        (replace(LOAN, shards=(LENT,) * 999), replace(LOAN, shards=(LENT,) * 64)),
+        (
+            replace(
+                LOAN, groups=(replace(PART, shards=()), replace(PART, name="n" * 999))
+            ),
+            replace(LOAN, groups=()),
+        ),
+        (
+            replace(LOAN, groups=(replace(PART, shards=(Shard("x", 1, -1),)),)),
+            replace(LOAN, groups=()),
+        ),
+    ],
+    ids=["right", "memory", "key", "protocol", "port", "many", "names", "bytes"],
+)
+def test_only_loans_that_can_be_count(
+    said: MemoryLoan, counts: MemoryLoan | None
+) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        offer = replace(
+            library_of(QWEN),
+            library=ModelLibrary((QWEN,), loan=said),
+            public_key="ab" * 32,
+            proven=True,
+        )
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer,)))
+
+        (worker,) = peers.coordinator.hub.pool.workers.values()
+        assert worker.offer.library == ModelLibrary((QWEN,), loan=counts)
 
     play(script)
 

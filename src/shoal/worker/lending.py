@@ -16,17 +16,16 @@ from msgspec.structs import replace
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import ModelOrder
 from shoal.domain.worker import LentShard, MemoryLoan
-from shoal.engines.shards.shard_process import ShardProcess
 from shoal.pool.models.machine import shown_size
 from shoal.worker.owner_throttle import OwnerThrottle
-from shoal.worker.shard_port import ShardPort
+from shoal.worker.shard_port import LentProcess, ShardPort
 
 UNUSED_MAX = 120.0  # seconds that a shard waits for the machine that runs the model
 FAILURES_MAX = 3  # lost shards until this machine lends no more for a while
 FAILURE_PAUSE = 600.0  # seconds
 FOLDER_LENGTH = 32  # characters of the name of a model's cache
 
-StartShard = Callable[[Path, int], Awaitable[ShardProcess]]
+StartShard = Callable[[Path, int], Awaitable[LentProcess]]
 """Starts a process for a shard, from its cache and its memory in bytes.
 
 Raises ShoalError.
@@ -37,14 +36,16 @@ Raises ShoalError.
 class _Shard:
     """A part of a model that this machine holds.
 
-    ``changed`` is set when the machine that runs the model connects or leaves.
-    ``watching`` ends with the shard.
+    ``changed`` is set when the machine that runs the model connects or leaves, and
+    ``gone`` when its memory is free again.  ``watching`` ends with the shard.
     """
 
     order: ModelOrder
     port: ShardPort
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     watching: "asyncio.Task[None] | None" = None
+    ending: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def lent(self) -> LentShard:
@@ -157,7 +158,7 @@ class Lender:
         return ""
 
     async def _watch(self, shard: _Shard) -> None:
-        """Free a shard when its process has ended, or when it is of no use."""
+        """Free a shard when its process has ended, or no machine has used it."""
         port = shard.port
         while not port.lost.done():
             changed = asyncio.ensure_future(shard.changed.wait())
@@ -177,11 +178,15 @@ class Lender:
         await self._end(shard, port.lost.result())
 
     async def _end(self, shard: _Shard, reason: str) -> None:
-        if self._shards.pop(shard.order.group, None) is None:
+        if shard.ending:
+            await shard.gone.wait()
             return
+        shard.ending = True
         if shard.watching is not None and shard.watching is not asyncio.current_task():
             shard.watching.cancel()
         await shard.port.close()
+        del self._shards[shard.order.group]
+        shard.gone.set()
         self._report(shard.order.name, f"lends no more memory to it: {reason}")
         self.on_change()
 
