@@ -1,8 +1,10 @@
 """Orders to load and unload models, over one connection, in virtual time."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,12 +22,19 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, JobKind, ModelAction, ModelOrder, Work
-from shoal.domain.worker import LoadableModel, ModelLibrary, Offer, ServedModel
+from shoal.domain.work import Chat, JobKind, ModelAction, ModelOrder, Shard, Work
+from shoal.domain.worker import (
+    LoadableModel,
+    MemoryLoan,
+    ModelLibrary,
+    Offer,
+    ServedModel,
+)
 from shoal.engines.engine import Activity
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import AWAY_MAX, Agent, WorkerEvent
 from shoal.worker.jobs import EngineSlots, FindModel
+from shoal.worker.lending import Lender
 from shoal.worker.model_offers import (
     CHECK_INTERVAL,
     EngineMonitor,
@@ -36,6 +45,7 @@ from shoal.worker.model_offers import (
 from shoal.worker.model_orders import LoadableEngine, ModelOrders
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.server_orders import LEAVING, PROGRESS_INTERVAL, UNLOADED
+from shoal.worker.shard_port import LentProcess
 from simulation import virtual
 from worker.test_agent import ALL, Network
 from worker.test_separate_offers import Shelf
@@ -111,6 +121,8 @@ class Stage:
     reports: list[tuple[str, str, str]] = field(default_factory=list)
     kind: type[File] = File
     free: Callable[[int], int] | None = None
+    lender: Lender | None = None
+    lost: "asyncio.Future[str] | None" = None  # of the group that was opened last
     hashing: int = 0  # times that the other machine says that it hashes the model
 
     def enlist(
@@ -138,6 +150,8 @@ class Stage:
             EngineSlots(2, self.throttle),
             self.fetch if self.library.fetches else None,
             free=self.free,
+            lender=self.lender,
+            open_group=None if self.lender is None else self.open_group,
         )
         engines = [
             OfferedEngine(
@@ -174,6 +188,13 @@ class Stage:
             on_copied(arrived, SIZE)
         copied = LoadableModel(name, SIZE, context=100)
         self.found = replace(self.library, models=(*self.library.models, copied))
+
+    async def open_group(
+        self, model: LoadableModel, order: ModelOrder
+    ) -> LoadableEngine:
+        opened = await self.open_engine(model, order.context, order.slots)
+        self.lost = asyncio.get_running_loop().create_future()
+        return dataclasses.replace(opened, lost=self.lost)
 
     async def open_engine(
         self, model: LoadableModel, context: int, slots: int
@@ -890,3 +911,67 @@ def test_any_orders_leave_the_machine_in_order(seed: int) -> None:
         assert its.orders.memory == NEED * len(loaded)
 
     play(script, Stage(library, kind=Moody))
+
+
+GROUP = ModelOrder(
+    *(ModelAction.LOAD, "a", "me", 100, 1),
+    group="a@1",
+    shards=(Shard("anna", 20, 9000), Shard("me", 10, 3500)),
+)
+TERMS = MemoryLoan("ggml-rpc 8.0.0", "own key")
+
+
+def lender(throttle: OwnerThrottle) -> Lender:
+    """Return the lender of a machine that lends nothing."""
+
+    async def start(cache: Path, memory: int) -> LentProcess:
+        raise AssertionError("it lends nothing")
+
+    nowhere = Path("nowhere")
+    return Lender(TERMS, start, nowhere, "", throttle, lambda model, what: None)
+
+
+def test_model_is_run_with_others_until_one_of_them_is_lost() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.give("load", GROUP)
+        await asyncio.sleep(LOADS + 1.0)
+
+        assert its.end() == DONE
+        assert its.offered == ["a"]
+        assert its.orders.memory == 3500
+        offer = its.orders.offer
+        assert offer is not None
+        assert offer.library is not None
+        assert offer.library.loan == replace(TERMS, groups=(GROUP,))
+        its.load("b", "too much")
+        await asyncio.sleep(1.0)
+        assert isinstance(its.end("too much"), Failed)
+
+        assert its.lost is not None
+        its.lost.set_result("anna: silent for 5 s")
+        await asyncio.sleep(1.0)
+
+        assert its.offered == []
+        assert its.opened[0].closed
+        assert its.orders.memory == 0
+        assert its.reports[-1] == ("failed", "a", "anna: silent for 5 s")
+        offer = its.orders.offer
+        assert offer is not None
+        assert offer.library is not None
+        assert offer.library.loan == TERMS
+
+    throttle = OwnerThrottle()
+    play(script, Stage(throttle=throttle, lender=lender(throttle)))
+
+
+def test_machine_that_runs_nothing_with_others_says_so() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.give("load", GROUP)
+        its.give("lend", replace(GROUP, action=ModelAction.LEND))
+        await asyncio.sleep(1.0)
+
+        for job in ("load", "lend"):
+            reason = "this machine runs no models together with others"
+            assert its.end(job) == Failed(JobId(job), ONE, reason)
+
+    play(script)

@@ -1,7 +1,6 @@
 """The memory that a worker lends, and the models that it runs with other machines."""
 
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,11 +95,8 @@ class SharedMemory:
 
         Raises ShoalError.
         """
-        own = await ShardProcess.start(
-            self.programs, self.folder / secrets.token_hex(8)
-        )
         links = await ShardLinks.open(
-            order.group, self.signer, self.programs.protocol, order.shards, own
+            order.group, self.signer, self.programs.protocol, order.shards[:-1]
         )
         return SplitEngine(
             *(order.name, file.path),
