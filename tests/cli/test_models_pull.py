@@ -199,3 +199,54 @@ async def test_machines_of_the_pool_are_asked_first(
     done = await pull(environment, f"{REPOSITORY}:F16", *source)
     assert content(done.stdout.strip()) == b"GGUF?"
     assert hub.downloads == ["tiny-F16.gguf"]
+
+
+@pytest.mark.long
+async def test_machines_that_pull_a_model_at_the_same_time_share_the_download(
+    hub: HubServer,
+    environment: Mapping[str, str],
+    programs: Programs,
+    tmp_path: Path,
+) -> None:
+    hub.seconds = 0.3
+    pool = await asyncio.to_thread(programs.serve)
+    source = ("--from", pool.url, "--token", TOKEN)
+    homes = [tmp_path / name for name in ("one", "two", "three")]
+
+    done = await asyncio.gather(
+        *(pull({**environment, "HF_HOME": str(each)}, BIG, *source) for each in homes)
+    )
+
+    for home, each in zip(homes, done, strict=True):
+        assert each.returncode == 0, each.stderr
+        assert each.stdout.startswith(str(home))
+        assert content(each.stdout.strip()) == BIG_GGUF
+        assert staged(home) == []
+    # One of them may have begun before the others.
+    assert hub.sent < 2 * len(BIG_GGUF)
+
+
+@pytest.mark.long
+async def test_a_shared_download_goes_on_and_is_compared_with_the_hubs_hash(
+    hub: HubServer, environment: Mapping[str, str], programs: Programs, tmp_path: Path
+) -> None:
+    pool = await asyncio.to_thread(programs.serve)
+    source = ("--from", pool.url, "--token", TOKEN)
+    hub.damaged = True
+    done = await pull(environment, BIG, *source)
+    assert "from the hub, since big-Q8_0.gguf arrived damaged" in done.stderr
+    assert done.returncode == 1
+    assert stored(tmp_path) == []
+
+    hub.damaged = False
+    hub.seconds = 0.3
+    pulling = asyncio.create_task(pull(environment, BIG, *source))
+    sent = hub.sent
+    while hub.sent < sent + len(BIG_GGUF) // 3:  # noqa: ASYNC110  # no event
+        await asyncio.sleep(0.05)
+    hub.gone = True
+    assert (await pulling).returncode == 1
+    hub.gone, before = False, hub.sent
+    done = await pull(environment, BIG, *source)
+    assert content(done.stdout.strip()) == BIG_GGUF
+    assert hub.sent - before < len(BIG_GGUF)

@@ -1,5 +1,6 @@
 """A hub of models on 127.0.0.1, as Hugging Face's API is documented."""
 
+import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -18,7 +19,8 @@ class HubServer:
 
     ``cut_after``: the next download ends after so many bytes.  ``damaged``: files
     arrive with another first byte.  ``claimed_size`` is told of each file, and
-    ``downloads`` are the files that were sent.
+    ``downloads`` are the files that were sent, ``sent`` the bytes of them, and
+    ``seconds`` how long each request takes.  ``gone``: no file is sent.
     """
 
     repositories: Mapping[str, Mapping[str, bytes]] = field(repr=False)
@@ -27,6 +29,9 @@ class HubServer:
     claimed_size: int | None = None
     ranges: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)  # files
+    seconds: float = 0.0
+    gone: bool = False
+    sent: int = 0
     url: str = ""
 
     async def about(self, request: web.Request) -> web.Response:
@@ -55,6 +60,8 @@ class HubServer:
         return web.json_response(found)
 
     async def file(self, request: web.Request) -> web.StreamResponse:
+        if self.gone:
+            raise web.HTTPServiceUnavailable
         data = self.repositories[request.match_info["repository"]][
             request.match_info["file"]
         ]
@@ -70,11 +77,17 @@ class HubServer:
             return web.Response(headers=headers)
         self.downloads.append(request.match_info["file"])
         begin = 0
-        if found := re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", "")):
+        status, size = 200, len(data)
+        if found := re.fullmatch(
+            r"bytes=(\d+)-(\d*)", request.headers.get("Range", "")
+        ):
             self.ranges.append(found[0])
-            begin = int(found[1])
-            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        response = web.StreamResponse(status=206 if begin else 200, headers=headers)
+            status, begin, end = 206, int(found[1]), int(found[2] or size - 1)
+            headers["Content-Range"] = f"bytes {begin}-{end}/{size}"
+            data = data[: end + 1]
+        await asyncio.sleep(self.seconds)
+        self.sent += len(data) - begin
+        response = web.StreamResponse(status=status, headers=headers)
         response.content_length = len(data) - begin
         await response.prepare(request)
         if self.cut_after is not None:

@@ -63,13 +63,25 @@ OnProgress = Callable[[int, int | None], None]
 """Receives the bytes that are held, and those of the model, if they are known."""
 
 
+class ChunkConnection(Protocol):
+    """A connection to a source, as ``PeerConnection``."""
+
+    sends_chunks: bool
+    receive: Callable[[ModelMessage], None]
+    on_lost: Callable[[ShoalError], None]
+
+    def send(self, message: ModelMessage) -> bool: ...
+
+    def leave(self) -> None: ...
+
+
 class ModelPeer(Protocol):
     """A peer that may send a model, named by its ``url``."""
 
     @property
     def url(self) -> str: ...
 
-    def connect(self) -> AbstractAsyncContextManager[PeerConnection]:
+    def connect(self) -> AbstractAsyncContextManager[ChunkConnection]:
         """Return a connection to it, once it has admitted this peer, for a block.
 
         Raises ShoalError; Unavailable: it may be tried again.
@@ -88,6 +100,7 @@ async def fetch_model(
     hashes: FileHashes | None = None,
     whole: DownloadRequest | None = None,
     open_port: OpenPort | None = None,
+    introducers: Sequence[ModelPeer] = (),
 ) -> DownloadedModel:
     """Fetch a model into its folder below ``folder``; return where it is.
 
@@ -99,7 +112,8 @@ async def fetch_model(
     source that answers first.  ``replace`` permits the replacement of an existing
     model.  From a single source that sends no chunks, the model is copied as a whole,
     as ``whole`` says.  With ``open_port``, others that fetch the model from the same
-    sources get what has arrived here, and send what they have.
+    sources get what has arrived here, and send what they have.  The ``introducers`` do
+    not have the model, and only tell those that fetch it of each other.
 
     Raises UnknownModel if no source shares it, ConfigError if it cannot be stored, and
     Unavailable if all sources have failed, each with its reason.
@@ -108,7 +122,7 @@ async def fetch_model(
     whole = whole or DownloadRequest(model, folder, replace)
     hashes = hashes or FileHashes()
     fetch = _Fetch(whole, root, progress, [*donors], hashes, open_port)
-    return await fetch.run(sources)
+    return await fetch.run(sources, introducers)
 
 
 class _Arrival(NamedTuple):
@@ -130,9 +144,10 @@ class _Fetch:
     _hashes: FileHashes
     _open_port: OpenPort | None
     _given: set[str] = field(default_factory=set)  # sources; others were found
+    _introducers: set[str] = field(default_factory=set)  # which have nothing of it
     _alive: set[str] = field(default_factory=set)
     _errors: dict[str, ShoalError] = field(default_factory=dict)
-    _connections: dict[str, PeerConnection] = field(default_factory=dict)
+    _connections: dict[str, ChunkConnection] = field(default_factory=dict)
     _available: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     _manifest: Manifest | None = None
     _selection: ChunkSelection | None = None
@@ -145,14 +160,17 @@ class _Fetch:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _clock: LoopClock = field(default_factory=LoopClock)
 
-    async def run(self, sources: Sequence[ModelPeer]) -> DownloadedModel:
+    async def run(
+        self, sources: Sequence[ModelPeer], introducers: Sequence[ModelPeer]
+    ) -> DownloadedModel:
         request = self._request
         target = request.folder / model_folder_name(request.model)
         await asyncio.to_thread(check_target, target, replace=request.replace)
-        self._given = {each.url for each in sources}
+        self._introducers = {each.url for each in introducers}
+        self._given = {each.url for each in sources} | self._introducers
         outcome: DownloadedModel | ShoalError
         async with self._tasks:
-            for each in sources:
+            for each in (*sources, *introducers):
                 self._begin_using(each)
             try:
                 outcome = await self._fetch()
@@ -196,7 +214,9 @@ class _Fetch:
         """Get what one source sends over one connection.  Raises ShoalError."""
         lost = asyncio.get_running_loop().create_future()
         async with peer.connect() as connection:
-            if not connection.sends_chunks:
+            if not isinstance(connection, PeerConnection):
+                pass
+            elif not connection.sends_chunks:
                 if len(self._given) > 1:
                     raise PeerError("it sends no chunks: copy from it alone")
                 await self._copy_whole(connection)
@@ -210,8 +230,11 @@ class _Fetch:
             connection.receive = partial(self._receive, name)
             self._connections[name] = connection
             try:
-                connection.send(ManifestRequest(self._request.model))
-                await self._until_answered(name, lost)
+                if name in self._introducers:
+                    self._announce(name)
+                else:
+                    connection.send(ManifestRequest(self._request.model))
+                    await self._until_answered(name, lost)
                 raise await lost
             finally:
                 self._hashed.pop(name, None)
@@ -382,6 +405,8 @@ class _Fetch:
                     disk, partial_model.begin, self._donors, self._hashes
                 )
                 self._selection = ChunkSelection(content.chunks, held)
+                if self._introducers:  # others may begin at this moment
+                    self._selection.shuffle(uuid4().int)
                 for name, has in self._available.items():
                     self._on_available(name, has)
                 async with self._seeding(partial_model, self._selection) as on_held:
@@ -490,13 +515,14 @@ class _Fetch:
 
     def _raise_if_alone(self) -> None:
         """Raise what has gone wrong if no source is left."""
-        if self._alive:
+        if self._alive - self._introducers:
             return
         kept = ""
         if self._held_bytes:
             kept = "; what has arrived is kept: run it again to go on"
-        if len(self._given) == 1:
-            error = self._errors[next(iter(self._given))]
+        sources = self._given - self._introducers
+        if len(sources) == 1:
+            error = self._errors[next(iter(sources))]
             if not kept:
                 raise error
             raise Unavailable(f"{error}{kept}") from error

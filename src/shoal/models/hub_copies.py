@@ -1,4 +1,5 @@
-"""Gets a model of the hub from machines of the pool, which have its very files.
+"""Gets a model of the hub with machines of the pool: these have its very files, or get
+parts of it from the hub at the same time.
 
 The hub says which files these are, by their SHA-256: names of models are only a guess
 where they may be.
@@ -18,6 +19,7 @@ from shoal.domain.model_messages import (
 from shoal.models import manifest
 from shoal.models.fetch import ModelPeer, OnProgress, fetch_model
 from shoal.models.file_hashes import FileHashes
+from shoal.models.hub_source import HubSource
 from shoal.models.manifest import Manifest
 from shoal.models.names import GgufModel
 from shoal.models.partial_server import OpenPort
@@ -58,6 +60,33 @@ async def fetch_from_pool(
         progress=progress,
         hashes=FileHashes(),
         open_port=open_port,
+    )
+    return {each.sha256.hex(): fetched.path / each.name for each in content.files}
+
+
+async def fetch_together(
+    source: HubSource,
+    name: str,
+    peers: Sequence[ModelPeer],
+    folder: Path,
+    progress: OnProgress,
+    *,
+    open_port: OpenPort | None = None,
+) -> dict[str, Path]:
+    """Fetch the files of a model from the hub; return them by their SHA-256.
+
+    Machines that the ``peers`` know, and that fetch the model as well, swap parts with
+    this one.  Otherwise as ``fetch_from_pool``.
+
+    Raises ShoalError; PeerError if the files are not the hub's.
+    """
+    content = source.manifest
+    fetched = await fetch_model(
+        *(name, [source], folder),
+        replace=True,
+        progress=progress,
+        open_port=open_port,
+        introducers=peers,
     )
     return {each.sha256.hex(): fetched.path / each.name for each in content.files}
 

@@ -4,7 +4,7 @@ Pure.  The SHA-256 of an encoded manifest is the model's address.  A manifest ma
 from a hostile peer: ``decode`` checks its names and sizes before anything is created.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -22,6 +22,7 @@ FILES_MAX = 1000  # of one model
 CHUNKS_MAX = 1 << 20  # of one model: a terabyte
 ENCODED_MAX = CHUNKS_MAX * DIGEST + FILES_MAX * 512  # bytes
 SCHEME = "sha256:"
+UNKNOWN = bytes(DIGEST)  # in place of a chunk's hash
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -83,9 +84,17 @@ class Manifest:
         at = offset // CHUNK * DIGEST
         return self.files[file].chunks[at : at + DIGEST]
 
+    @property
+    def is_checked_late(self) -> bool:
+        """Whether it lacks hashes of chunks: then the whole files are compared."""
+        return any(_has_unknown(each) for each in self.files)
+
     def has_hash(self, chunk: int, data: bytes | memoryview) -> bool:
-        """Return whether these are the bytes of a chunk."""
-        return sha256(data).digest() == self.digest(chunk)
+        """Return whether these are the bytes of a chunk, as far as that is known."""
+        digest = self.digest(chunk)
+        if digest == UNKNOWN:
+            return len(data) == self.place(chunk).size
+        return sha256(data).digest() == digest
 
     def place(self, chunk: int) -> ChunkPlace:
         """Return where a chunk belongs."""
@@ -109,6 +118,27 @@ class Manifest:
                     first + number,
                     ChunkPlace(file, offset, min(CHUNK, entry.size - offset)),
                 )
+
+
+def manifest_of_files(files: Iterable[tuple[str, int, bytes]]) -> Manifest:
+    """Return the manifest of files of which the names, sizes and SHA-256 are known.
+
+    Raises PeerError unless they can be created here.
+    """
+    entries = (
+        FileEntry(name, size, digest, UNKNOWN * chunks_of(size))
+        for name, size, digest in sorted(files)
+    )
+    manifest = Manifest(tuple(entries))
+    _check(manifest)
+    return manifest
+
+
+def _has_unknown(file: FileEntry) -> bool:
+    ends = range(0, len(file.chunks), DIGEST)
+    return UNKNOWN in file.chunks and any(
+        file.chunks[at : at + DIGEST] == UNKNOWN for at in ends
+    )
 
 
 def chunks_of(size: int) -> int:

@@ -17,6 +17,7 @@ from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.models.names import GgufModel, HubFile, gguf_models
 
+PARTIAL_CONTENT = 206  # of HTTP
 SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
 SUGGESTED_MAX = 5  # repositories that a message names
 OFFLINE_WAYS = (
@@ -139,6 +140,38 @@ class ModelHub:
         self.check_space(model)
         paths = [self._file(repository, each, on) for each in model.files]
         return paths[0]
+
+    def read(self, repository: str, file: str, offset: int, size: int) -> bytes:
+        """Read a part of a file.
+
+        Raises ConfigError if it is not accessible; Unavailable if the hub is
+        unreachable, or does not send that part.
+        """
+        from huggingface_hub import get_session, get_token, hf_hub_url
+
+        url = hf_hub_url(repository, file, endpoint=self.endpoint)
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        if token := get_token():
+            headers["Authorization"] = f"Bearer {token}"
+        data = bytearray()
+        with (
+            self._errors(repository),
+            get_session().stream(
+                "GET", url, headers=headers, follow_redirects=True
+            ) as response,
+        ):
+            if response.status_code != PARTIAL_CONTENT:
+                raise Unavailable(
+                    f"{self.endpoint} does not send a part of {file}: HTTP "
+                    f"{response.status_code}"
+                )
+            for piece in response.iter_bytes():
+                data += piece
+                if len(data) > size:
+                    break
+        if len(data) != size:
+            raise Unavailable(f"{self.endpoint} sent another part of {file}")
+        return bytes(data)
 
     def _file(self, repository: str, file: HubFile, on: OnProgress) -> Path:
         from huggingface_hub import hf_hub_download

@@ -103,6 +103,11 @@ class GgufModel:
         return sum(each.size for each in self.files)
 
 
+def base_name(file: str) -> str:
+    """Return the name of a file in a repository, without its folders."""
+    return file.rpartition("/")[2]
+
+
 def gguf_models(files: Iterable[HubFile]) -> list[GgufModel]:
     """Return the models among the files of a repository, the smallest first.
 
@@ -110,7 +115,7 @@ def gguf_models(files: Iterable[HubFile]) -> list[GgufModel]:
     """
     parts: dict[tuple[str, int], list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
-        base = file.name.rpartition("/")[2].lower()
+        base = base_name(file.name).lower()
         if not base.endswith(".gguf") or _PROJECTOR in base:
             continue
         stem = file.name[: -len(".gguf")]

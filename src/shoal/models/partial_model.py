@@ -11,13 +11,13 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from shoal.config.private_files import try_lock
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, PeerError
 from shoal.models.file_hashes import FileHashes
-from shoal.models.manifest import CHUNK, DIGEST, Manifest, chunks_of
+from shoal.models.manifest import CHUNK, DIGEST, UNKNOWN, Manifest, chunks_of
 from shoal.models.model_folder import (
     FILES,
     LOCK,
@@ -30,6 +30,7 @@ from shoal.models.model_folder import (
 from shoal.models.names import model_folder_name
 
 PARTIAL = ".partial"  # hidden folder beside the models
+DIGESTS = "digests"  # of the chunks of which the manifest has none
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -108,7 +109,9 @@ class PartialModel:
     def commit(self) -> Path:
         """Move the complete model to its folder; return that.
 
-        Raises ConfigError if the disk fails, or the model exists by now.
+        Raises ConfigError if the disk fails, or the model exists by now; PeerError if
+        its files are not those of a manifest that lacks hashes of chunks, and then
+        deletes what was fetched.
         """
         try:
             for number, file in enumerate(self.manifest.files):
@@ -116,6 +119,9 @@ class PartialModel:
                 os.ftruncate(descriptor, file.size)
                 os.fsync(descriptor)
             self._close_file()
+            if self.manifest.is_checked_late:
+                self._check_files()
+            (self._staged / DIGESTS).unlink(missing_ok=True)
             move_into_place(self._staged, self.target, replace=self._replace)
             self._remove_earlier()
             self._lock.close()  # Windows cannot remove an open file
@@ -132,6 +138,35 @@ class PartialModel:
             self._close_file()
         self._lock.close()
 
+    def _check_files(self) -> None:
+        for number, file in enumerate(self.manifest.files):
+            with self._path(number).open("rb") as stream:
+                digest = file_digest(stream, "sha256").digest()
+            if digest != file.sha256:
+                shutil.rmtree(self._staged / FILES, ignore_errors=True)
+                raise PeerError(
+                    f"{file.name} arrived damaged: its SHA-256 is {digest.hex()}, "
+                    f"expected {file.sha256.hex()}"
+                )
+
+    def _noted_digest(self, notes: bytes, chunk: int, digest: bytes) -> bytes:
+        """Return the hash of a chunk: that in the manifest, or of what was written."""
+        if digest != UNKNOWN:
+            return digest
+        return notes[chunk * DIGEST : (chunk + 1) * DIGEST]
+
+    def _note_digest(self, chunk: int, data: bytes | memoryview) -> None:
+        """Note the hash of a chunk of which the manifest has none, for a restart."""
+        if self.manifest.digest(chunk) == UNKNOWN:
+            descriptor = os.open(
+                self._staged / DIGESTS, os.O_WRONLY | os.O_CREAT, 0o666
+            )
+            try:
+                os.lseek(descriptor, chunk * DIGEST, os.SEEK_SET)
+                os.write(descriptor, sha256(data).digest())
+            finally:
+                os.close(descriptor)
+
     def _held(self) -> set[int]:
         """Return the chunks whose bytes are there, after a process was killed."""
         names = {each.name for each in self.manifest.files}
@@ -139,12 +174,15 @@ class PartialModel:
             if path.name not in names or path.is_symlink():
                 path.unlink()
         held: set[int] = set()
-        first = 0
+        notes, first = b"", 0
+        with suppress(FileNotFoundError):
+            notes = (self._staged / DIGESTS).read_bytes()
         for number, file in enumerate(self.manifest.files):
             with suppress(FileNotFoundError), self._path(number).open("rb") as stream:
                 for at in range(chunks_of(file.size)):
                     data = stream.read(min(CHUNK, file.size - at * CHUNK))
                     digest = file.chunks[at * DIGEST : (at + 1) * DIGEST]
+                    digest = self._noted_digest(notes, first + at, digest)
                     if sha256(data).digest() == digest:
                         held.add(first + at)
             first += chunks_of(file.size)
@@ -156,7 +194,7 @@ class PartialModel:
         """Copy chunks that are not held from other files; return their numbers."""
         wanted: dict[bytes, list[int]] = {}
         for chunk, _ in self.manifest.places():
-            if chunk not in held:
+            if chunk not in held and self.manifest.digest(chunk) != UNKNOWN:
                 wanted.setdefault(self.manifest.digest(chunk), []).append(chunk)
         sizes = {each.size for each in self.manifest.files}
         copied: set[int] = set()
@@ -181,6 +219,7 @@ class PartialModel:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
             _begin_writing_out(descriptor, offset, len(data))
+            self._note_digest(chunk, data)
         except OSError as error:
             raise unwritable(self._folder, error) from error
 

@@ -20,9 +20,16 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
-from shoal.models.hub_copies import fetch_from_pool
+from shoal.models.hub_copies import fetch_from_pool, fetch_together
+from shoal.models.hub_source import HubSource
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
-from shoal.models.names import GgufModel, HubFile, choose_model, gguf_models
+from shoal.models.names import (
+    GgufModel,
+    HubFile,
+    base_name,
+    choose_model,
+    gguf_models,
+)
 from shoal.models.peer_connection import DialledPeer
 from shoal.worker.identity import IDENTITIES, known_coordinators, load_identity
 
@@ -182,11 +189,13 @@ def _copy_from_pool(
     *,
     shown: bool,
 ) -> None:
-    """Copy a model's files into the hub's cache, if the pool has them.
+    """Get a model's files into the hub's cache, with the machines of the pool.
 
     Raises ShoalError.
     """
-    first = model.files[0].name.rpartition("/")[2].removesuffix(".gguf")
+    if not all(each.sha256 for each in model.files):
+        return
+    first = base_name(model.files[0].name).removesuffix(".gguf")
     names = dict.fromkeys((first, short_name(name.repository)))
     staged = hub.cache / STAGED
     with transfer_progress("from the pool", model.size, hidden=not shown) as update:
@@ -194,15 +203,19 @@ def _copy_from_pool(
         def on_progress(held: int, size: int | None) -> None:
             update(completed=held, total=size)
 
-        fetching = fetch_from_pool(
-            *(model, names, peers, staged, on_progress),
-            open_port=port_towards(peers[0].url),
-        )
-        files = asyncio.run(fetching)
-    for sha256, path in (files or {}).items():
+        async def fetch() -> dict[str, Path]:
+            port = port_towards(peers[0].url)
+            arguments = (peers, staged, on_progress)
+            files = await fetch_from_pool(model, names, *arguments, open_port=port)
+            if files is not None:
+                return files
+            source = HubSource(hub, name.repository, model)
+            return await fetch_together(source, first, *arguments, open_port=port)
+
+        files = asyncio.run(fetch())
+    for sha256, path in files.items():
         hub.keep(name.repository, sha256, path)
-    if files is not None:
-        shutil.rmtree(staged, ignore_errors=True)
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
