@@ -94,6 +94,50 @@ def test_loaded_model_is_not_loaded_again_for_those_that_wait() -> None:
     ).orders
 
 
+def grouped(*names: str, replicas: int = 1) -> dict[str, DeploymentSet]:
+    return {each: deployment(each, replicas, exclusive_group="gpu") for each in names}
+
+
+def shown_group(
+    *machines: Machine, demands: Mapping[str, Demand] | None = None
+) -> tuple[list[str], Mapping[str, str]]:
+    placement = place(machines, demands or {}, grouped("a", "b"), NOW)
+    return shown(placement), placement.pending
+
+
+def test_models_of_a_group_exclude_each_other_on_a_machine() -> None:
+    # There is memory for both.
+    orders, pending = shown_group(machine(memory=16))
+    assert orders == ["load a on anna"]
+    assert "anna has a of the same group" in pending["b"]
+
+    assert sorted(shown_group(machine(memory=16), machine("ben"))[0]) == [
+        "load a on anna",
+        "load b on ben",
+    ]
+
+
+def test_a_request_has_another_model_of_the_group_unloaded() -> None:
+    full = machine(memory=16, loaded={"b": loaded()})
+
+    assert shown_group(full, demands=WAITED)[0] == ["unload b on anna"]
+    unloads = replace(full, ordered=order(UNLOAD, "b", "a"))
+    assert shown_group(unloads, demands=WAITED)[0] == []
+    gone = replace(full, loaded={})
+    assert shown_group(gone, demands=WAITED)[0] == ["load a on anna"]
+
+    busy = machine(memory=16, loaded={"b": loaded(busy=True)})
+    assert shown_group(busy, demands=WAITED)[0] == []
+
+
+def test_a_group_does_not_concern_others() -> None:
+    waits = {"c": Demand(waiting=1, waited=1.0)}
+    orders, _ = shown_group(
+        machine(memory=16, loaded={"a": loaded(), "b": loaded()}), demands=waits
+    )
+    assert orders == ["load c on anna"]
+
+
 def test_memory_is_free_once_the_order_to_unload_has_ended() -> None:
     # The machine offers the model no longer, and still unloads it.
     unloads = machine(memory=4, ordered=order(UNLOAD, "b"))

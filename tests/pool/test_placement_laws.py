@@ -61,6 +61,7 @@ def situations(draw: st.DrawFn) -> Situation:
             idle=random.choice([None, 100.0, 600.0]),
             context=random.choice([0, 0, 2048, 8192]),
             slots=random.choice([0, 0, 2]),
+            exclusive_group=random.choice(["", "", "gpu"]),
         )
         for name in random.sample(NAMES, draw(st.integers(0, 4)))
     }
@@ -124,6 +125,22 @@ def _largest(machines: Sequence[Machine], name: str) -> LoadableModel | None:
     return max(
         (each for each in found if each), key=lambda each: each.size, default=None
     )
+
+
+@given(situations())
+def test_a_machine_loads_no_two_models_of_a_group(situation: Situation) -> None:
+    grouped = {
+        name for name, each in situation.deployments.items() if each.exclusive_group
+    }
+    orders = [each.work for each in situation.place().orders]
+
+    for order in orders:
+        if order.action is not ModelAction.LOAD or order.name not in grouped:
+            continue
+        (machine,) = (each for each in situation.machines if each.id == order.machine)
+        beside = machine.loaded.keys() | machine.ordered.keys()
+        beside |= {each.name for each in orders if each.machine == order.machine}
+        assert (beside & grouped) == {order.name}
 
 
 def test_model_that_the_library_lacks_takes_none_of_its_memory() -> None:

@@ -370,7 +370,7 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     that may have it; empty: any.  Nothing else evicts a ``pinned`` replica.  ``idle``
     is after how many seconds without a request a replica above the least number is
     unloaded; None: never.  ``context`` is in tokens, for each of the ``slots``; 0: as
-    the machine chooses.
+    the machine chooses.  A machine has at most one model of an ``exclusive_group``.
     """
 
     name: str
@@ -382,6 +382,7 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     idle: float | None = None
     context: int = 0
     slots: int = 0
+    exclusive_group: str = ""
 
 
 class DeploymentRemoved(msgspec.Struct, frozen=True):

@@ -137,7 +137,9 @@ def describe_deployment(deployment: facts.DeploymentSet) -> str:
     pinned = ", pinned" if deployment.pinned else ""
     count = f"{least} to {most}" if most else f"{least}"
     one = "replica" if (most or least) == 1 else "replicas"
-    return f"{count} {one}{where}{pinned}"
+    group = deployment.exclusive_group
+    alone = f", excludes others of {group}" if group else ""
+    return f"{count} {one}{where}{pinned}{alone}"
 
 
 def describe_submission(job: Job) -> str:

@@ -29,6 +29,7 @@ DEPLOYMENTS_MAX = 1000
 CONTEXT_MAX = 1 << 24  # tokens
 SLOTS_MAX = 1024
 IDLE_MAX = 30 * 86_400.0  # seconds
+NAME_MAX = 256  # characters of a group's
 MACHINES_MAX = 1000  # that a deployment names
 
 
@@ -77,6 +78,7 @@ class DeploymentInfo(msgspec.Struct, frozen=True):
     idle: float | None
     context: int | None
     slots: int | None
+    exclusive_group: str
     by: str
     present: list[Replica]
     why: str | None
@@ -93,7 +95,8 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``on`` names machines, as `shoal status` shows them; empty: any.  ``pinned``: no
     other model evicts it.  ``idle``: seconds without a request after which a replica
     beyond the least is unloaded; null: never.  ``context`` is in tokens, for each of
-    the ``slots``; null: as the machine chooses.
+    the ``slots``; null: as the machine chooses.  A machine has at most one model of an
+    ``exclusive_group``; empty: of none.
     """
 
     replicas: int = 1
@@ -103,6 +106,7 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle: float | None = None
     context: int | None = None
     slots: int | None = None
+    exclusive_group: str = ""
 
 
 class RemovedDeployment(msgspec.Struct, frozen=True):
@@ -154,6 +158,7 @@ async def set_deployment(
         body.idle,
         body.context or 0,
         body.slots or 0,
+        body.exclusive_group,
     )
     machines, _ = _present(gateway)
     for wanted in body.on:
@@ -260,6 +265,12 @@ def _check(body: SetDeployment) -> None:
             "longer, delete its deployment",
             "replicas",
         )
+    group = body.exclusive_group
+    if len(group) > NAME_MAX or not group.isprintable():
+        raise InvalidRequest(
+            f"exclusive_group: expected up to {NAME_MAX} printable characters",
+            "exclusive_group",
+        )
     if len(body.on) > MACHINES_MAX:
         raise InvalidRequest(f"on: expected at most {MACHINES_MAX} machines", "on")
 
@@ -333,6 +344,7 @@ def _info(
         deployment.idle,
         deployment.context or None,
         deployment.slots or None,
+        deployment.exclusive_group,
         deployment.by,
         [*replicas(gateway, machines, deployment.name)],
         why,

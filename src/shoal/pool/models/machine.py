@@ -236,42 +236,66 @@ class Room:
         self.unloading.add(name)
         self._victims = None
 
-    def bid(self, name: str, need: int, claim: Claim) -> Bid | None:
-        """Return what it takes to load a model; None if there can be no room now."""
+    def bid(
+        self, name: str, need: int, claim: Claim, rivals: Collection[str] = ()
+    ) -> Bid | None:
+        """Return what it takes to load a model; None if there can be no room now.
+
+        None of the ``rivals`` may be loaded beside it.
+        """
+        if not self.loading.isdisjoint(rivals):
+            return None
         shortage = need - (self.free + self.coming - self.reserved)
         loaded = name in self.machine.loaded  # with other settings, or being unloaded
-        first = name if loaded and name not in self.unloading else ""
+        required = {
+            each
+            for each in (name, *rivals)
+            if each in self.machine.loaded and each not in self.unloading
+        }
         victims: Sequence[_Victim] = ()
         effort, recent = Effort.NONE, 0
-        if shortage > 0 or first:
-            victims = self._choose(shortage, claim, first)
+        if shortage > 0 or required:
+            victims = self._choose(shortage, claim, required, name)
             if not victims:
                 return None
             deployed = any(each.deployed for each in victims)
             effort = Effort.EVICT_DEPLOYED if deployed else Effort.EVICT
             unused = self.now - max(each.last_used for each in victims)
             recent = -int(log2(max(1.0, unused)))
-        elif loaded or need > self.free:
+        elif loaded or need > self.free or self.has_any(rivals):
             effort = Effort.WAIT
         active = len(self.loading) + self.busy
         slowness = -self.machine.library.bandwidth / (1 + active)
         names = tuple(each.name for each in victims)
         return Bid(effort, recent, slowness, active, self.machine.id, names)
 
-    def _choose(self, shortage: int, claim: Claim, first: str) -> Sequence[_Victim]:
+    def has_any(self, names: Collection[str]) -> bool:
+        """Return whether one of these models is loaded, or not unloaded yet."""
+        return any(
+            each in self.machine.loaded
+            or each in self.unloading
+            or each in self.loading
+            for each in names
+        )
+
+    def _choose(
+        self, shortage: int, claim: Claim, required: Collection[str], own: str
+    ) -> Sequence[_Victim]:
         """Return models with enough memory, of the least value; none: there are none.
 
-        ``first`` has to be one of them; empty: none has.
+        All that are ``required`` are among them, such as the ``own`` one, which is to
+        be loaded otherwise.
         """
         chosen: list[_Victim] = []
         others: list[_Victim] = []
         for each in self._evictable():
-            if each.name == first:
+            gives_way = claim.is_urgent or self._is_quiet(each)
+            if each.name in required and (each.name == own or gives_way):
                 chosen.append(each)
                 shortage -= each.memory
-            elif claim.is_urgent or self._is_quiet(each):
+            elif gives_way:
                 others.append(each)
-        if first and not chosen:
+        if len(chosen) < len(required):
             return ()
         needless = len(chosen)
         for each in others:
@@ -300,7 +324,9 @@ class Room:
             )
         return self._victims
 
-    def rejection(self, name: str, need: int) -> tuple[bool, str]:
+    def rejection(
+        self, name: str, need: int, rivals: Collection[str] = ()
+    ) -> tuple[bool, str]:
         """Return whether what keeps a model from here passes by itself, and what."""
         machine, shown = self.machine, self.machine.shown_name
         until, why = machine.failed.get(name, (-inf, ""))
@@ -312,6 +338,8 @@ class Room:
             return True, f"{shown} takes no jobs now"
         if need > self.capacity:
             return False, f"{shown} has {self.capacity / GB:.1f} GB"
+        if beside := [each for each in rivals if self.keeps(each)]:
+            return True, f"{shown} has {some_of(beside)} of the same group"
         others = {
             other: self.taken(other, loaded)
             for other, loaded in machine.loaded.items()

@@ -1,6 +1,6 @@
 """Which models are loaded and unloaded on which machines: a function of the demand."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -143,6 +143,9 @@ class _Call:
 
     _waited: set[str] = field(default_factory=set)
     """The models that requests wait for."""
+
+    _groups: dict[str, list[str]] = field(default_factory=dict)
+    """The models of each exclusive group."""
 
     _rooms: dict[int, Room] = field(default_factory=dict)
     """Of the machines that were looked at, by their places."""
@@ -335,7 +338,8 @@ class _Call:
             self._explain(want)
             return
         need = self._need(room, name)
-        if need <= room.free and name not in room.machine.loaded:
+        waits = name in room.machine.loaded or room.has_any(self._rivals(name))
+        if need <= room.free and not waits:
             self._load(want, room, need)
         else:
             room.reserved += need
@@ -350,13 +354,26 @@ class _Call:
 
     def _best_of(self, want: _Want, rooms: Iterable[Room]) -> tuple[Bid, Room] | None:
         name = want.model
+        rivals = self._rivals(name)
         bids = [
             (bid, room)
             for room in rooms
             if self._may_have(room, name)
-            and (bid := room.bid(name, self._need(room, name), want.claim)) is not None
+            and (bid := room.bid(name, self._need(room, name), want.claim, rivals))
+            is not None
         ]
         return min(bids, key=lambda each: each[0], default=None)
+
+    def _rivals(self, name: str) -> Collection[str]:
+        """Return the models that exclude one on a machine, by their deployments."""
+        deployment = self.deployments.get(name)
+        if deployment is None or not deployment.exclusive_group:
+            return ()
+        if not self._groups:
+            for each in self.deployments.values():
+                self._groups.setdefault(each.exclusive_group, []).append(each.name)
+        group = self._groups[deployment.exclusive_group]
+        return [each for each in group if each != name]
 
     def _fetching(self, name: str) -> list[Room]:
         """Return the machines that would first copy the files of a model."""
@@ -492,7 +509,7 @@ class _Call:
             need = self._need(room, name)
             if room.machine.library.memory:
                 needs.append(need)
-            passes, why = room.rejection(name, need)
+            passes, why = room.rejection(name, need, self._rivals(name))
             (passing if passes else lasting).append(why)
             if len(passing) == NAMES_MAX:
                 break

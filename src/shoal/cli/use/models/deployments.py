@@ -19,6 +19,7 @@ COLUMNS: Columns = {
     "REPLICAS": lambda each: _count(each),
     "ON": lambda each: ", ".join(each["on"]) or "any",
     "PINNED": lambda each: "yes" if each["pinned"] else "",
+    "GROUP": lambda each: each.get("exclusive_group", ""),
     "NOW": lambda each: "; ".join(_replicas(each)) or each["why"] or "",
 }
 NONE = "no deployments: `shoal models deploy NAME` makes one"
@@ -57,6 +58,12 @@ NONE = "no deployments: `shoal models deploy NAME` makes one"
     metavar="COUNT",
     help="Jobs at a time.  Default: the machine's.",
 )
+@click.option(
+    "--group",
+    metavar="NAME",
+    default="",
+    help="A machine loads only one model of the group at a time.",
+)
 @pass_api_with_json
 def deploy(
     api: CoordinatorApi,
@@ -68,6 +75,7 @@ def deploy(
     idle: int | None,
     context: int | None,
     slots: int | None,
+    group: str,
     as_json: bool,
 ) -> None:
     """Keep a model loaded, on as many machines as you say.
@@ -85,6 +93,7 @@ def deploy(
         "idle": idle,
         "context": context,
         "slots": slots,
+        "exclusive_group": group,
     }
     deployed = api.request(_path(name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
