@@ -140,6 +140,7 @@ settings: $(VENV)/.dev
 # make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md and bench/plots
 # (NAME=steps: into bench/steps.json, which make test compares with).
 bench: $(VENV)/.dev
+	$(if $(filter giant,$(NAME)),$(SHARDS))
 	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
 
 # make mutate NAME="access ledger": does a test notice each small change to what keeps a

@@ -17,6 +17,7 @@ BENCHES = (
     "dashboard",
     "ddp",
     "gateway",
+    "giant",
     "grandsage",
     "held",
     "hostile",
