@@ -7,7 +7,9 @@ the stream, as after a restart, gives its stored calls as jobs of their own.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
@@ -17,14 +19,14 @@ RESULTS_SIZE = 8 << 20  # bytes of the results that are kept
 RESULT_SECONDS = 60.0  # seconds for which a result is kept, which may have been lost
 
 
-class CallPlace(NamedTuple):
+class CallPlace(Struct, frozen=True):
     """Where a call is: its stream, by the worker's id, and its number there."""
 
     stream: JobId
     number: int
 
 
-class _Result(NamedTuple):
+class _Result(Struct, frozen=True):
     """A result that may have been lost on its way."""
 
     name: words.CallName | None
@@ -32,7 +34,7 @@ class _Result(NamedTuple):
     at: float
 
 
-class CallsPushed(NamedTuple):
+class CallsPushed(Struct):
     """What follows from calls that a coordinator sends."""
 
     new: list[words.StreamedCall]
@@ -124,12 +126,16 @@ class StreamedCalls:
         returned: list[words.CallResult] = []
         for result in results:
             name = known.calls.pop(result.number, None)
-            self._keep(CallPlace(stream, result.number), _Result(name, result, now))
+            kept = _Result(name, result, now)
+            self._results[CallPlace(stream, result.number)] = kept
+            self._results_size += len(result.value)
             given = known.given.pop(result.number, None) if known.given else None
             if given is None:
                 returned.append(result)
             else:
                 ends.append(_end(given, result))
+        if len(self._results) > CALLS_KEPT_MAX or self._results_size > RESULTS_SIZE:
+            self._drop_results(now)
         return returned, ends
 
     # When the connection was lost.
@@ -189,7 +195,7 @@ class StreamedCalls:
         """Go on with a call as a job of its own, under a lease; return its end."""
         name = (job_id, lease)
         if (result := self._results.get(place)) is not None:
-            self._results[place] = result._replace(name=name)
+            self._results[place] = replace(result, name=name)
             return _end(name, result.result)
         known = self._streams[place.stream]
         known.calls[place.number] = known.given[place.number] = name
@@ -211,12 +217,6 @@ class StreamedCalls:
     def _forget_name(self, name: words.CallName | None, place: CallPlace) -> None:
         if name is not None and self._places.get(name[0]) == place:
             del self._places[name[0]]
-
-    def _keep(self, place: CallPlace, result: _Result) -> None:
-        self._results[place] = result
-        self._results_size += len(result.result.value)
-        if len(self._results) > CALLS_KEPT_MAX or self._results_size > RESULTS_SIZE:
-            self._drop_results(result.at)
 
     def _drop_results(self, now: float) -> None:
         """Drop what is kept for too long, and the oldest of too much."""

@@ -7,7 +7,6 @@ therefore ignores offers of peers, and treats jobs of all peers alike.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from msgspec.structs import replace
@@ -404,9 +403,9 @@ class WorkerSession:
         self, outputs: Sequence[PeerMessage | session.Output], now: float
     ) -> list[words.Command | session.Admitted | session.Output]:
         """Translate outputs of the inner session for the worker."""
-        translated = [
-            *chain.from_iterable(self._translate_one(each, now) for each in outputs)
-        ]
+        translated: list[words.Command | session.Admitted | session.Output] = []
+        for output in outputs:
+            translated += self._translate_one(output, now)
         refusal = self._state.declined or self._state.refusal
         if refusal and not any(isinstance(each, session.Close) for each in translated):
             translated.append(session.Close(refusal))
@@ -480,8 +479,10 @@ class WorkerSession:
         self, peer: str, events: Iterable[words.Event], now: float
     ) -> list[session.Output]:
         assert self._inner is not None, "the job came from the inner session"
-        sent = (self._inner.send(ToPeer(peer, each), now) for each in events)
-        return [*chain.from_iterable(sent)]
+        outputs: list[session.Output] = []
+        for event in events:
+            outputs += self._inner.send(ToPeer(peer, event), now)
+        return outputs
 
     def _call_stream_command(
         self, peer: str, message: words.PushCalls | words.CancelCalls, now: float
@@ -620,10 +621,10 @@ class WorkerSession:
     def _recall(self, places: Sequence[CallPlace]) -> list[words.Command]:
         """Take calls back from their streams."""
         recalled: list[words.Command] = []
-        for stream, number in places:
-            self._jobs.calls.recall(stream, [number])
-            lease = self._jobs.running[stream].request.lease
-            recalled.append(words.CancelCalls(stream, lease, (number,)))
+        for place in places:
+            self._jobs.calls.recall(place.stream, [place.number])
+            lease = self._jobs.running[place.stream].request.lease
+            recalled.append(words.CancelCalls(place.stream, lease, (place.number,)))
         return recalled
 
     def _cancel(self, job_id: JobId) -> words.CancelJob:
