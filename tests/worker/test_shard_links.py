@@ -27,15 +27,9 @@ from worker.fake_shards import (
     shard_at,
 )
 
-OWN = Shard("here", 8, 0)
 
-
-async def connect(
-    *shards: Shard, own: EchoShard | None = None, signer: Signer = RUNNER
-) -> ShardLinks:
-    return await ShardLinks.open(
-        GROUP, signer, PROTOCOL, [*shards, OWN], own or EchoShard()
-    )
+async def connect(*shards: Shard, signer: Signer = RUNNER) -> ShardLinks:
+    return await ShardLinks.open(GROUP, signer, PROTOCOL, shards)
 
 
 @pytest.fixture
@@ -68,8 +62,9 @@ async def until(condition: object) -> None:
 async def test_each_port_leads_to_its_shard(
     port: ShardPort, process: EchoShard
 ) -> None:
-    own = EchoShard()
-    links = await connect(shard_at(port), own=own)
+    other = EchoShard()
+    second = await open_port(other)
+    links = await connect(shard_at(port), shard_at(second, "ben"))
 
     for _ in range(16):  # as llama.cpp does at its start
         assert await echo(links.ports[0], b"near") == b"near"
@@ -77,11 +72,12 @@ async def test_each_port_leads_to_its_shard(
     assert await echo(links.ports[0], large) == large
     assert await echo(links.ports[1], large) == large
 
-    assert (process.connections, own.connections) == (17, 1)
+    assert (process.connections, other.connections) == (17, 1)
     assert not links.lost.done()
     await links.close()
-    await until(lambda: process.open == 0)
-    assert own.exited.done()
+    await until(lambda: process.open == other.open == 0)
+    await second.close()
+    assert other.exited.done()
 
 
 async def test_links_can_be_opened_again(port: ShardPort) -> None:
@@ -92,12 +88,11 @@ async def test_links_can_be_opened_again(port: ShardPort) -> None:
 
 
 async def test_second_client_is_refused_while_there_is_one(port: ShardPort) -> None:
-    first, own = await connect(shard_at(port)), EchoShard()
+    first = await connect(shard_at(port))
 
     with pytest.raises(Unavailable, match="anna refuses: this shard is in use by anot"):
-        await connect(shard_at(port), own=own)
+        await connect(shard_at(port))
 
-    assert own.exited.done()
     assert await echo(first.ports[0], b"mine") == b"mine"
     await first.close()
 
@@ -110,9 +105,7 @@ async def test_another_key_or_version_is_refused(port: ShardPort) -> None:
     with pytest.raises(
         Unavailable, match=r"refuses: .* ggml-rpc 8.* ggml-rpc 9.*insta"
     ):
-        await ShardLinks.open(
-            GROUP, RUNNER, "ggml-rpc 9.0.0", [shard_at(port), OWN], EchoShard()
-        )
+        await ShardLinks.open(GROUP, RUNNER, "ggml-rpc 9.0.0", [shard_at(port)])
 
 
 async def test_another_program_at_the_port_is_refused(port: ShardPort) -> None:
@@ -159,16 +152,6 @@ async def test_end_of_a_shard_is_told_at_once(
     process.exit("the shard was ended by SIGKILL")
 
     assert await links.lost == "anna: the shard was ended by SIGKILL"
-    await links.close()
-
-
-async def test_end_of_the_own_shard_is_a_loss() -> None:
-    own = EchoShard()
-    links = await connect(own=own)
-
-    own.exit("the shard ended with status 1")
-
-    assert await links.lost == "this machine: the shard ended with status 1"
     await links.close()
 
 

@@ -80,20 +80,9 @@ class Machines:
         shards: Sequence[Shard],
         layers: Sequence[int],
         path: Path,
-        *,
-        with_own_shard: bool = False,
     ) -> SplitEngine:
         """Return an engine that has not started."""
-        own = None
-        if with_own_shard:
-            own = await ShardProcess.start(
-                self._programs, self._folder / "own", caches=False, threads=1
-            )
-        links = await ShardLinks.open(
-            *(GROUP, RUNNER, self._programs.protocol),
-            [*shards, Shard("here", layers[-1], 0)],
-            own,
-        )
+        links = await ShardLinks.open(GROUP, RUNNER, self._programs.protocol, shards)
         engine = SplitEngine(
             *("model", path),
             programs=self._programs,
@@ -146,23 +135,14 @@ async def answers_of(engine: SplitEngine | OpenAIEngine, model: str) -> list[str
     ]
 
 
-@pytest.mark.parametrize(
-    ("layers", "with_own_shard"),
-    [((18, 12), False), ((18, 12), True), ((7, 14, 9), False)],
-)
+@pytest.mark.parametrize("layers", [(18, 12), (7, 14, 9)])
 async def test_split_model_answers_as_one_process(
-    machines: Machines,
-    programs: ShardPrograms,
-    layers: Sequence[int],
-    *,
-    with_own_shard: bool,
+    machines: Machines, programs: ShardPrograms, layers: Sequence[int]
 ) -> None:
     async with one_process(programs, demo_model_path()) as whole:
         expected = await answers_of(whole, MODEL)
     shards = [await machines.lend() for _ in layers[1:]]
-    engine = await machines.run(
-        shards, layers, demo_model_path(), with_own_shard=with_own_shard
-    )
+    engine = await machines.run(shards, layers, demo_model_path())
 
     await engine.start()
 

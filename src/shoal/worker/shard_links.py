@@ -37,7 +37,6 @@ from shoal.worker.shard_hello import (
     ShardAnswer,
     write_hello,
 )
-from shoal.worker.shard_port import LentProcess, connect_to
 
 CONNECT_TIMEOUT = 5.0  # seconds for an address of a shard's machine
 LOOPBACK = "127.0.0.1"
@@ -58,7 +57,6 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
-        own: LentProcess | None = None,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ports: Sequence[int] = ()
@@ -66,7 +64,6 @@ class ShardLinks:
         self._signer = signer
         self._protocol = protocol
         self._shards = shards
-        self._own = own
         self._hosts: dict[str, str] = {}  # the one that answered, by machine
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +75,6 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
-        own: LentProcess | None = None,
     ) -> "ShardLinks":
         """Connect to all shards.
 
@@ -86,13 +82,11 @@ class ShardLinks:
             group: what the machines are called that run the model together.
             signer: the key of this machine, which the others admit.
             protocol: llama.cpp's, with its version.
-            shards: those without a port are this machine's own.
-            own: the process of such a one, which is closed with the links; None: what
-                runs the model has these layers itself.
+            shards: those that the other machines lend.
 
         Raises Unavailable that names the shard; then all is closed.
         """
-        links = cls(group, signer, protocol, shards, own)
+        links = cls(group, signer, protocol, shards)
         try:
             await links._open()
         except BaseException:
@@ -101,24 +95,17 @@ class ShardLinks:
         return links
 
     async def close(self) -> None:
-        """Leave all shards, and end this machine's own, if it has one."""
+        """Leave all shards."""
         for server in self._servers:
             server.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._own is not None:
-            await self._own.close()
 
     async def _open(self) -> None:
-        await asyncio.gather(
-            *(self._begin_heartbeat(each) for each in self._shards if each.port)
-        )
-        if self._own is not None:
-            self._start(self._watch(self._own))
-        held = [each for each in self._shards if each.port or self._own is not None]
-        self.ports = [await self._listen(each) for each in held]
+        await asyncio.gather(*map(self._begin_heartbeat, self._shards))
+        self.ports = [await self._listen(each) for each in self._shards]
 
     async def _begin_heartbeat(self, shard: Shard) -> None:
         end = await self._dial(shard, Purpose.HEARTBEAT)
@@ -144,11 +131,6 @@ class ShardLinks:
             self._lose(f"{shard.machine}: {error}")
         finally:
             end.spliced.abort()
-
-    async def _watch(self, own: LentProcess) -> None:
-        while (fault := own.fault()) is None:
-            await asyncio.wait({own.exited}, timeout=HEARTBEAT)
-        self._lose(f"this machine: {fault}")
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -177,11 +159,7 @@ class ShardLinks:
             if not await asyncio.to_thread(is_own_connection, source, target):
                 log.warning("another user connected to the port of a shard")
                 return
-            if shard.port:
-                far = await self._dial(shard, Purpose.DATA)
-            else:
-                assert self._own is not None, "without it there is no such port"
-                await connect_to(self._own, far.spliced)
+            far = await self._dial(shard, Purpose.DATA)
             near.join(far.spliced)
             await far.ended()
         except Unavailable as error:

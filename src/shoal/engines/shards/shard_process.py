@@ -84,7 +84,6 @@ class ShardProcess:
         programs: ShardPrograms,
         folder: Path,
         *,
-        caches: bool = True,
         memory: int | None = None,
         threads: int | None = None,
     ) -> "ShardProcess":
@@ -93,7 +92,7 @@ class ShardProcess:
         Args:
             programs: llama.cpp's programs of this machine.
             folder: what it may change, for this model alone; made if it is missing.
-            caches: it keeps large layers there, which need not be sent again.
+                It keeps large layers there, which need not be sent again.
             memory: bytes that the layers, their context and its computations may take;
                 Linux enforces it for processors, but not for GPUs.
             threads: CPU threads; None: Shoal's choice for this machine.
@@ -106,9 +105,8 @@ class ShardProcess:
             port = PORT if isolation else free_port()
             options = ShardOptions(
                 command=[
-                    *(str(programs.rpc_server), "--device", programs.device),
+                    *(str(programs.rpc_server), "--cache", "--device", programs.device),
                     *("--threads", str(threads or threads_for(*processors()))),
-                    *(("--cache",) if caches else ()),
                 ],
                 port=port,
                 has_network=bool(isolation),

@@ -55,10 +55,9 @@ OPTIONAL = (
 class Split(msgspec.Struct, frozen=True):
     """How many ``layers`` of a model each machine has, of which the last is this one.
 
-    The shards are reached at loopback ``ports``, and ``device`` is the first one of
-    this machine, as rpc-server calls it.  With a port for each machine, this one has a
-    shard, too; otherwise its layers are llama-server's own.  ``batch`` is how many
-    tokens of a prompt are read at a time.
+    The others' shards are reached at loopback ``ports``, and ``device`` is the first
+    one of this machine, as rpc-server calls it.  ``batch`` is how many tokens of a
+    prompt are read at a time.
     """
 
     program: str
@@ -161,7 +160,7 @@ def placement(split: Split) -> Mapping[str, object]:
     vocabulary.
     """
     *lent, own = split.layers
-    if split.device != CPU or len(split.ports) == len(split.layers):
+    if split.device != CPU:
         return {
             "--gpu-layers": ALL_LAYERS,
             "--tensor-split": ",".join(map(str, (*lent, own + 1))),

@@ -53,8 +53,7 @@ class SplitEngine:
         path: the GGUF file.
         programs: llama.cpp's programs of this machine, with its server.
         layers: how many each machine holds, this one last.
-        links: the shards of the others, which are closed with the engine.  If there is
-            one more, it holds this machine's layers.
+        links: the shards of the others, which are closed with the engine.
         projector: the GGUF file that makes images or audio tokens of the model.
         slots: concurrent jobs; each has its own share of memory.
         context: maximum tokens of a prompt and its answer together.
