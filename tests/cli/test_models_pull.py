@@ -57,7 +57,7 @@ async def hub() -> AsyncIterator[HubServer]:
 @pytest.fixture
 def environment(hub: HubServer, tmp_path: Path) -> Mapping[str, str]:
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
-    return {**os.environ, **own}
+    return {**os.environ, **own, "SHOAL_DATA_DIR": str(tmp_path / "nothing")}
 
 
 async def pull(

@@ -7,6 +7,7 @@ where they may be.
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from shoal.domain.errors import PeerError, ShoalError
@@ -18,17 +19,16 @@ from shoal.domain.model_messages import (
 )
 from shoal.models import manifest
 from shoal.models.fetch import ModelPeer, OnProgress, fetch_model
-from shoal.models.file_hashes import FileHashes
 from shoal.models.hub_source import HubSource
 from shoal.models.manifest import Manifest
-from shoal.models.names import GgufModel
 from shoal.models.partial_server import OpenPort
 
+CONNECT_TIMEOUT = 5.0  # seconds
 ANSWER_TIMEOUT = 20.0  # seconds without an answer, or a word that hashing goes on
 
 
-async def fetch_from_pool(
-    model: GgufModel,
+async def fetch_with_pool(
+    source: HubSource,
     names: Collection[str],
     peers: Sequence[ModelPeer],
     folder: Path,
@@ -38,69 +38,49 @@ async def fetch_from_pool(
 ) -> dict[str, Path] | None:
     """Fetch the files of a model into a folder; return them by their SHA-256.
 
-    The ``peers`` are asked for models of these ``names``.  None: no peer has exactly
-    these files.  What has arrived of a fetch that fails stays in the folder.
-
-    Raises ShoalError.
-    """
-    wanted = {each.sha256 for each in model.files}
-    if not peers or "" in wanted:
-        return None
-    asked = [_find(peer, names, wanted) for peer in peers]
-    answers = await asyncio.gather(*asked)
-    found = next(filter(None, answers), None)
-    if found is None:
-        return None
-    name, content = found
-    having = [peer for peer, each in zip(peers, answers, strict=True) if each == found]
-    fetched = await fetch_model(
-        *(name, having, folder),
-        address=content.address,
-        replace=True,
-        progress=progress,
-        hashes=FileHashes(),
-        open_port=open_port,
-    )
-    return {each.sha256.hex(): fetched.path / each.name for each in content.files}
-
-
-async def fetch_together(
-    source: HubSource,
-    name: str,
-    peers: Sequence[ModelPeer],
-    folder: Path,
-    progress: OnProgress,
-    *,
-    open_port: OpenPort | None = None,
-) -> dict[str, Path]:
-    """Fetch the files of a model from the hub; return them by their SHA-256.
-
-    Machines that the ``peers`` know, and that fetch the model as well, swap parts with
-    this one.  Otherwise as ``fetch_from_pool``.
+    The ``peers`` are asked for models of these ``names``.  If none has exactly these
+    files, they come from the hub, and machines that the peers know, and that fetch the
+    model as well, swap parts with this one.  None: no peer answers, so the hub's own
+    library does as well.  What has arrived of a fetch that fails stays in the folder.
 
     Raises ShoalError; PeerError if the files are not the hub's.
     """
-    content = source.manifest
+    wanted = {each.sha256 for each in source.model.files}
+    asked = [_find(peer, names, wanted) for peer in peers]
+    answers = [*zip(peers, await asyncio.gather(*asked), strict=True)]
+    answering = [peer for peer, found in answers if found is not None]
+    if not answering:
+        return None
+    copy = next((found for _, found in answers if found), None)
+    sources: list[ModelPeer] = [source]
+    name, content, address = next(iter(names)), source.manifest, ""
+    if copy:
+        ((name, content),) = copy.items()
+        address = content.address
+        sources = [peer for peer, found in answers if found == copy]
     fetched = await fetch_model(
-        *(name, [source], folder),
+        *(name, sources, folder),
+        address=address,
         replace=True,
         progress=progress,
         open_port=open_port,
-        introducers=peers,
+        introducers=() if copy else answering,
     )
     return {each.sha256.hex(): fetched.path / each.name for each in content.files}
 
 
 async def _find(
     peer: ModelPeer, names: Collection[str], wanted: Collection[str]
-) -> tuple[str, Manifest] | None:
-    """Return the name and the manifest of the wanted files at a peer, if it has them.
+) -> dict[str, Manifest] | None:
+    """Return the manifest of the wanted files at a peer, by their model's name, if any.
 
-    One that cannot be asked has none.
+    None: it cannot be asked.
     """
     answers: asyncio.Queue[ModelMessage | ShoalError] = asyncio.Queue()
     try:
-        async with peer.connect() as connection:
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CONNECT_TIMEOUT):  # it may be elsewhere
+                connection = await stack.enter_async_context(peer.connect())
             if not connection.sends_chunks:
                 return None
             connection.receive = connection.on_lost = answers.put_nowait
@@ -109,10 +89,10 @@ async def _find(
                 content = await _manifest(name, answers)
                 files = () if content is None else content.files
                 if content and {each.sha256.hex() for each in files} == wanted:
-                    return name, content
+                    return {name: content}
     except (ShoalError, TimeoutError):
-        pass
-    return None
+        return None
+    return {}
 
 
 async def _manifest(

@@ -20,7 +20,7 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
-from shoal.models.hub_copies import fetch_from_pool, fetch_together
+from shoal.models.hub_copies import fetch_with_pool
 from shoal.models.hub_source import HubSource
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
 from shoal.models.names import (
@@ -203,16 +203,12 @@ def _copy_from_pool(
         def on_progress(held: int, size: int | None) -> None:
             update(completed=held, total=size)
 
-        async def fetch() -> dict[str, Path]:
-            port = port_towards(peers[0].url)
-            arguments = (peers, staged, on_progress)
-            files = await fetch_from_pool(model, names, *arguments, open_port=port)
-            if files is not None:
-                return files
-            source = HubSource(hub, name.repository, model)
-            return await fetch_together(source, first, *arguments, open_port=port)
-
-        files = asyncio.run(fetch())
+        source = HubSource(hub, name.repository, model)
+        fetching = fetch_with_pool(
+            *(source, names, peers, staged, on_progress),
+            open_port=port_towards(peers[0].url),
+        )
+        files = asyncio.run(fetching) or {}
     for sha256, path in files.items():
         hub.keep(name.repository, sha256, path)
     shutil.rmtree(staged, ignore_errors=True)
