@@ -24,11 +24,13 @@ from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually
 from shoal.app.endpoints import plain_peers
 from shoal.app.server import run_coordinator
+from shoal.app.settings import read_settings
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
 from shoal.config.secret_files import SIGNING_LOG_FILE, signing_key_created_at
 from shoal.domain.errors import ConfigError, Fenced, StoreBroken, StoreError
 from shoal.pool.inputs import AccountTopUp
+from shoal.pool.models.machine import MachineKind, PlacementRules
 from shoal.protocols.dispatch import Config
 from shoal.protocols.tealenet import Config as TealeConfig
 from shoal.store.ledger import LogHead
@@ -134,6 +136,19 @@ async def test_disabled_webhooks_are_not_delivered(tmp_path: Path) -> None:
     ):
         assert response.status == 400
         assert "--webhooks off" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize("words", ["tpu", "gpu,gpu", ",", "gpu,"])
+def test_preferred_machines_are_of_known_kinds(words: str) -> None:
+    known = f"--prefer {words}: expected some of gpu, mac, cpu, each once"
+    with pytest.raises(ConfigError, match=known):
+        read_settings(ServeConfig(prefer=words))
+
+
+def test_no_kind_of_machine_is_preferred_by_default() -> None:
+    assert read_settings(ServeConfig()).placement == PlacementRules()
+    preferred = read_settings(ServeConfig(prefer="cpu, gpu")).placement.preference
+    assert preferred == (MachineKind.CPU, MachineKind.GPU)
 
 
 async def test_unknown_egress_policy_is_named(tmp_path: Path) -> None:

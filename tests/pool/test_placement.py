@@ -10,8 +10,14 @@ from msgspec import structs
 
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder
-from shoal.domain.worker import LoadableModel, ModelLibrary
-from shoal.pool.models.machine import LoadedModel, Machine, PlacementRules
+from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
+from shoal.pool.models.machine import (
+    LoadedModel,
+    Machine,
+    MachineKind,
+    PlacementRules,
+    kind_of,
+)
 from shoal.pool.models.placement import Demand, Order, Placement, place, with_orders
 
 NOW = 100_000.0
@@ -92,6 +98,52 @@ def test_loaded_model_is_not_loaded_again_for_those_that_wait() -> None:
     assert not placed(
         machine(ordered=order(LOAD, "a")), machine("ben"), demands=waits
     ).orders
+
+
+PREFERS = PlacementRules(preference=(MachineKind.GPU, MachineKind.MAC))
+
+
+@pytest.mark.parametrize(
+    ("worse", "better"),
+    [
+        ({"kind": MachineKind.MAC}, {"kind": MachineKind.GPU}),
+        ({"kind": MachineKind.CPU}, {"kind": MachineKind.MAC}),
+        ({}, {"kind": MachineKind.MAC}),  # of an unknown kind
+        ({"kind": MachineKind.GPU}, {"kind": MachineKind.GPU, "bandwidth": 2000.0}),
+        ({"kind": MachineKind.CPU}, {"bandwidth": 2000.0}),
+        # What is loaded elsewhere is not unloaded for it.
+        (
+            {"kind": MachineKind.GPU, "memory": 4, "loaded": {"b": loaded()}},
+            {"kind": MachineKind.CPU},
+        ),
+    ],
+)
+def test_the_operator_prefers_kinds_of_machines(
+    worse: dict[str, Any], better: dict[str, Any]
+) -> None:
+    machines = (
+        machine("anna", **{"bandwidth": 1000.0, **worse}),
+        machine("ben", **{"bandwidth": 100.0, **better}),
+    )
+
+    assert shown(placed(*machines, demands=WAITED, rules=PREFERS)) == ["load a on ben"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("cuda", MachineKind.GPU),
+        ("vulkan", MachineKind.GPU),
+        ("metal", MachineKind.MAC),
+        ("cpu", MachineKind.CPU),
+        ("", None),
+    ],
+)
+def test_hardware_says_of_which_kind_a_machine_is(
+    backend: str, kind: MachineKind | None
+) -> None:
+    assert kind_of(Hardware(gpu_backend=backend)) is kind
+    assert kind_of(None) is None
 
 
 def grouped(*names: str, replicas: int = 1) -> dict[str, DeploymentSet]:

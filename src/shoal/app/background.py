@@ -22,6 +22,7 @@ from shoal.gateway.context import JobsGateway
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.webhook_sender import WebhookSender
 from shoal.gateway.jobs.webhooks import EgressPolicy
+from shoal.gateway.models.deployments import describe_machine
 
 PRUNE_EVERY = 3600.0  # seconds
 RECORD_EVERY = 60.0  # seconds between counts of open jobs
@@ -37,8 +38,8 @@ def start_background(
 ) -> Sequence[asyncio.Task[None]]:
     """Start them; the caller cancels them once all jobs have ended."""
     publish = None if setup.shared is None else setup.shared.publish
-    directory = gateway.directory
-    Placer(gateway.hub, setup.clock, lambda peer: directory.profile_of(peer).name)
+    describe = partial(describe_machine, gateway.directory)
+    Placer(gateway.hub, setup.clock, describe, gateway.placement)
     return [
         tasks.create_task(each)
         for each in (

@@ -210,6 +210,7 @@ async def _open_gateway(setup: Setup, core: Core) -> AsyncIterator[Gateway]:
             pages=settings.pages,
             proxies=settings.proxies,
             lists_loadable=settings.lists_loadable,
+            placement=settings.placement,
             egress_policy=settings.reach,
             payments=payments,
             unencrypted=unencrypted,

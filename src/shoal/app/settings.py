@@ -21,6 +21,7 @@ from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.ledger.accounts import BASIS_POINTS, FREE, PriceList
 from shoal.models.library import Library, open_library
+from shoal.pool.models.machine import MachineKind, PlacementRules
 from shoal.protocols.seam.peer_addresses import PeerAddress
 
 NO_X402 = X402Config()
@@ -45,6 +46,7 @@ class CoordinatorSettings:
     fee: int
     spot_checks: float
     lists_loadable: bool
+    placement: PlacementRules
     reach: EgressPolicy
     library: Library
     contacts: tuple[PeerAddress, ...]
@@ -71,6 +73,7 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
         _fee(config.fee),
         _share(config.spot_checks),
         _lists_loadable(config.list_models),
+        PlacementRules(preference=_preference(config.prefer)),
         _reach(config.webhooks),
         open_library(
             [_shared(each) for each in config.share],
@@ -198,6 +201,18 @@ def _lists_loadable(word: str) -> bool:
     if word not in ("all", "loaded"):
         raise ConfigError(f"--list-models {word}: expected all or loaded")
     return word == "all"
+
+
+def _preference(words: str) -> tuple[MachineKind, ...]:
+    """Return the kinds of machines, the preferred one first."""
+    try:
+        kinds = [MachineKind(each.strip()) for each in words.split(",") if words]
+    except ValueError:
+        kinds = []
+    if len({*kinds}) < len(kinds) or bool(words) != bool(kinds):
+        known = ", ".join(each.value for each in MachineKind)
+        raise ConfigError(f"--prefer {words}: expected some of {known}, each once")
+    return tuple(kinds)
 
 
 def _reach(name: str) -> EgressPolicy:

@@ -210,6 +210,12 @@ class ServeConfig:
     list_models: str = setting(
         "models that clients list: all that they may request, or loaded ones", "all"
     )
+    prefer: str = setting(
+        "machines on which models are loaded first where several have room, such as "
+        "gpu,mac,cpu; of one kind, the one with the fastest memory (default: of all)",
+        "",
+        "KIND,...",
+    )
     webhooks: str = setting("permitted webhook addresses: public, any or off", "public")
     drain: float = setting(
         "time for open jobs to complete on shutdown", 30.0, "SECONDS", everyday=True

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from shoal.coordinator.hub import Hub
 from shoal.domain import facts
@@ -12,6 +12,8 @@ from shoal.domain.job import Job, JobTerms, TimeLimits
 from shoal.domain.work import MODEL_QUEUE, ModelOrder
 from shoal.pool.inputs import ModelUnplaced
 from shoal.pool.models.demand import present_placement
+from shoal.pool.models.machine import Described, DescribeMachine, PlacementRules
+from shoal.pool.models.placement import DEFAULT_RULES
 from shoal.transports.clock import Clock, Timer
 
 SOON = 0.01  # seconds from a change to a placement: it is for all that changed by then
@@ -52,15 +54,21 @@ class Placer:
     """Decides after each change, and from time to time, what is loaded where.
 
     Args:
-        name_of: returns what a machine calls itself, by its peer's name.
+        describe: returns what a machine says about itself, by its peer's name.
+        rules: when and where models are loaded and unloaded.
     """
 
     def __init__(
-        self, hub: Hub, clock: Clock, name_of: Callable[[str], str] = lambda peer: peer
+        self,
+        hub: Hub,
+        clock: Clock,
+        describe: DescribeMachine = Described,
+        rules: PlacementRules = DEFAULT_RULES,
     ) -> None:
         self._hub = hub
         self._clock = clock
-        self._name_of = name_of
+        self._describe = describe
+        self._rules = rules
         self._timer: Timer | None = None
         self._due = 0.0
         self._submitted: set[JobId] = set()
@@ -97,7 +105,8 @@ class Placer:
         if self._submitted:  # the pool does not know them yet
             self._place_at(self._clock.now() + SOON)
             return
-        _, placement = present_placement(pool, self._clock.now(), self._name_of)
+        now = self._clock.now()
+        _, placement = present_placement(pool, now, self._describe, self._rules)
         for each in placement.orders:
             log.info(
                 "%s model=%s machine=%s: %s",

@@ -24,6 +24,8 @@ from shoal.ledger.accounts import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
 from shoal.peers.peer_directory import PeerDirectory
+from shoal.pool.models.machine import PlacementRules
+from shoal.pool.models.placement import DEFAULT_RULES
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayMachine
 from shoal.store.port import Store
@@ -62,6 +64,7 @@ class Gateway:
     pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
     proxies: TrustedProxies = TrustedProxies()  # noqa: RUF009  # it is frozen
     lists_loadable: bool = True  # whether clients list models that are not loaded
+    placement: PlacementRules = DEFAULT_RULES
     egress_policy: EgressPolicy = EgressPolicy.ANY  # limits the addresses of webhooks
     payments: Payments = NO_PAYMENTS
     being_paid: set[tuple[str, str]] = field(default_factory=set)
@@ -182,6 +185,7 @@ class ModelsGateway:
     sharing: LibraryServer
     created_at: float
     lists_loadable: bool
+    placement: PlacementRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The operators' API of deployments: which models are kept loaded, and where."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -14,11 +15,12 @@ from shoal.domain.work import ModelAction, Shard
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.aliases import name_rejection
 from shoal.pool.models.demand import present_placement
 from shoal.pool.models.groups import fits_alone, plan_group
-from shoal.pool.models.machine import Machine
+from shoal.pool.models.machine import Described, Machine, kind_of
 from shoal.pool.models.placement import Placement
 from shoal.pool.roster import SPECIAL_QUEUES, suggest_names
 
@@ -276,12 +278,18 @@ def _check(body: SetDeployment) -> None:
 
 
 def _present(gateway: ModelsGateway) -> tuple[list[Machine], Placement]:
-    directory = gateway.directory
     return present_placement(
         gateway.hub.pool,
         gateway.clock.now(),
-        lambda peer: directory.profile_of(peer).name,
+        partial(describe_machine, gateway.directory),
+        gateway.placement,
     )
+
+
+def describe_machine(directory: PeerDirectory, peer: str) -> Described:
+    """Return what a machine says about itself, by its peer's name."""
+    profile = directory.profile_of(peer)
+    return Described(profile.name, kind_of(profile.hardware))
 
 
 def present_machines(gateway: ModelsGateway) -> list[Machine]:

@@ -1,28 +1,33 @@
 """What the pool's machines have loaded, and which models are wanted: for ``place``."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.domain.ids import peer_of
 from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
 from shoal.pool.models.groups import form_groups
-from shoal.pool.models.machine import LoadedModel, Machine
-from shoal.pool.models.placement import Demand, Placement, place
+from shoal.pool.models.machine import (
+    Described,
+    DescribeMachine,
+    LoadedModel,
+    Machine,
+    PlacementRules,
+)
+from shoal.pool.models.placement import DEFAULT_RULES, Demand, Placement, place
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 
 def present_placement(
-    pool: PoolState, now: float, name_of: Callable[[str], str]
+    pool: PoolState,
+    now: float,
+    describe: DescribeMachine,
+    rules: PlacementRules = DEFAULT_RULES,
 ) -> tuple[list[Machine], Placement]:
-    """Return the machines that load models, and what they would be ordered now.
-
-    ``name_of`` returns what a machine calls itself, by its peer's name.
-    """
-    found = _machines(pool, now, name_of)
-    placement = place(found, _demands(pool, now), pool.deployments, now)
+    """Return the machines that load models, and what they would be ordered now."""
+    found = _machines(pool, now, describe)
+    placement = place(found, _demands(pool, now), pool.deployments, now, rules)
     return found, form_groups(found, placement, pool.deployments, now)
 
 
@@ -35,7 +40,7 @@ def orders_to_unload(pool: PoolState, model: str, now: float) -> list[ModelOrder
         return []
     return [
         ModelOrder(ModelAction.UNLOAD, model, each.id)
-        for each in _machines(pool, now, str)
+        for each in _machines(pool, now, Described)
         if each.takes_orders
         and model not in each.ordered
         and each.library.find(model) is not None
@@ -44,9 +49,7 @@ def orders_to_unload(pool: PoolState, model: str, now: float) -> list[ModelOrder
     ]
 
 
-def _machines(
-    pool: PoolState, now: float, name_of: Callable[[str], str]
-) -> list[Machine]:
+def _machines(pool: PoolState, now: float, describe: DescribeMachine) -> list[Machine]:
     libraries = [
         worker for worker in pool.workers.values() if worker.offer.library is not None
     ]
@@ -59,6 +62,7 @@ def _machines(
         library = worker.offer.library
         assert library is not None, "only those"
         peer = peer_of(worker.id)
+        described = describe(peer)
         loaded = {}
         for each in serving[peer]:
             for model in each.offer.models:
@@ -77,12 +81,13 @@ def _machines(
         found.append(
             Machine(
                 worker.id,
-                name_of(peer),
+                described.name,
                 library,
                 loaded,
                 pool.model_orders.of_machine(worker.id),
                 worker.accepts_jobs,
                 pool.model_orders.failures(worker.id, now),
+                described.kind,
             )
         )
     return found

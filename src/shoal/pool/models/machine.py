@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from math import inf, log2
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.work import ModelAction, ModelOrder
-from shoal.domain.worker import LoadableModel, ModelLibrary
+from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 
 GB = 1e9  # bytes, in messages
 NAMES_MAX = 5  # models or machines that a message names
@@ -37,6 +37,39 @@ class LoadedModel:
         return max(self.since, self.used)
 
 
+class MachineKind(Enum):
+    """What of a machine runs models."""
+
+    GPU = "gpu"
+    MAC = "mac"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a machine says about itself; ``kind`` is None if it does not say it."""
+
+    name: str = ""
+    kind: MachineKind | None = None
+
+
+DescribeMachine: TypeAlias = Callable[[str], Described]
+"""Returns what a machine says about itself, by its peer's name."""
+
+
+def kind_of(hardware: Hardware | None) -> MachineKind | None:
+    """Return the kind of a machine, as far as known."""
+    match hardware.gpu_backend if hardware is not None else "":
+        case "":
+            return None
+        case "cpu":
+            return MachineKind.CPU
+        case "metal":
+            return MachineKind.MAC
+        case _:
+            return MachineKind.GPU
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A machine with a library of models.
@@ -46,7 +79,7 @@ class Machine:
     of the library, and whose memory is unknown, takes none.  ``ordered`` has
     the orders that the machine has not carried out yet, and ``failed`` the models that
     it could not load: until when it is not asked again, and why (empty: it said that it
-    loaded it); both by model.
+    loaded it); both by model.  ``kind`` is None if it is unknown.
     ``takes_orders``: it also takes jobs, so it is not paused or draining.
     """
 
@@ -57,6 +90,7 @@ class Machine:
     ordered: Mapping[str, ModelOrder] = field(default_factory=dict)
     takes_orders: bool = True
     failed: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    kind: MachineKind | None = None
 
     @property
     def shown_name(self) -> str:
@@ -79,7 +113,9 @@ class PlacementRules:
     waiting requests evicts only what was not used for ``quiet``.  A deployment grows if
     a request waits ``growth_wait``, or there are ``growth_busy`` (one alone is no
     reason, even if there is one slot), and its newest replica was loaded ``settles``
-    ago.  It shrinks only if there would then be at most ``shrink_busy``.
+    ago.  It shrinks only if there would then be at most ``shrink_busy``.  Of machines
+    where equally much happens, those come first that come first in ``preference``, and
+    last those that are not in it.
     """
 
     idle: float = 1800.0
@@ -89,6 +125,7 @@ class PlacementRules:
     growth_busy: float = 1.5
     shrink_busy: float = 0.6
     settles: float = 60.0
+    preference: tuple[MachineKind, ...] = ()
 
 
 class Claim(IntEnum):
@@ -117,12 +154,14 @@ class Effort(IntEnum):
 class Bid(NamedTuple):
     """What it takes to load a model on a machine; the least is the best.
 
-    Equal efforts compare by ``recent``, which is less for victims that were not used
+    Equal efforts compare by the ``rank`` of the machine in the operator's preference,
+    then by ``recent``, which is less for victims that were not used
     for longer (by half or more), then by the ``slowness`` of the machine, whose memory
     its ``active`` models share: those that it loads, and those in use.
     """
 
     effort: Effort
+    rank: int
     recent: int
     slowness: float
     active: int
@@ -267,7 +306,9 @@ class Room:
         active = len(self.loading) + self.busy
         slowness = -self.machine.library.bandwidth / (1 + active)
         names = tuple(each.name for each in victims)
-        return Bid(effort, recent, slowness, active, self.machine.id, names)
+        preference, kind = self.rules.preference, self.machine.kind
+        rank = preference.index(kind) if kind in preference else len(preference)
+        return Bid(effort, rank, recent, slowness, active, self.machine.id, names)
 
     def has_any(self, names: Collection[str]) -> bool:
         """Return whether one of these models is loaded, or not unloaded yet."""
