@@ -17,6 +17,7 @@ from coordinator.hubs import (
 )
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.placer import INTERVAL, UNPLACED_AFTER, Placer
+from shoal.coordinator.timetables import LOOK_EVERY, local_time
 from shoal.domain.errors import (
     CannotDo,
     Forbidden,
@@ -614,6 +615,31 @@ def test_deployments_are_loaded_and_kept_over_a_restart() -> None:
         await asyncio.sleep(2000.0)
         unloads = [each.orders[1].action for each in machines]
         assert unloads == [ModelAction.UNLOAD] * 2
+
+    run_script(script)
+
+
+def test_a_deployment_follows_its_timetable() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        loop = asyncio.get_running_loop()
+        clock = LoopClock(lambda: 1_800_000_000.0 + loop.time())  # at a full hour
+        Placer(coordinator.hub, clock)
+        anna = ScriptedMachine(coordinator.hub, "anna", QWEN)
+        hour = local_time(clock).hour
+        times = f"{(hour + 1) % 24}:00-{(hour + 2) % 24}:00"
+        deployed = DeploymentSet("qwen3", 1, "al", pinned=True, schedule=(times,))
+        await coordinator.hub.process(DeploymentOrder("qwen3", deployed, "al"))
+        await pause()
+        assert anna.orders == [], "it is not due yet"
+
+        await asyncio.sleep(3600.0 + 2 * LOOK_EVERY)
+        assert [each.action for each in anna.orders] == [ModelAction.LOAD]
+        anna.carry_out()
+        await asyncio.sleep(1700.0)
+        assert len(anna.orders) == 1, "it is idle, and kept"
+
+        await asyncio.sleep(3600.0 + PlacementRules().idle)
+        assert anna.orders[1].action is ModelAction.UNLOAD
 
     run_script(script)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from shoal.coordinator.hub import Hub
+from shoal.coordinator.timetables import LOOK_EVERY, deployments_at, local_time
 from shoal.domain import facts
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
@@ -105,8 +106,9 @@ class Placer:
         if self._submitted:  # the pool does not know them yet
             self._place_at(self._clock.now() + SOON)
             return
-        now = self._clock.now()
-        _, placement = present_placement(pool, now, self._describe, self._rules)
+        now, rules, local = self._clock.now(), self._rules, local_time(self._clock)
+        deployments = deployments_at(pool.deployments, local, rules)
+        _, placement = present_placement(pool, now, self._describe, rules, deployments)
         for each in placement.orders:
             log.info(
                 "%s model=%s machine=%s: %s",
@@ -124,6 +126,8 @@ class Placer:
         again = self._clock.now() + INTERVAL
         if not self._hub.pool.queues:
             again = max(again, placement.again)
+        if deployments is not pool.deployments:
+            again = min(again, self._clock.now() + LOOK_EVERY)
         if again < math.inf:
             self._place_at(again)
 

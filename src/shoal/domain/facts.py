@@ -371,6 +371,8 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     is after how many seconds without a request a replica above the least number is
     unloaded; None: never.  ``context`` is in tokens, for each of the ``slots``; 0: as
     the machine chooses.  A machine has at most one model of an ``exclusive_group``.
+    ``schedule`` has the times at which it is kept loaded, by the coordinator's clock,
+    such as ``mon-fri 8:00-18:00``; empty: always.
     """
 
     name: str
@@ -383,6 +385,7 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     context: int = 0
     slots: int = 0
     exclusive_group: str = ""
+    schedule: tuple[str, ...] = ()
 
 
 class DeploymentRemoved(msgspec.Struct, frozen=True):

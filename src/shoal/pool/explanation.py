@@ -139,7 +139,8 @@ def describe_deployment(deployment: facts.DeploymentSet) -> str:
     one = "replica" if (most or least) == 1 else "replicas"
     group = deployment.exclusive_group
     alone = f", excludes others of {group}" if group else ""
-    return f"{count} {one}{where}{pinned}{alone}"
+    times = f", {', '.join(deployment.schedule)}" if deployment.schedule else ""
+    return f"{count} {one}{where}{pinned}{alone}{times}"
 
 
 def describe_submission(job: Job) -> str:

@@ -42,6 +42,12 @@ async def test_what_stands_for_any_model_cannot_be_deployed(pool: Pool) -> None:
         ("idle", -1, "idle: expected 0 to 2592000"),
         ("replicas", 10**6, "replicas: expected 0 to 1000"),
         ("most", 0, "most: expected 1 to 1000"),
+        ("schedule", ["8:00"] * 33, "schedule: expected at most 32 times"),
+        (
+            "exclusive_group",
+            "a\n",
+            "exclusive_group: expected up to 256 printable characters",
+        ),
     ],
 )
 async def test_a_number_out_of_its_range_is_named(
@@ -51,3 +57,17 @@ async def test_a_number_out_of_its_range_is_named(
 
     assert (status, answer["error"]["message"]) == (400, says)
     assert answer["error"]["param"] == field
+
+
+async def test_a_deployment_outside_of_its_times_says_so(pool: Pool) -> None:
+    async with shoal_worker(pool, MACHINE, name="anna"):
+        status, answer = await put(pool, "qwen3", schedule=["noon"])
+        assert status == 400
+        assert answer["error"]["message"].startswith("schedule 'noon': expected a time")
+
+        never = ["mon 0:00-0:01", "tue 0:00-0:01"]
+        status, answer = await put(pool, "qwen3", schedule=never, exclusive_group="g")
+        assert status == 200, answer
+        assert (answer["schedule"], answer["exclusive_group"]) == (never, "g")
+        if answer["why"] is not None:  # but in these minutes
+            assert answer["why"].startswith("it is kept loaded only at mon 0:00")

@@ -6,9 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from shoal.config.schedule import parse_window
 from shoal.coordinator.loads import load_states
+from shoal.coordinator.timetables import deployments_at, is_due, local_time
 from shoal.domain.credentials import Scope
-from shoal.domain.errors import InvalidRequest, NotFound
+from shoal.domain.errors import ConfigError, InvalidRequest, NotFound
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.work import ModelAction, Shard
@@ -31,6 +33,7 @@ DEPLOYMENTS_MAX = 1000
 CONTEXT_MAX = 1 << 24  # tokens
 SLOTS_MAX = 1024
 IDLE_MAX = 30 * 86_400.0  # seconds
+WINDOWS_MAX = 32  # times of a timetable
 NAME_MAX = 256  # characters of a group's
 MACHINES_MAX = 1000  # that a deployment names
 
@@ -81,6 +84,7 @@ class DeploymentInfo(msgspec.Struct, frozen=True):
     context: int | None
     slots: int | None
     exclusive_group: str
+    schedule: tuple[str, ...]
     by: str
     present: list[Replica]
     why: str | None
@@ -98,7 +102,8 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other model evicts it.  ``idle``: seconds without a request after which a replica
     beyond the least is unloaded; null: never.  ``context`` is in tokens, for each of
     the ``slots``; null: as the machine chooses.  A machine has at most one model of an
-    ``exclusive_group``; empty: of none.
+    ``exclusive_group``; empty: of none.  ``schedule``: only at these times, such as
+    ``mon-fri 8:00-18:00`` by the coordinator's clock; empty: always.
     """
 
     replicas: int = 1
@@ -109,6 +114,7 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int | None = None
     slots: int | None = None
     exclusive_group: str = ""
+    schedule: list[str] = []
 
 
 class RemovedDeployment(msgspec.Struct, frozen=True):
@@ -161,6 +167,7 @@ async def set_deployment(
         body.context or 0,
         body.slots or 0,
         body.exclusive_group,
+        tuple(body.schedule),
     )
     machines, _ = _present(gateway)
     for wanted in body.on:
@@ -267,6 +274,15 @@ def _check(body: SetDeployment) -> None:
             "longer, delete its deployment",
             "replicas",
         )
+    if len(body.schedule) > WINDOWS_MAX:
+        raise InvalidRequest(
+            f"schedule: expected at most {WINDOWS_MAX} times", "schedule"
+        )
+    for window in body.schedule:
+        try:
+            parse_window(window)
+        except ConfigError as error:
+            raise InvalidRequest(str(error).removeprefix("--"), "schedule") from error
     group = body.exclusive_group
     if len(group) > NAME_MAX or not group.isprintable():
         raise InvalidRequest(
@@ -278,11 +294,13 @@ def _check(body: SetDeployment) -> None:
 
 
 def _present(gateway: ModelsGateway) -> tuple[list[Machine], Placement]:
+    pool, rules = gateway.hub.pool, gateway.placement
     return present_placement(
-        gateway.hub.pool,
+        pool,
         gateway.clock.now(),
         partial(describe_machine, gateway.directory),
-        gateway.placement,
+        rules,
+        deployments_at(pool.deployments, local_time(gateway.clock), rules),
     )
 
 
@@ -342,6 +360,8 @@ def _info(
     machines: list[Machine],
     why: str | None,
 ) -> DeploymentInfo:
+    if not is_due(deployment, local_time(gateway.clock)):
+        why = f"it is kept loaded only at {', '.join(deployment.schedule)}"
     return DeploymentInfo(
         deployment.name,
         deployment.replicas,
@@ -353,6 +373,7 @@ def _info(
         deployment.context or None,
         deployment.slots or None,
         deployment.exclusive_group,
+        deployment.schedule,
         deployment.by,
         [*replicas(gateway, machines, deployment.name)],
         why,

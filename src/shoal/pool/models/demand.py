@@ -1,8 +1,10 @@
 """What the pool's machines have loaded, and which models are wanted: for ``place``."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
+from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import peer_of
 from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
 from shoal.pool.models.groups import form_groups
@@ -24,11 +26,16 @@ def present_placement(
     now: float,
     describe: DescribeMachine,
     rules: PlacementRules = DEFAULT_RULES,
+    deployments: Mapping[str, DeploymentSet] | None = None,
 ) -> tuple[list[Machine], Placement]:
-    """Return the machines that load models, and what they would be ordered now."""
+    """Return the machines that load models, and what they would be ordered now.
+
+    ``deployments`` are those of the pool, as far as they hold now; None: all of them.
+    """
+    deployments = pool.deployments if deployments is None else deployments
     found = _machines(pool, now, describe)
-    placement = place(found, _demands(pool, now), pool.deployments, now, rules)
-    return found, form_groups(found, placement, pool.deployments, now)
+    placement = place(found, _demands(pool, now), deployments, now, rules)
+    return found, form_groups(found, placement, deployments, now)
 
 
 def orders_to_unload(pool: PoolState, model: str, now: float) -> list[ModelOrder]:

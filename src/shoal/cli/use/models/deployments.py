@@ -19,6 +19,7 @@ COLUMNS: Columns = {
     "REPLICAS": lambda each: _count(each),
     "ON": lambda each: ", ".join(each["on"]) or "any",
     "PINNED": lambda each: "yes" if each["pinned"] else "",
+    "TIMES": lambda each: ", ".join(each.get("schedule", [])),
     "GROUP": lambda each: each.get("exclusive_group", ""),
     "NOW": lambda each: "; ".join(_replicas(each)) or each["why"] or "",
 }
@@ -64,6 +65,12 @@ NONE = "no deployments: `shoal models deploy NAME` makes one"
     default="",
     help="A machine loads only one model of the group at a time.",
 )
+@click.option(
+    "--schedule",
+    metavar="TIME",
+    multiple=True,
+    help="Only then, by the coordinator's clock: 'mon-fri 8:00-18:00'.",
+)
 @pass_api_with_json
 def deploy(
     api: CoordinatorApi,
@@ -76,6 +83,7 @@ def deploy(
     context: int | None,
     slots: int | None,
     group: str,
+    schedule: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Keep a model loaded, on as many machines as you say.
@@ -94,6 +102,7 @@ def deploy(
         "context": context,
         "slots": slots,
         "exclusive_group": group,
+        "schedule": schedule,
     }
     deployed = api.request(_path(name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
