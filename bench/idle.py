@@ -36,6 +36,7 @@ GOALS = [
     *(Goal(f"{wire}, {SHARE}", at_most=10) for wire in WIRES),
     Goal(f"grandsage, {EACH}", at_most=30),
     Goal(f"tealenet, {EACH}", at_most=30),
+    Goal(f"shoal, {EACH}", at_most=30),
     # The lease, and a second to act on it.
     Goal(f"grandsage, {MISSED}", at_most=31),
     Goal(f"tealenet, {MISSED}", at_most=31),
