@@ -79,11 +79,16 @@ async def test_without_isolation_it_has_a_loopback_port(
 
 
 @linux
+@pytest.mark.parametrize("command", shard_process.ISOLATIONS)
 async def test_isolated_shard_reaches_nothing_and_nobody_reaches_it(
-    programs: ShardPrograms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: ShardPrograms,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
 ) -> None:
+    monkeypatch.setattr(shard_process, "ISOLATIONS", (command,))
     if not await can_isolate():
-        pytest.skip("this system allows no network namespaces")
+        pytest.skip(f"not here: {command}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         # With the port of a listener outside it: neither finds the other.
@@ -99,6 +104,8 @@ async def test_isolated_shard_reaches_nothing_and_nobody_reaches_it(
     assert shard.is_isolated
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
+    assert await ask(shard, "exit 3") == ""
+    assert (await shard.exited).startswith("the shard ended with status 3")
     await shard.close()
 
 

@@ -140,11 +140,13 @@ def raise_loopback() -> None:
     """
     import fcntl  # there is none on Windows
 
-    set_flags, up_and_running = 0x8914, 0x1 | 0x40
+    get_flags, set_flags, up, running = 0x8913, 0x8914, 0x1, 0x40
     with socket.socket() as any_socket:
-        fcntl.ioctl(
-            any_socket, set_flags, struct.pack("16sh14x", b"lo", up_and_running)
-        )
+        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh14x", b"lo", 0))
+        (flags,) = struct.unpack_from("h", answer, 16)
+        if not flags & up:  # bwrap has brought it up, and leaves no right to do so
+            wanted = struct.pack("16sh14x", b"lo", flags | up | running)
+            fcntl.ioctl(any_socket, set_flags, wanted)
 
 
 def cover_services() -> None:

@@ -38,10 +38,12 @@ HANDS_OUT = os.name == "posix"  # the child connects
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 ISOLATIONS = (
-    "--user --map-root-user --net --ipc --pid --fork --kill-child --mount-proc",
-    "--user --map-root-user --net",  # in containers, which hide parts of /proc
+    "unshare --user --map-root-user --net --ipc --pid --fork --kill-child --mount-proc",
+    # Where a system allows namespaces to programs that it knows.
+    "bwrap --unshare-all --die-with-parent --dev-bind / / --proc /proc --tmpfs /run --",
+    "unshare --user --map-root-user --net",  # in containers, which hide parts of /proc
 )
-"""The options of unshare(1), the best first; systems and containers forbid some."""
+"""Commands that run another one in isolation, the best first."""
 
 SYSTEM_FILES = (
     *("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/opt", "/nix/store"),
@@ -213,10 +215,10 @@ async def can_isolate() -> bool:
 
 async def _isolation() -> Sequence[str]:
     """Return the command that runs another in isolation; empty: there is none."""
-    if (program := shutil.which("unshare")) is None:
-        return ()
-    for options in ISOLATIONS:
-        command = (program, *options.split())
+    for program, *options in map(str.split, ISOLATIONS):
+        if (found := shutil.which(program)) is None:
+            continue
+        command = (found, *options)
         trial = await asyncio.create_subprocess_exec(
             *(*command, "true"), stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
