@@ -6,7 +6,7 @@ import socket
 from shoal.domain.errors import Unavailable
 from shoal.domain.work import Shard
 from shoal.ledger.keys import Signer
-from shoal.worker.shard_port import ShardPort
+from shoal.worker.shard_port import LentProcess, ShardPort
 
 PROTOCOL = "ggml-rpc 8.0.0"
 GROUP = "big-1"
@@ -60,7 +60,7 @@ class EchoShard:
 
 
 async def open_port(
-    process: EchoShard, runner: Signer = RUNNER, group: str = GROUP
+    process: LentProcess, runner: Signer = RUNNER, group: str = GROUP
 ) -> ShardPort:
     return await ShardPort.open("127.0.0.1", group, runner.public_key.hex(), process)
 

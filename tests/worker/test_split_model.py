@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import msgspec
@@ -14,21 +14,19 @@ import pytest
 from msgspec.structs import replace
 
 from engines.outputs import ENDLESS, TINY, ask, chat_of
-from harness.llama_cpp import llama_cpp
+from harness.llama_cpp import llama_cpp, one_process
 from models.tiny_answers import HAIKU
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import Shard
 from shoal.engines.gguf_files import demo_model_path
-from shoal.engines.llama_child import BATCH_TOKENS, MODEL
+from shoal.engines.llama_child import MODEL
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.shards import shard_process
 from shoal.engines.shards.programs import (
     ShardPrograms,
     find_programs,
-    program_environment,
 )
 from shoal.engines.shards.shard_process import ShardProcess
-from shoal.engines.shards.split_child import is_loaded, port_of
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.worker.shard_links import ShardLinks
 from shoal.worker.shard_port import ShardPort
@@ -103,31 +101,6 @@ async def machines(programs: ShardPrograms, tmp_path: Path) -> AsyncIterator[Mac
     await made.close()
 
 
-@asynccontextmanager
-async def one_process(
-    programs: ShardPrograms, path: Path
-) -> AsyncIterator[OpenAIEngine]:
-    """Run the same server with the whole model in its own process."""
-    options = f"-ngl 0 -c {2 * CONTEXT} -np 2 -t 1 -b {BATCH_TOKENS} --cache-ram 0"
-    server = await asyncio.create_subprocess_exec(
-        *(str(programs.llama_server), "-m", str(path), "--alias", MODEL),
-        *("--port", "0", *options.split()),
-        env=program_environment(),
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        while (port := port_of(server.pid)) is None or not is_loaded(port):
-            assert server.returncode is None
-            await asyncio.sleep(0.05)
-        engine = OpenAIEngine(f"http://127.0.0.1:{port}/v1")
-        await engine.start()
-        yield engine
-        await engine.close()
-    finally:
-        server.kill()
-        await server.wait()
-
-
 async def answers_of(engine: SplitEngine | OpenAIEngine, model: str) -> list[str]:
     return [
         (await ask(engine, replace(chat_of(each, max_tokens=64), model=model))).text
@@ -139,7 +112,7 @@ async def answers_of(engine: SplitEngine | OpenAIEngine, model: str) -> list[str
 async def test_split_model_answers_as_one_process(
     machines: Machines, programs: ShardPrograms, layers: Sequence[int]
 ) -> None:
-    async with one_process(programs, demo_model_path()) as whole:
+    async with one_process(programs, demo_model_path(), 2 * CONTEXT) as whole:
         expected = await answers_of(whole, MODEL)
     shards = [await machines.lend() for _ in layers[1:]]
     engine = await machines.run(shards, layers, demo_model_path())

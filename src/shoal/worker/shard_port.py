@@ -31,6 +31,7 @@ from shoal.worker.shard_hello import (
 )
 
 SUBJECT = "shoal shard"
+DATA_MAX = 64  # connections; llama.cpp uses one at a time
 SHARE = 128  # of a program's budget for strangers: 64 connections
 
 REFUSED = "refused peer=%s reason=%r"
@@ -228,6 +229,8 @@ class ShardPort:
         """
         if self._heart is None:
             raise PeerError("this shard has no heartbeat of that machine")
+        if len(self._data) >= DATA_MAX:
+            raise PeerError(f"this shard has {DATA_MAX} connections")
         far = Spliced()
         await connect_to(self._process, far)
         self._data.add(end.spliced)
