@@ -157,7 +157,7 @@ class Agent:
                 functions,
                 self._try_send,
                 self._send,
-                self._on_call_ended,
+                self._disconnect_if_done,
                 self._tasks,
                 clock,
             )
@@ -327,6 +327,8 @@ class Agent:
                     ):
                         # On wires without calls, tasks continue as jobs do.
                         keeps = isinstance(dialer, KeepsCalls)
+                        if keeps and (self._calls or self._calls.was_used):
+                            self._ended_at = self._clock.now()  # results are missed
                         self._calls.on_disconnected(keeps=keeps)
         except LinkClosed as error:
             return ConnectionEnd(str(error), error.code, error.text, by_peer=True)
@@ -462,11 +464,8 @@ class Agent:
         return driver.send(event)
 
     def _on_job_ended(self) -> None:
-        self._send_occupancy()
-        self._on_call_ended()
-
-    def _on_call_ended(self) -> None:
         self._ended_at = self._clock.now()
+        self._send_occupancy()
         self._disconnect_if_done()
 
     def _disconnect_if_done(self) -> None:

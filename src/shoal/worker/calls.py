@@ -116,6 +116,7 @@ class RunningCalls:
         self._streams: dict[JobId, CallStreamSlot] = {}
         self._returnable: dict[JobId, LeaseNumber] = {}  # streams
         self._unsent: list[words.CallsReturned] = []  # until there is a connection
+        self.was_used = False  # whether there were calls on this connection
 
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
@@ -167,6 +168,7 @@ class RunningCalls:
         """Process a message about a call stream or a large argument."""
         match message:
             case words.PushCalls(job_id, _, calls):
+                self.was_used = True
                 if (stream := self._streams.get(job_id)) is not None:
                     stream.push(calls)
             case words.CancelCalls(job_id, _, numbers):
@@ -219,7 +221,9 @@ class RunningCalls:
         """Send what could not be sent; wait briefly for members to be returned."""
         unsent, self._unsent = self._unsent, []
         for each in unsent:
-            self._send_results(each)
+            if not self._try_send(each):
+                self._keep_results(each)
+        self.was_used = False
         self._set_timer(ATTACH_TIMEOUT)
 
     def on_disconnected(self, *, keeps: bool) -> None:
@@ -267,7 +271,9 @@ class RunningCalls:
         job_id, lease = command.job_id, command.lease
 
         def on_returned(returns: list[words.CallResult]) -> None:
-            self._send_results(words.CallsReturned(job_id, lease, returns))
+            results = words.CallsReturned(job_id, lease, returns)
+            if not self._try_send(results):
+                self._keep_results(results)
             if stream.idle:
                 self._on_ended()
 
@@ -283,9 +289,9 @@ class RunningCalls:
             self._returnable[job_id] = lease
         return None
 
-    def _send_results(self, results: words.CallsReturned) -> None:
-        """Send results, now or once there is a connection."""
-        if not self._try_send(results) and results.job_id in self._streams:
+    def _keep_results(self, results: words.CallsReturned) -> None:
+        """Keep results until there is a connection."""
+        if results.job_id in self._streams:
             self._unsent.append(results)
 
     def _on_task_done(self, running: "_RunningCall") -> None:

@@ -7,14 +7,15 @@ the stream, as after a restart, gives its stored calls as jobs of their own.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
+from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
 
 CALLS_KEPT_MAX = 512  # calls, open or with a result, that are kept for a coordinator
+RESULTS_MAX = 2 * CALLS_KEPT_MAX  # results, from which the oldest are dropped
 RESULTS_SIZE = 8 << 20  # bytes of the results that are kept
 RESULT_SECONDS = 60.0  # seconds for which a result is kept, which may have been lost
 
@@ -26,12 +27,8 @@ class CallPlace(Struct, frozen=True):
     number: int
 
 
-class _Result(Struct, frozen=True):
-    """A result that may have been lost on its way."""
-
-    name: words.CallName | None
-    result: words.CallResult
-    at: float
+_Result: TypeAlias = tuple[words.CallName | None, words.CallResult, float]
+"""A result that may have been lost on its way: its call's name, and when it came."""
 
 
 class CallsPushed(Struct):
@@ -100,7 +97,7 @@ class StreamedCalls:
                 continue
             earlier = place if name is None else self._places.get(name[0], place)
             if (result := self._results.get(earlier)) is not None:
-                pushed.known.append(result.result._replace(number=call.number))
+                pushed.known.append(result[1]._replace(number=call.number))
                 continue
             if earlier != place:
                 pushed.unwanted.append(earlier)  # it is made anew
@@ -126,15 +123,14 @@ class StreamedCalls:
         returned: list[words.CallResult] = []
         for result in results:
             name = known.calls.pop(result.number, None)
-            kept = _Result(name, result, now)
-            self._results[CallPlace(stream, result.number)] = kept
+            self._results[CallPlace(stream, result.number)] = name, result, now
             self._results_size += len(result.value)
             given = known.given.pop(result.number, None) if known.given else None
             if given is None:
                 returned.append(result)
             else:
                 ends.append(_end(given, result))
-        if len(self._results) > CALLS_KEPT_MAX or self._results_size > RESULTS_SIZE:
+        if len(self._results) > RESULTS_MAX or self._results_size > RESULTS_SIZE:
             self._drop_results(now)
         return returned, ends
 
@@ -169,7 +165,7 @@ class StreamedCalls:
         opened = (
             name for each in self._streams.values() for name in each.calls.values()
         )
-        ended = (each.name for each in reversed(self._results.values()))
+        ended = (name for name, _, _ in reversed(self._results.values()))
         known = (name for name in chain(opened, ended) if name is not None)
         return [*islice(known, CALLS_KEPT_MAX)]
 
@@ -186,7 +182,7 @@ class StreamedCalls:
         known = self._streams.get(place.stream)
         name = None if known is None else known.calls.get(place.number)
         if (result := self._results.get(place)) is not None:
-            name = result.name
+            name = result[0]
         return place if name == (job_id, lease) else None
 
     def give(
@@ -195,8 +191,8 @@ class StreamedCalls:
         """Go on with a call as a job of its own, under a lease; return its end."""
         name = (job_id, lease)
         if (result := self._results.get(place)) is not None:
-            self._results[place] = replace(result, name=name)
-            return _end(name, result.result)
+            self._results[place] = name, *result[1:]
+            return _end(name, result[1])
         known = self._streams[place.stream]
         known.calls[place.number] = known.given[place.number] = name
         return None
@@ -210,8 +206,8 @@ class StreamedCalls:
         """Drop a result that is not needed; return whether there was one."""
         if (result := self._results.pop(place, None)) is None:
             return False
-        self._results_size -= len(result.result.value)
-        self._forget_name(result.name, place)
+        self._results_size -= len(result[1].value)
+        self._forget_name(result[0], place)
         return True
 
     def _forget_name(self, name: words.CallName | None, place: CallPlace) -> None:
@@ -220,14 +216,17 @@ class StreamedCalls:
 
     def _drop_results(self, now: float) -> None:
         """Drop what is kept for too long, and the oldest of too much."""
-        while self._results:
-            place, oldest = next(iter(self._results.items()))
-            too_many = (
-                len(self._results) > CALLS_KEPT_MAX or self._results_size > RESULTS_SIZE
-            )
-            if not too_many and now - oldest.at < RESULT_SECONDS:
+        results = self._results
+        for place, (name, result, at) in [*results.items()]:
+            too_many = len(results) > CALLS_KEPT_MAX
+            too_many = too_many or self._results_size > RESULTS_SIZE
+            if not too_many and now - at < RESULT_SECONDS:
                 return
-            self.forget_result(place)
+            # Without other functions: all results come here.
+            del results[place]
+            self._results_size -= len(result.value)
+            if name is not None and self._places.get(name[0]) == place:
+                del self._places[name[0]]
 
 
 def _end(

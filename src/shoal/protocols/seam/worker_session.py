@@ -452,7 +452,15 @@ class WorkerSession:
                 if job is None:
                     return ()  # cancelled meanwhile
                 if self._jobs.keeps and isinstance(message, words.CallsReturned):
-                    return self._send_results(message, job, now)
+                    calls = self._jobs.calls
+                    results, ends = calls.take_results(
+                        message.job_id, message.results, now
+                    )
+                    if ends or not job.attached:
+                        return self._send_ends(message.job_id, job.peer, ends, now)
+                    message = words.CallsReturned(
+                        message.job_id, message.lease, results
+                    )
                 if not job.attached:
                     return ()  # with the earlier connection
                 renamed = replace(
@@ -462,18 +470,13 @@ class WorkerSession:
             case _:
                 return self._inner.send(ToPeer(ALL_PEERS, message), now)
 
-    def _send_results(
-        self, message: words.CallsReturned, job: PeerJob, now: float
+    def _send_ends(
+        self, stream: JobId, peer: str, ends: Sequence[words.Event], now: float
     ) -> Sequence[session.Output]:
-        """Send results in their stream, or as the ends of jobs of their own."""
-        calls, stream = self._jobs.calls, message.job_id
-        returned, ends = calls.take_results(stream, message.results, now)
-        results: list[words.Event] = []
-        if returned and job.attached:
-            results.append(words.CallsReturned(*job.name, returned))
-        if stream in self._jobs.orphans and calls.is_done(stream):
+        """Send the ends of calls that are jobs of their own, of a lost stream."""
+        if stream in self._jobs.orphans and self._jobs.calls.is_done(stream):
             self._over.append(stream)
-        return self._send_all(job.peer, (*results, *ends), now)
+        return self._send_all(peer, ends, now)
 
     def _send_all(
         self, peer: str, events: Iterable[words.Event], now: float
@@ -498,7 +501,9 @@ class WorkerSession:
         if not self._jobs.keeps:
             return (replace(message, job_id=job_id),)
         pushed = calls.push(job_id, message)
-        outputs: list[words.Command | session.Output] = [*self._recall(pushed.unwanted)]
+        outputs: list[words.Command | session.Output] = []
+        if pushed.unwanted:
+            outputs += self._recall(pushed.unwanted)
         if pushed.new:
             outputs.append(words.PushCalls(job_id, message.lease, pushed.new))
         if pushed.known:
