@@ -281,8 +281,9 @@ def remove_partial(folder: Path, model: str) -> bool:
 def _begin_writing_out(descriptor: int, offset: int, size: int) -> None:
     """Let the system begin to write what is in its memory to the disk."""
     if (advise := getattr(os, "posix_fadvise", None)) is not None:
-        # Of what is not on the disk yet, nothing is forgotten.
-        advise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+        # Of what is not on the disk yet, nothing is forgotten.  It is only advice.
+        with suppress(OSError):
+            advise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _restore_models(folder: Path) -> None:
