@@ -1,5 +1,6 @@
 """A model that fits on no machine of a pool, run by llama.cpp on several."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from harness.llama_cpp import llama_cpp
 from live.programs import (
     PATIENCE,
+    TOKEN,
     Program,
     Programs,
     eventually,
@@ -89,6 +91,10 @@ class Machines:
 @pytest.fixture
 def machines(programs: Programs) -> Machines:
     return Machines(programs)
+
+
+def machines_file(programs: Programs) -> Path:
+    return programs.folder / "runner" / "models" / f"{MODEL}.gguf"
 
 
 def shard_of(worker: Program) -> psutil.Process:
@@ -181,3 +187,43 @@ def test_owner_who_pauses_the_machine_has_its_memory_back(
     eventually(lambda: not shard.is_running(), "the part is freed")
     assert "".join(machines.answer()) == whole
     assert machines.parts() == ["ben", "runner"]
+
+
+def test_run_splits_a_file_that_is_too_large(
+    machines: Machines, programs: Programs, tmp_path: Path
+) -> None:
+    machines.lend("anna")
+    file = tmp_path / "big.gguf"
+    file.hardlink_to(machines_file(programs))
+    environment = {
+        **os.environ,
+        "SHOAL_DATA_DIR": str(programs.data),
+        "SHOAL_MEMORY": "0.09",
+        "SHOAL_CONTEXT": "512",
+        "SHOAL_SLOTS": "1",
+        "SHOAL_NAME": "here",
+        "SHOAL_TOKEN": TOKEN,
+        "SHOAL_LLAMA_CPP": str(llama_cpp()),
+    }
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "shoal", "run", f"big={file}", *arguments]
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
+
+    explained = run("--explain")
+    assert explained.returncode == 0, explained.stderr
+    assert "split over anna (46.7 MB), here (79.0 MB)" in explained.stdout
+    assert "anna: 17 layers" in explained.stdout
+
+    answered = run("--on", "anna", "Name a fish.")
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.strip()
+    assert "anna: 17 layers, 46.7 MB" in answered.stderr
+    assert machines.pool.admin("deployments")["data"] == []

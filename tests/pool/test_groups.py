@@ -212,10 +212,14 @@ def test_group_is_of_the_machines_that_a_deployment_names() -> None:
     large = machine("large", 20)
 
     assert not placed(ANNA, BEN, large, deployed=deployed).orders
-    wide = structs.replace(deployed, on=("anna", "large"))
-    assert [
-        each.machine for each in works(placed(ANNA, BEN, large, deployed=wide))
-    ] == [large.id]
+    for on in (("anna", "large"), ("large",)):  # the latter lends to one with the file
+        wide = structs.replace(deployed, on=on)
+        machines = ANNA, BEN, large
+        lent = placed(*machines, deployed=wide)
+        assert [each.machine for each in works(lent)] == [large.id]
+        loaded = placed(*told(machines, lent), deployed=wide, now=NOW + 1)
+        running = told(told(machines, lent), loaded)
+        assert not placed(*map(used, running), deployed=wide, now=NOW + 2).orders
 
 
 def test_runner_unloads_what_it_does_not_use() -> None:

@@ -27,7 +27,7 @@ def split_plan(api: CoordinatorApi, model: str, on: str) -> Mapping[str, Any]:
 def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield a plan for people: the sizes of the parts, and how fast it would be."""
     if plan["why"]:
-        yield printable(f"{plan['model']} cannot be split: it {plan['why']}")
+        yield printable(f"{plan['model']} cannot be split: {plan['why']}")
         return
     parts = plan["parts"]
     shown = ", ".join(f"{_name(each)} ({decimal(each['bytes'])})" for each in parts)
@@ -83,8 +83,10 @@ def _await_loaded(api: CoordinatorApi, model: str) -> None:
                 if replica["state"] == "loaded":
                     return
                 status.update(printable(f"loading {model}: {replica['step']} …"))
-            if deployed["why"]:
-                status.update(printable(f"{model}: {deployed['why']} …"))
+            why = deployed["why"]
+            if why and why not in shown and not deployed["present"]:
+                shown.add(why)
+                click.echo(printable(f"{model}: {why}"), err=True)
             time.sleep(LOOK_EVERY)
     raise JobError(f"{model} was not loaded within {PATIENCE / 60:.0f} minutes")
 

@@ -171,8 +171,6 @@ async def open_worker_library(
     Raises ConfigError if they are asked for, and cannot be.
     """
     shared = await open_shared_memory(config, target, data, signer)
-    if config.load == LOAD_NONE:
-        return None if shared is None else _lending_only(shared, data)
     wanted, protocol = loads_on_order(config), target.protocol
     if not (protocol.joint and protocol.preferred):
         if wanted:
@@ -182,16 +180,16 @@ async def open_worker_library(
             )
         return None
     installed = is_installed()
-    servers = tuple(each for each in sources if each.control is not None)
-    if not installed and not any(
+    loads = config.load != LOAD_NONE
+    servers = tuple(each for each in sources if loads and each.control is not None)
+    able = installed or any(
         each.control is not None and each.control.served for each in servers
-    ):
-        if wanted:
-            raise ConfigError(
-                f"--load {config.load}: no server here loads models on order, and the "
-                f"embedded engine is not installed: {install_extra('llm')}"
-            )
-        return None if shared is None else _lending_only(shared, data)
+    )
+    if wanted and not able:
+        raise ConfigError(
+            f"--load {config.load}: no server here loads models on order, and the "
+            f"embedded engine is not installed: {install_extra('llm')}"
+        )
     pulls = config.load == LOAD_PULL
     if pulls and not installed:
         raise ConfigError(
@@ -215,9 +213,13 @@ async def open_worker_library(
         large = frozenset(
             name for name, file in loaded.items() if model_size(file) > memory.limit
         )
-    kept = frozenset(loaded) - large if keeps else frozenset[str]()
+    lends = shared is not None and shared.terms.memory
+    if not (large or lends or (loads and able)):
+        return None
+    kept = frozenset(loaded) - large if keeps or not loads else frozenset[str]()
+    others = data if loads and installed else None
     library = WorkerLibrary(
-        FileLibrary(partial(_list_files, loaded, kept, data) if installed else _none),
+        FileLibrary(partial(_list_files, loaded, kept, others)),
         memory.limit,
         config.context or CONTEXT,
         config.slots or selection.SLOTS,
@@ -259,32 +261,22 @@ def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
     ]
 
 
-def _none() -> Sequence[tuple[str, Path]]:
-    """List no files: nothing here could load them."""
-    return ()
-
-
-def _lending_only(shared: SharedMemory, data: Path) -> WorkerLibrary | None:
-    """Return a library without models, of a machine that lends memory."""
-    if not shared.terms.memory:
-        return None
-    files, folder = FileLibrary(_none), model_folders(data)[0].folder
-    return WorkerLibrary(
-        *(files, 0, CONTEXT, selection.SLOTS, 0, 0.0, _ignore, folder), shared=shared
-    )
-
-
 def _ignore(files: Mapping[str, Path]) -> None:
     """Share no files."""
 
 
 def _list_files(
-    loaded: Mapping[str, Path], kept: Set[str], data: Path
+    loaded: Mapping[str, Path], kept: Set[str], data: Path | None
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the library: none that is kept, under whatever name."""
+    """Yield the files of the library: none that is kept, under whatever name.
+
+    ``data`` is Shoal's data folder; None: only what was named is listed.
+    """
     for name, path in loaded.items():
         if name not in kept:
             yield name, path
+    if data is None:
+        return
     paths = frozenset(loaded.values())
     folders = model_folders(data)
     for name, path in loadable_files(folders[0].folder, folders):

@@ -56,7 +56,7 @@ def plan_group(
     ``on`` names the machines that may have a part; empty: any.
     """
     groups = _Groups(machines, {}, now)
-    best = groups.best(name, groups.allowed(on))
+    best = groups.best(name, groups.allowed(name, on))
     return best if isinstance(best, str) else best[1]
 
 
@@ -174,7 +174,7 @@ class _Groups:
     def _form(self, name: str, why: str) -> None:
         """Tell machines to lend what a model needs, or say why it is not split."""
         deployment = self.deployments.get(name)
-        allowed = self.allowed(deployment.on if deployment else ())
+        allowed = self.allowed(name, deployment.on if deployment else ())
         if not any(_can_run(each, name) for each in allowed) or not any(
             each.library.loan.memory for each in allowed if each.library.loan
         ):
@@ -187,9 +187,15 @@ class _Groups:
         else:
             self._begin(name, *best)
 
-    def allowed(self, on: Collection[str]) -> Sequence[Machine]:
-        """Return the machines that a model may be split over; empty ``on``: all."""
-        return [each for each in self.machines if not on or each.is_one_of(on)]
+    def allowed(self, name: str, on: Collection[str]) -> Sequence[Machine]:
+        """Return the machines that a model may be split over; empty ``on``: all.
+
+        If none of the machines that ``on`` names could run it, they lend to others.
+        """
+        named = [each for each in self.machines if not on or each.is_one_of(on)]
+        if any(_can_run(each, name) for each in named):
+            return named
+        return [*named, *(each for each in self.machines if _can_run(each, name))]
 
     def best(
         self, name: str, allowed: Sequence[Machine]

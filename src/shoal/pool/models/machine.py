@@ -97,6 +97,11 @@ class Machine:
         """Its name, for users."""
         return self.name or peer_of(WorkerId(self.id))
 
+    def runs_with_others(self, model: str) -> bool:
+        """Return whether it runs a model together with other machines."""
+        loan = self.library.loan
+        return loan is not None and loan.group(model) is not None
+
     def is_one_of(self, names: Collection[str]) -> bool:
         """Return whether one of the names, or ids of workers or peers, is its own."""
         if self.name in names or self.id in names:

@@ -558,7 +558,12 @@ def _least(deployment: DeploymentSet) -> int:
 
 
 def _allows(deployment: DeploymentSet, machine: Machine) -> bool:
-    return not deployment.on or machine.is_one_of(deployment.on)
+    # The others of a group are those that the deployment names.
+    return (
+        not deployment.on
+        or machine.is_one_of(deployment.on)
+        or machine.runs_with_others(deployment.name)
+    )
 
 
 def _value(name: str, room: Room) -> tuple[bool, float, str]:
