@@ -238,3 +238,54 @@ async def test_a_server_without_such_an_api_offers_all_it_lists(
         assert engine.control.served == []
     finally:
         await engine.close()
+
+
+ODD: tuple[object, ...] = (
+    None,
+    5,
+    "x",
+    [],
+    {},
+    {"name": 5},
+    {"size": -1},
+    True,
+    1e300,
+    "\n",
+)
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_odd_details_are_left_out(fake: Fakes, odd: object) -> None:
+    """What only describes a model does not hide whether it is loaded."""
+    ollama = {"name": "a", "size": odd, "details": odd}
+    studio = {
+        **{"key": "a", "size_bytes": odd, "max_context_length": odd},
+        **{"quantization": odd, "loaded_instances": []},
+    }
+    router = {
+        **{"id": "a", "meta": odd},
+        "status": {"value": "unloaded", "args": odd, "failed": odd, "exit_code": odd},
+    }
+    for owner, routes in (
+        ("library", {"GET /api/tags": [ollama], "GET /api/ps": []}),
+        ("organization_owner", {"GET /api/v1/models": [studio]}),
+    ):
+        answers: dict[str, object] = {
+            path: {"models": models} for path, models in routes.items()
+        }
+        answers["GET /v1/models"] = listing("a", owned_by=owner)
+        answers["GET /api/v0/models"] = {"data": [{"id": "a", "type": "llm"}]}
+        await _offers_nothing(await fake(answers))
+    listed = {"data": [{**router, "owned_by": "llamacpp"}]}
+    await _offers_nothing(await fake({"GET /v1/models": listed, "GET /models": listed}))
+
+
+async def _offers_nothing(url: str) -> None:
+    engine = OpenAIEngine(url, control=ServerControl)
+    await engine.start()
+    try:
+        assert engine.control is not None
+        assert list(library(engine.control)) == ["a"]
+        assert offered(engine) == []
+    finally:
+        await engine.close()

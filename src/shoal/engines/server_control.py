@@ -42,6 +42,7 @@ from shoal.engines.server_kinds import (
 
 POLL_INTERVAL = 1.0  # seconds between looks at a load that the server goes on with
 SIZE_MAX = 1 << 50  # bytes
+TEXT_MAX = 64  # characters of a quantization's name
 SILENT = "the server no longer says what it has loaded"
 
 T = TypeVar("T")
@@ -369,18 +370,19 @@ def _size(number: Any) -> int:
     return number if whole and 0 < number <= SIZE_MAX else 0
 
 
+def _text(fields: Any, name: str) -> str:
+    text = fields.get(name) if isinstance(fields, dict) else None
+    return text[:TEXT_MAX] if isinstance(text, str) and text.isprintable() else ""
+
+
 def _tell(path: str, **body: object) -> ServerQuery:
     return ServerQuery(path, msgspec.json.encode(body), native=True)
-
-
-class _OllamaDetails(msgspec.Struct, frozen=True):
-    quantization_level: str = ""
 
 
 class _OllamaModel(msgspec.Struct, frozen=True):
     name: str
     size: Any = None
-    details: _OllamaDetails = _OllamaDetails()
+    details: Any = None
 
 
 class _OllamaModels(msgspec.Struct, frozen=True):
@@ -399,7 +401,7 @@ async def _find_ollama(
         each.name: Resident(
             (each.name,) if each.name in loaded else (),
             size=_size(each.size),
-            quantization=each.details.quantization_level,
+            quantization=_text(each.details, "quantization_level"),
         )
         for each in stored.models or ()
     }
@@ -421,16 +423,12 @@ class _Instance(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Quantization(msgspec.Struct, frozen=True):
-    name: str | None = None
-
-
 class _StudioModel(msgspec.Struct, frozen=True):
     key: str
     loaded_instances: tuple[_Instance, ...]
     size_bytes: Any = None
     max_context_length: Any = None
-    quantization: _Quantization | None = None
+    quantization: Any = None
 
 
 class _StudioModels(msgspec.Struct, frozen=True):
@@ -448,7 +446,7 @@ async def _find_lm_studio(
             tuple(instance.id for instance in each.loaded_instances),
             size=_size(each.size_bytes),
             context=token_count(each.max_context_length),
-            quantization=(each.quantization and each.quantization.name) or "",
+            quantization=_text(each.quantization, "name"),
         )
         for each in found.models
     }
@@ -461,19 +459,15 @@ def _load_lm_studio(listed: ListedModel, context: int) -> ServerQuery:
 
 class _RouterStatus(msgspec.Struct, frozen=True):
     value: str
-    args: tuple[str, ...] = ()
-    failed: bool = False
-    exit_code: int | None = None
-
-
-class _RouterMeta(msgspec.Struct, frozen=True):
-    size: Any = None
+    args: Any = None
+    failed: Any = None
+    exit_code: Any = None
 
 
 class _RouterModel(msgspec.Struct, frozen=True):
     id: str
     status: _RouterStatus
-    meta: _RouterMeta | None = None
+    meta: Any = None
 
 
 class _RouterModels(msgspec.Struct, frozen=True):
@@ -505,9 +499,10 @@ def _router_sizes(models: Sequence[_RouterModel]) -> Mapping[str, int]:
     """Return the sizes of models: a router tells those of loaded ones, and files."""
     sizes = {}
     for each in models:
-        size = 0 if each.meta is None else _size(each.meta.size)
-        named = dict(pairwise(each.status.args)).get("--model")
-        if not size and named:
+        size = _size(each.meta.get("size")) if isinstance(each.meta, dict) else 0
+        args = each.status.args if isinstance(each.status.args, list) else []
+        named = next((file for name, file in pairwise(args) if name == "--model"), "")
+        if not size and named and isinstance(named, str):
             size = model_size(Path(named))  # it is here if the server is
         sizes[each.id] = size
     return sizes
