@@ -184,12 +184,13 @@ async def test_adapters_come_and_go_with_their_base() -> None:
         assert offered(engine) == ["base", "adapter"]
         assert list(library(control)) == ["base"]
 
-        with control.running("adapter"):
-            control.withdraw("base")
-            assert offered(engine) == []
-            waiting = asyncio.create_task(control.wait_idle("base"))
-            await asyncio.sleep(0)
-            assert not waiting.done()
+        running = control.begin("adapter")
+        control.withdraw("base")
+        assert offered(engine) == []
+        waiting = asyncio.create_task(control.wait_idle("base"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        control.end(running)
         await waiting
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
@@ -197,6 +197,7 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         self._ending: set[aiohttp.ClientResponse] = set()  # see ``_await_end``
         self._catalog: ServerCatalog | None = None
+        self.server_kind: ServerKind | None = None  # once it is known
         self._listed: dict[str, ListedModel] = {}
         self._refused = server_errors.RefusedWork()
         # How models continue answers, by name, once it was tried; those that have
@@ -230,11 +231,6 @@ class OpenAIEngine:
         if self._ways.get(model.name):
             features.add(works.Feature.CONTINUE)
         return frozenset(features - self._lacking.get(model.name, frozenset()))
-
-    @property
-    def server_kind(self) -> ServerKind | None:
-        """The kind of server, once it is known."""
-        return self._catalog.server_kind if self._catalog is not None else None
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -275,7 +271,7 @@ class OpenAIEngine:
         except BaseException:
             self._forget_server()
             raise
-        self._catalog = catalog
+        self._catalog, self.server_kind = catalog, catalog.server_kind
         if self.control is not None:
             listed = await self.control.refresh(catalog.server_kind, listed)
         self._listed = {each.model.name: each for each in listed}
@@ -288,22 +284,25 @@ class OpenAIEngine:
         self, work: works.Inference, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
         control = self.control
-        with nullcontext() if control is None else control.running(work.model):
+        running = "" if control is None else control.begin(work.model)
+        try:
             answer = await self._answer(work, continues, thoughts)
-            try:
-                async with aclosing(answer) as items:
-                    async for item in items:
-                        yield item
-            except FieldIgnored as error:
-                if (listed := self._find(work.model)) is not None and error.feature:
-                    lacking = self._lacking.get(listed.model.name, frozenset())
-                    self._lacking[listed.model.name] = lacking | {error.feature}
-                raise
-            except server_errors.NotServed as error:
-                if (listed := self._find(work.model)) is not None:
-                    kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
-                    self._refused.add(listed.model.name, kinds)
-                raise
+            async with aclosing(answer) as items:
+                async for item in items:
+                    yield item
+        except FieldIgnored as error:
+            if (listed := self._find(work.model)) is not None and error.feature:
+                lacking = self._lacking.get(listed.model.name, frozenset())
+                self._lacking[listed.model.name] = lacking | {error.feature}
+            raise
+        except server_errors.NotServed as error:
+            if (listed := self._find(work.model)) is not None:
+                kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
+                self._refused.add(listed.model.name, kinds)
+            raise
+        finally:
+            if control is not None:
+                control.end(running)
 
     async def _answer(
         self, work: works.Inference, continues: str, thoughts: str
@@ -592,7 +591,7 @@ class OpenAIEngine:
 
     def _forget_server(self) -> None:
         """Another server may answer at this address next."""
-        self._catalog = None
+        self._catalog = self.server_kind = None
         if self.control is not None:
             self.control.forget()
         self._ways.clear()

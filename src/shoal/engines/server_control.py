@@ -8,8 +8,7 @@ models"; vLLM's documentation, "Sleep Mode".
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
@@ -195,21 +194,24 @@ class ServerControl:
         listed = self._find(name)
         return listed is not None and self._is_offered(listed.id)
 
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Count a job of a model.  Raises Unavailable if it is being unloaded."""
+    def begin(self, name: str) -> str:
+        """Count a job of a model until ``end`` gets what this returns.
+
+        Raises Unavailable if the model is being unloaded.
+        """
         listed = self._find(name)
         id = name if listed is None else listed.id
         if id in self._leaving:
             raise Unavailable("the model is being unloaded")
         self._running[id] += 1
-        try:
-            yield
-        finally:
-            self._running[id] -= 1
-            if not self._running[id]:
-                del self._running[id]
-                self._idle.set()
+        return id
+
+    def end(self, id: str) -> None:
+        """Count a job no longer."""
+        self._running[id] -= 1
+        if not self._running[id]:
+            del self._running[id]
+            self._idle.set()
 
     async def load(self, name: str, context: int) -> None:
         """Have a model loaded.  Raises Unavailable, and JobError with its words."""
