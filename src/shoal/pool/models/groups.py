@@ -7,6 +7,7 @@ of the coordinator.  If one of them cannot, is lost or leaves, the others are to
 free what they hold, and another group is formed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -85,15 +86,33 @@ class _Groups:
     _forming: set[str] = field(default_factory=set)
     """The models whose parts are not all held yet."""
 
+    _taken: Counter[str] = field(default_factory=Counter)
+    """The bytes that machines are about to lend, by their orders."""
+
+    _reserved: dict[str, Shard] = field(default_factory=dict)
+    """The runners' parts of the groups that are being formed, by group."""
+
     def __post_init__(self) -> None:
+        loads: set[str] = set()
         for machine in self.machines:
             loan = machine.library.loan
-            self._kept.update(each.group for each in (loan.groups if loan else ()))
-            self._kept.update(
-                each.group
-                for each in machine.ordered.values()
-                if each.action is not ModelAction.UNLOAD
-            )
+            loads.update(each.group for each in (loan.groups if loan else ()))
+            for order in machine.ordered.values():
+                if order.action is ModelAction.LOAD:
+                    loads.add(order.group)
+                elif order.action is ModelAction.LEND:
+                    self._lend(order)
+        for _, shard in self._shards():
+            self._reserved[shard.order.group] = shard.order.shards[-1]
+        for group in loads:
+            self._reserved.pop(group, None)  # the runner counts it
+        self._kept |= loads
+
+    def _lend(self, order: ModelOrder) -> None:
+        """Count an order to lend."""
+        self._kept.add(order.group)
+        self._taken[order.machine] += order.own_memory
+        self._reserved[order.group] = order.shards[-1]
 
     def satisfy(self, name: str, why: str) -> None:
         """Take the next step to a group for a model, or say why there is none."""
@@ -202,30 +221,33 @@ class _Groups:
     ) -> tuple[Machine, ModelSplit] | str:
         """Return the machine that runs a model best, and its split, or why none does.
 
-        The fewest machines are best, then those that are quickest for a token.
+        Those that need not unload others are best, then the fewest machines, then those
+        that are quickest for a token.
         """
-        splits: list[tuple[tuple[int, float, str], Machine, ModelSplit]] = []
         reasons: list[str] = []
+        able: list[Machine] = []
         for machine in allowed:
-            if not _can_run(machine, name):
-                continue
             until, failure = machine.failed.get(name, (0.0, ""))
-            if until > self.now:
+            if _can_run(machine, name) and until <= self.now:
+                able.append(machine)
+            elif _can_run(machine, name):
                 reasons.append(f"{machine.shown_name} failed to run it ({failure})")
-            elif isinstance(split := self._split(name, machine, allowed), str):
-                reasons.append(split)
-            else:
-                rank = len(split.shards), split.seconds, machine.id
-                splits.append((rank, machine, split))
-        if not splits:
-            return some_of(reasons, "; ") or "no machine with its file splits models"
-        _, runner, found = min(splits, key=lambda each: each[0])
-        return runner, found
+        for evicts in (False, True):
+            tried = [(each, self._split(name, each, allowed, evicts)) for each in able]
+            found = [
+                (runner, split)
+                for runner, split in tried
+                if isinstance(split, ModelSplit)
+            ]
+            if found:
+                return min(found, key=_preference)
+        reasons += [split for _, split in tried if isinstance(split, str)]
+        return some_of(reasons, "; ") or "no machine with its file splits models"
 
     def _split(
-        self, name: str, runner: Machine, allowed: Sequence[Machine]
+        self, name: str, runner: Machine, allowed: Sequence[Machine], evicts: bool
     ) -> ModelSplit | str:
-        """Return how a model is split with a runner, which may unload others first."""
+        """Return how a model is split with a runner; ``evicts``: it unloads others."""
         own, model, room = (
             _loan(runner),
             runner.library.find(name),
@@ -235,22 +257,25 @@ class _Groups:
         evictable = sum(
             room.taken(other, each)
             for other, each in runner.loaded.items()
-            if room.may_unload(other, each)
+            if evicts and room.may_unload(other, each)
         )
         lenders = [
-            Holder(each.id, each.shown_name, loan.free, each.library.bandwidth)
+            Holder(each.id, each.shown_name, free, each.library.bandwidth)
             for each in allowed
             if (loan := each.library.loan) is not None
             and loan.protocol == own.protocol
             and (not loan.runners or own.key in loan.runners)
-            and loan.free > 0
+            and (free := loan.free - self._taken[each.id]) > 0
             and each.takes_orders
             and name not in each.failed
             and name not in each.ordered
         ]
+        reserved = sum(
+            each.memory for each in self._reserved.values() if each.machine == runner.id
+        )
+        memory = room.free + room.coming + evictable - reserved
         place = Holder(
-            *(runner.id, runner.shown_name, room.free + room.coming + evictable),
-            runner.library.bandwidth,
+            *(runner.id, runner.shown_name, max(0, memory)), runner.library.bandwidth
         )
         return split_model(model, *self._settings(name, runner), place, lenders)
 
@@ -262,6 +287,7 @@ class _Groups:
                 unload = ModelAction.UNLOAD
                 work = ModelOrder(unload, victim, runner.id, room_for=name)
                 self._order(work, f"makes room for a part of {name}")
+            self.machines = with_orders(self.machines, self.orders)
             self.pending[name] = f"waits until {runner.shown_name} has room for a part"
             return
         lent = ModelOrder(
@@ -271,10 +297,10 @@ class _Groups:
             runner=_loan(runner).key,
             batch=split.batch,
         )
-        self._kept.add(lent.group)
         shown = ", ".join(self._shown(split.shards))
         for shard in split.shards[:-1]:
             order = with_fields(lent, machine=shard.machine)
+            self._lend(order)
             self._order(order, f"fits on no machine: split over {shown}")
         self.pending[name] = f"is being split over {shown}"
 
@@ -347,6 +373,11 @@ def describe_loan(loan: MemoryLoan, name_of: Callable[[str], str]) -> str:
         ]
         parts.append(f"{lent}: {', '.join(held)}" if held else lent)
     return "; ".join(parts)
+
+
+def _preference(found: tuple[Machine, ModelSplit]) -> tuple[int, float, str]:
+    runner, split = found
+    return len(split.shards), split.seconds, runner.id
 
 
 def _can_run(machine: Machine, name: str) -> bool:

@@ -375,6 +375,8 @@ class Room:
     ) -> tuple[bool, str]:
         """Return whether what keeps a model from here passes by itself, and what."""
         machine, shown = self.machine, self.machine.shown_name
+        if need > self.capacity:  # nothing that passes changes that
+            return False, f"{shown} has {self.capacity / GB:.1f} GB"
         until, why = machine.failed.get(name, (-inf, ""))
         if until > self.now and not why:
             return True, f"{shown} said that it loaded it, and does not offer it"
@@ -382,8 +384,6 @@ class Room:
             return False, f"{shown} failed to load it ({why})"
         if not machine.takes_orders:
             return True, f"{shown} takes no jobs now"
-        if need > self.capacity:
-            return False, f"{shown} has {self.capacity / GB:.1f} GB"
         if beside := [each for each in rivals if self.keeps(each)]:
             return True, f"{shown} has {some_of(beside)} of the same group"
         others = {
