@@ -70,9 +70,12 @@ class Served(Shelf):
     async def run(
         self, work: Work, continues: str = "", thoughts: str = ""
     ) -> AsyncGenerator[Item, None]:
-        with self.control.running(work.model):
+        counted = self.control.begin(work.model)
+        try:
             async for each in super().run(work, continues, thoughts):
                 yield each
+        finally:
+            self.control.end(counted)
 
 
 @dataclass
