@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from itertools import product
 
 from load import run
-from processes import HERE, free_port, program
+from processes import HERE, Program, cpu_of, free_port, program
 from report import Goal, Results
 from shoal.domain.work import Chat, Shard
 from shoal.engines.engine import Engine
@@ -58,6 +58,7 @@ def _plain(trip: int) -> str:
 
 TOGETHER = f"2 machines, round trip 20 ms, {AT_ONCE} answers at once: tokens/s"
 BYTES = "to a shard and back for a token: kB"
+TUNNEL = "a lender's end of the connection: CPU ms a token"
 LOADED = "2 machines, round trip 0 ms: s to load"
 
 GOALS = [
@@ -67,6 +68,7 @@ GOALS = [
     Goal(_split(2, 5), _plain(5), at_least=0.9),
     Goal(TOGETHER, _split(2, 20), at_least=1.6),
     Goal(BYTES, at_most=20),
+    Goal(TUNNEL),
 ]
 
 
@@ -101,31 +103,36 @@ async def _measure_split(
     programs: ShardPrograms, machines: int, trip: int, results: Results
 ) -> None:
     async with AsyncExitStack() as stack:
-        relays, shards = [], []
+        relays: list[_Relay] = []
+        lenders: list[Program] = []
+        shards: list[Shard] = []
         for index, layers in enumerate(LAYERS[machines][:-1]):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             key = SIGNER.public_key.hex()
             command = (str(HERE / "giant_shard.py"), str(PROGRAMS), folder, GROUP, key)
-            lender = stack.enter_context(program(*command)).report
-            relay = await stack.enter_async_context(_Relay(lender["port"], trip))
+            lender = stack.enter_context(program(*command))
+            relay = await stack.enter_async_context(_Relay(lender.report["port"], trip))
             relays.append(relay)
-            address = ("127.0.0.1",), relay.port, lender["fingerprint"]
+            lenders.append(lender)
+            address = ("127.0.0.1",), relay.port, lender.report["fingerprint"]
             shards.append(Shard(f"machine {index}", layers, 0, *address))
         links = await ShardLinks.open(GROUP, SIGNER, programs.protocol, shards)
         began = time.monotonic()
         engine = await stack.enter_async_context(_engine(programs, links, machines))
         if (machines, trip) == (2, 0):
             results[LOADED].append(time.monotonic() - began)
-        row, passed = _split(machines, trip), 0
+        row, passed, used = _split(machines, trip), 0, 0.0
 
         def on_first() -> None:
-            nonlocal passed
-            passed = relays[0].passed
+            nonlocal passed, used
+            passed, used = relays[0].passed, cpu_of(lenders[0].process.pid)
 
         results[row].append(await _speed(engine, on_first=on_first))
         if (machines, trip) == (2, 5):
-            each = (relays[0].passed - passed) / (TOKENS - 1)
-            results[BYTES].append(each / 1000)
+            tokens = TOKENS - 1
+            results[BYTES].append((relays[0].passed - passed) / tokens / 1000)
+            took = cpu_of(lenders[0].process.pid) - used
+            results[TUNNEL].append(took / tokens * 1000)
         if (machines, trip) == (2, 20):
             results[TOGETHER].append(await _speed(engine, at_once=AT_ONCE))
 

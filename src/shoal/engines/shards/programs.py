@@ -63,9 +63,11 @@ async def find_programs(folder: Path | None = None) -> ShardPrograms | None:
 
 def program_environment(**more: str) -> dict[str, str]:
     """Return the environment of a program: nothing that it does not need."""
-    # With PATH, llama.cpp would run a program on what it cannot decode as an image.
     inherited = {k: v for k, v in os.environ.items() if INHERITED.fullmatch(k)}
-    return {"PATH": os.devnull, **inherited, **more}
+    # With PATH, llama.cpp would run a program on what it cannot decode as an image, and
+    # a debugger on itself when it aborts.
+    quiet = {"PATH": os.devnull, "GGML_NO_BACKTRACE": "1"}
+    return {**quiet, **inherited, **more}
 
 
 def _paths(folder: Path | None) -> tuple[Path, Path | None] | None:
