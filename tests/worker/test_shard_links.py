@@ -205,6 +205,7 @@ async def test_loopback_ports_are_for_this_user_alone(
     await links.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux, and once psutil")
 @pytest.mark.parametrize("system", ["linux", "elsewhere"])
 async def test_connection_of_this_program_is_its_own(
     system: str, monkeypatch: pytest.MonkeyPatch
