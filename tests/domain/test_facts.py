@@ -43,6 +43,7 @@ def test_stored_names_never_change() -> None:
         "JobStarted",
         "JobSubmitted",
         "JobUnhedged",
+        "MachineCalled",
         "ReceiptPresented",
         "WorkerApproved",
         "WorkerConditioned",

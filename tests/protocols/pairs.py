@@ -18,6 +18,7 @@ from shoal.domain.vocabulary import (
     Joined,
     OffersChanged,
     RunJob,
+    WakeMachine,
 )
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import ServedModel
@@ -187,7 +188,14 @@ class OneWorker:
                     ]
                 case PeerDescribed():
                     pass
-                case PeerRefused() | PeerLeft() | RunJob() | CancelJob() | Dismiss():
+                case (
+                    PeerRefused()
+                    | PeerLeft()
+                    | RunJob()
+                    | CancelJob()
+                    | Dismiss()
+                    | WakeMachine()
+                ):
                     raise AssertionError("a worker asks for nothing")
                 case event:
                     messages.append(event)

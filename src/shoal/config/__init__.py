@@ -297,6 +297,11 @@ class JoinConfig:
         "MINUTES",
         everyday=True,
     )
+    wake: bool = setting(
+        "let other machines of the pool wake this one when it is needed, and let it "
+        "wake them (Wake-on-LAN)",
+        False,
+    )
     pause_on_battery: bool = setting(
         "pause while this machine runs on battery; running jobs go to other workers",
         False,

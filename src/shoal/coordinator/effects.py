@@ -13,7 +13,13 @@ from shoal.domain import facts
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.trace_context import attempt_traceparent
-from shoal.domain.vocabulary import CancelJob, Rejected, RunJob, RunningJobNames
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Rejected,
+    RunJob,
+    RunningJobNames,
+    WakeMachine,
+)
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature, is_repeatable
 from shoal.domain.worker import Suspension
 from shoal.pool.eligibility import unsuitability
@@ -126,6 +132,11 @@ class Effects:
                 self._stop_others(worker_id, running)
             case facts.WorkerLeft(worker_id=worker_id):
                 self._connections.on_worker_left(worker_id)
+            case facts.MachineCalled(_, addresses, callers):
+                for each in callers:
+                    peer = self._connections.connection_of(each)
+                    if WakeMachine in peer.accepts:
+                        peer.send(WakeMachine(addresses))
             case facts.WorkerDismissed(worker_id, reason):
                 self._connections.dismiss(worker_id, reason)
             case (

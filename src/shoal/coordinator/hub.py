@@ -45,7 +45,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, CallStream
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
-from shoal.pool import inputs
+from shoal.pool import inputs, waking
 from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import (
     awaits_load,
@@ -655,6 +655,10 @@ class Hub:
             for hedge in hedges(self.pool, now, self._hedge_after):
                 apply(hedge)
             alarms.append(next_hedge(self.pool, now, self._hedge_after))
+        if self.pool.sleepers.by_id:
+            for called in waking.calls(self.pool, now):
+                apply(called)
+            alarms.append(waking.next_due(self.pool, now))
         for dismissal in departures(self.pool):
             apply(dismissal)
         self._set_alarm(alarms)

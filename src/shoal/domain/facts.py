@@ -110,6 +110,14 @@ class WorkerLoadChanged(msgspec.Struct, frozen=True):
     fitness_changed: bool = False
 
 
+class MachineCalled(msgspec.Struct, frozen=True):
+    """The machine of a lost worker, which may sleep, is needed: others call it."""
+
+    worker_id: WorkerId
+    addresses: tuple[str, ...]
+    callers: tuple[WorkerId, ...]
+
+
 class WorkerTrusted(msgspec.Struct, frozen=True):
     """A user of a key's owner trusts this public key with private jobs."""
 
@@ -401,6 +409,7 @@ WorkerFact: TypeAlias = (
     WorkerJoined
     | WorkerDraining
     | WorkerLoadChanged
+    | MachineCalled
     | WorkerLeft
     | WorkerSuspended
     | WorkerResumed
@@ -432,6 +441,7 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     WorkerJoined: "WorkerJoined",
     WorkerDraining: "WorkerDraining",
     WorkerLoadChanged: "WorkerConditioned",
+    MachineCalled: "MachineCalled",
     WorkerLeft: "WorkerLost",
     WorkerSuspended: "WorkerSuspended",
     WorkerResumed: "WorkerResumed",

@@ -89,6 +89,15 @@ class Dismiss(msgspec.Struct, frozen=True):
     replaced: bool = False
 
 
+class WakeMachine(msgspec.Struct, frozen=True):
+    """Call a machine that may sleep, by its hardware addresses, into this network.
+
+    Sent only to workers whose offers have such addresses, too.
+    """
+
+    addresses: tuple[str, ...]
+
+
 class StreamedCall(NamedTuple):
     """A call in a call stream, by its number; its arguments are as in ``Call``."""
 
@@ -144,7 +153,9 @@ class SendBlob(CallMessage, msgspec.Struct, frozen=True):
     data: memoryview | bytes
 
 
-Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
+Command: TypeAlias = (
+    RunJob | CancelJob | Dismiss | WakeMachine | CallMessage | ModelMessage
+)
 
 
 # Events: what a worker reports to the coordinator.

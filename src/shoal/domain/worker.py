@@ -1,8 +1,10 @@
 """The offer and load of a worker, and what its machine could offer."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -335,6 +337,16 @@ class TokenPrices(msgspec.Struct, frozen=True):
         )
 
 
+HARDWARE_ADDRESS = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
+HARDWARE_ADDRESSES_MAX = 4  # of one machine
+
+
+def valid_hardware_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return the first valid ones, as ``02:00:00:00:00:01``."""
+    valid = filter(HARDWARE_ADDRESS.fullmatch, addresses)
+    return tuple(islice(valid, HARDWARE_ADDRESSES_MAX))
+
+
 class Offer(msgspec.Struct, frozen=True):
     """What a worker will run, as it declared when it joined.
 
@@ -354,6 +366,8 @@ class Offer(msgspec.Struct, frozen=True):
     ``library`` is what the machine can load, for a worker of kind ``MODEL``.
     ``last_resort`` are the prices of a hosted provider behind the worker, which gets
     jobs only when no machine of the pool takes them; None: there is none.
+    ``wake`` are hardware addresses of the machine, which its owner lets others wake,
+    and which wakes others; empty: neither.
     """
 
     kinds: frozenset[JobKind]
@@ -377,6 +391,7 @@ class Offer(msgspec.Struct, frozen=True):
     engine: str = ""
     library: ModelLibrary | None = None
     last_resort: TokenPrices | None = None
+    wake: tuple[str, ...] = ()
 
     @property
     def ask(self) -> Micros | None:

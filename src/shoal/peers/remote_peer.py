@@ -17,7 +17,14 @@ from shoal.transports.driver import Driver
 PENDING_MAX = 64  # messages held while the peer's admission is stored
 
 PEER_COMMANDS: frozenset[type] = frozenset(
-    {words.RunJob, words.Dismiss, words.PushCalls, words.CancelCalls, words.SendBlob}
+    {
+        words.RunJob,
+        words.Dismiss,
+        words.WakeMachine,
+        words.PushCalls,
+        words.CancelCalls,
+        words.SendBlob,
+    }
 )
 """The commands for every peer, if its wire can encode them."""
 
@@ -221,6 +228,8 @@ class RemotePeer:
                     self._send(words.Rejected(job_id, lease, MAY_NOT_SUBMIT))
             case words.CancelJob():
                 self._inbound_jobs.cancel(message)
+            case words.WakeMachine():
+                pass  # this machine calls none for its peers
             case words.Dismiss(reason):
                 self.leave(f"dismissed by the peer: {reason}")
             case words.Joined(offer=offer):

@@ -93,6 +93,8 @@ def _describe(fact: facts.Fact) -> Iterator[str]:
             yield f"{worker_id} joined"
         case facts.WorkerLoadChanged(worker_id, condition):
             yield f"{worker_id} {condition.unfit or 'can take jobs'}"
+        case facts.MachineCalled(worker_id, _, callers):
+            yield f"{worker_id}, which may sleep, called by {', '.join(callers)}"
         case facts.WorkerDraining(worker_id, reason):
             yield f"{worker_id} takes no new jobs: {reason}"
         case facts.WorkerLeft(worker_id, reason):

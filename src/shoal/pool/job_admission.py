@@ -74,7 +74,8 @@ def _machines_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         return task_rejection(pool, job, now)
     if job.model in SPECIAL_QUEUES:
         return None
-    if not pool.roster.knows_model(job.model, now):
+    known = pool.roster.knows_model(job.model, now)
+    if not (known or pool.sleepers.knows_model(job.model)):
         reason = unknown_alias(pool, job.terms.alias) if job.terms.alias else None
         return UnknownModel(reason or unknown_model(pool.roster.names, job.model))
     workers = pool.roster.with_model.get(job.model, {})

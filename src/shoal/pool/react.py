@@ -473,6 +473,7 @@ def next_limit(
         ):
             due = min(job.grace_until, now + GRACE_LOOK)
         look = max(now, job.queued_at + limits.without_worker, job.grace_until)
+        look = max(look, pool.sleepers.awaited_until(job.model))
         if look < due and not eligibility.awaits_load(pool, job.model):
             if now == look and not _may_get_worker(pool, job):
                 return limit

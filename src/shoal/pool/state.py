@@ -23,6 +23,7 @@ from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
 from shoal.pool.suspensions import Approvals, Suspensions, refusal_of
+from shoal.pool.waking import Sleepers
 from shoal.pool.worker import (
     FAILURES_MAX,
     REST_MAX,
@@ -72,6 +73,7 @@ class PoolState:
     """A heap: until when jobs wait for their workers to reconnect, oldest first."""
 
     returns_made: int = 0  # how many were put into it
+    sleepers: Sleepers = field(default_factory=Sleepers)
 
     awaiting: dict[WorkerId, list[JobId]] = field(default_factory=dict)
     """The jobs that are kept out of their queues until these workers reconnect."""
@@ -275,6 +277,7 @@ class PoolState:
                 )
                 worker.suspension = self._suspension_of(worker)
                 self.workers[worker_id] = worker
+                self.sleepers.remove(worker_id)
                 self.last_resorts += offer.last_resort is not None
                 worker.points = sum(
                     mark.points for mark in self.penalties if mark.applies_to(worker)
@@ -312,6 +315,9 @@ class PoolState:
                 del self.deployments[name]
             case facts.WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
+            case facts.MachineCalled(worker_id):
+                sleeper = self.sleepers.by_id[worker_id]
+                sleeper.calls, sleeper.called_at = sleeper.calls + 1, now
             case facts.WorkerDraining(worker_id, reason):
                 self.roster.drain(self.workers[worker_id], reason or "draining")
             case facts.WorkerSuspended():
@@ -333,6 +339,7 @@ class PoolState:
                 self.suspensions.leave(worker_id)
                 self.beginnings.forget(worker_id)
                 gone = self.workers.pop(worker_id)
+                self.sleepers.add(gone, gone.draining)
                 self.last_resorts -= gone.offer.last_resort is not None
                 for model in self.roster.remove(gone, now):
                     self.speeds.forget(model)

@@ -102,6 +102,7 @@ class Agent:
             event, since the coordinator may still refuse.
         redials: False: ``run`` ends with the first connection, and returns why that
             ended.
+        call_machine: wakes another machine on this network, by its addresses.
         traces: as in ``RunningJobs``.
     """
 
@@ -122,6 +123,7 @@ class Agent:
         throttle: OwnerThrottle | None = None,
         on_admitted: Callable[[], None] = lambda: None,
         redials: bool = True,
+        call_machine: Callable[[Sequence[str]], None] = lambda addresses: None,
         traces: JobTracer | None = None,
     ) -> None:
         self._dialer = dialer
@@ -135,6 +137,7 @@ class Agent:
         self._throttle = throttle or OwnerThrottle()
         self._on_admitted = on_admitted
         self._redials = redials
+        self._call_machine = call_machine
         self._away: Timer | None = None  # while there is no connection
         self._ended_at = -math.inf  # when the last job did
         self._load = WorkerLoad()  # as reported last
@@ -441,6 +444,8 @@ class Agent:
                     self._calls.cancel(job_id)
             case words.Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
+            case words.WakeMachine(addresses):
+                self._call_machine(addresses)
             case words.CallMessage():
                 if self._calls is not None:
                     self._calls.receive(command)

@@ -48,6 +48,7 @@ from shoal.worker.agent import (
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
+from shoal.worker.magic_packets import call_machine, hardware_addresses
 from shoal.worker.model_offers import EngineMonitor
 from shoal.worker.model_orders import ORDERS, LoadableEngine, ModelOrders
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -423,6 +424,7 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         coordinator_key=worker.target.coordinator_key,
         on_coordinator=worker.remember,
         addresses=worker.target.others,
+        wake=hardware_addresses() if worker.config.wake else (),
     )
 
 
@@ -452,6 +454,7 @@ def make_agent(
         functions=functions,
         slots=slots,
         on_admitted=on_admitted,
+        call_machine=call_machine,
         traces=worker.traces,
     )
 

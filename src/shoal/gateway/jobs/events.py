@@ -195,6 +195,7 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             facts.LateResult()  # changes nothing
             | facts.WorkerJoined()
             | facts.WorkerLoadChanged()
+            | facts.MachineCalled()
             | facts.WorkerDraining()
             | facts.WorkerLeft()
             | facts.WorkerSuspended()

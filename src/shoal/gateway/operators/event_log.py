@@ -101,6 +101,7 @@ class LeaseHolders:
                 | facts.WorkerLeft()
                 | facts.WorkerDismissed()
                 | facts.WorkerLoadChanged()
+                | facts.MachineCalled()
             ):
                 return FactSubject(None, None, fact.worker_id)
             case (

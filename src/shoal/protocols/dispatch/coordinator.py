@@ -230,7 +230,7 @@ class ProviderSession:
                     code, text = DispatchErrorCode.REPLACED, REPLACED_TEXT
                 error = _send(ErrorMessage(code, well_formed(reason)))
                 return (error, self._close(reason, DISMISSED, text))
-            case words.CallMessage() | ModelMessage():
+            case words.CallMessage() | words.WakeMachine() | ModelMessage():
                 raise Unsupported("this protocol carries neither calls nor models")
 
     def receive(

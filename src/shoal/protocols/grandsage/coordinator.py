@@ -142,7 +142,7 @@ class GrandSageNodeSession:
             case words.Dismiss(reason, replaced):
                 self._closed = True
                 return (Close(reason, CLOSE_BYE, BYE if replaced else reason),)
-            case words.CallMessage() | ModelMessage():
+            case words.CallMessage() | words.WakeMachine() | ModelMessage():
                 raise Unsupported("this protocol carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[words.Event | Output]:

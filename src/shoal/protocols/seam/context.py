@@ -118,6 +118,7 @@ class WorkerProfile:
     coordinator_key: str = ""
     on_coordinator: Callable[[str], None] = _ignore
     addresses: tuple[str, ...] = ()
+    wake: tuple[str, ...] = ()
 
     @property
     def first_offers(self) -> tuple[worker.Offer, ...]:

@@ -427,7 +427,11 @@ class WorkerSession:
             case PeerMessage(peer, words.PushCalls() | words.CancelCalls() as message):
                 return self._call_stream_command(peer, message, now)
             case PeerMessage(
-                _, words.Dismiss() | words.SendBlob() | ModelMessage() as message
+                _,
+                words.Dismiss()
+                | words.WakeMachine()
+                | words.SendBlob()
+                | ModelMessage() as message,
             ):
                 return (message,)
             case PeerMessage(peer, PeerJoined() as joined):

@@ -256,6 +256,7 @@ class ShoalDialer:
             coordinator=profile.coordinator_key,
             on_coordinator=profile.on_coordinator,
             on_addresses=self._on_addresses,
+            wake=profile.wake,
         )
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerSession:

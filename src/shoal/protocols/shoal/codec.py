@@ -29,7 +29,7 @@ VERSION = 1
 
 COMMANDS: frozenset[type] = frozenset(
     {
-        *(words.RunJob, words.CancelJob, words.Dismiss),
+        *(words.RunJob, words.CancelJob, words.Dismiss, words.WakeMachine),
         *(words.PushCalls, words.CancelCalls, words.SendBlob),
         *(models.ModelQuery, models.ModelAnswer, models.ModelRequest),
         *(models.ModelChunk, models.ModelDone),

@@ -21,7 +21,12 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import CHUNK_MESSAGES, ChunkSent
 from shoal.domain.outcome import Fault
 from shoal.domain.work import Call, CallStream, Feature, Work
-from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware, Offer
+from shoal.domain.worker import (
+    UNKNOWN_HARDWARE,
+    Hardware,
+    Offer,
+    valid_hardware_addresses,
+)
 from shoal.protocols.seam import session
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
@@ -127,6 +132,7 @@ class LocalEnd:
     gets the reason of a final refusal.  ``epoch`` is the Unix time at which the clock
     passed as ``now`` was at 0.  ``addresses`` is as in ``ProtocolContext``, and a
     worker's ``on_addresses`` gets those, with the key that the coordinator has proved.
+    ``wake`` is as in ``Offer``.
     """
 
     name: str
@@ -149,6 +155,7 @@ class LocalEnd:
     on_refused: Callable[[str], None] = lambda reason: None
     addresses: Callable[[], Sequence[str]] = tuple
     on_addresses: Callable[[Sequence[str], str], None] = lambda addresses, key: None
+    wake: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -300,8 +307,12 @@ class ShoalSession:
             # Another pool has credentials of its own for what it runs.
             if content.grant and (self._with_pool or not self._trusted):
                 content = replace(content, grant="")
-        if isinstance(content, words.OffersChanged) and not self._submits:
-            return ()  # it could make nothing of them
+        if isinstance(content, words.OffersChanged):
+            if not self._submits:
+                return ()  # it could make nothing of them
+            if wake := self._local.wake:
+                offers = (replace(each, wake=wake) for each in content.offers)
+                content = words.OffersChanged(tuple(offers))
         if type(content) in CHUNK_MESSAGES and not (self._peer and self._peer.chunks):
             return ()
         if not self._is_current(content):
@@ -635,6 +646,7 @@ class ShoalSession:
             public_key=self._key or offer.public_key,
             proven=bool(self._key),
             neighbour=self._with_pool,
+            wake=valid_hardware_addresses(offer.wake),
             remark="",
         )
 

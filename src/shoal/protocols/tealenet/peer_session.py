@@ -31,6 +31,7 @@ from shoal.domain.vocabulary import (
     ReceiptSent,
     Rejected,
     RunJob,
+    WakeMachine,
 )
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, PeerRefused
 from shoal.protocols.seam.session import Close, Data, Notice, Output, PeerProfile, Send
@@ -213,7 +214,13 @@ class TealePeerSession:
                 raise Unsupported("models are shared on local networks only")
             case ModelMessage():
                 return (Send(self._form.encode(model_sharing.wire_message(message))),)
-            case HealthReported() | Joined() | ReceiptSent() | CallMessage():
+            case (
+                HealthReported()
+                | Joined()
+                | ReceiptSent()
+                | WakeMachine()
+                | CallMessage()
+            ):
                 raise Unsupported(
                     f"TealeNet has no message for {type(message).__name__}"
                 )

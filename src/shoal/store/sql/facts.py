@@ -196,6 +196,7 @@ class _FactBatch:
                 facts.WorkerJoined()
                 | facts.WorkerDraining()
                 | facts.WorkerLeft()
+                | facts.MachineCalled()
                 | facts.WorkerDismissed()
                 | facts.WorkerMarked()
                 | facts.AccountCredited()
