@@ -183,6 +183,19 @@ QueryServer = Callable[[ServerQuery], Awaitable[ServerReply]]
 """Queries the server.  Raises Unavailable if it does not respond."""
 
 
+async def query_native(
+    query: QueryServer, path: str, type_: type[T], body: bytes | None = None
+) -> T | None:
+    """Query an endpoint outside the OpenAI API; None if it does not exist."""
+    reply = await query(ServerQuery(path, body, native=True))
+    if reply.status != HTTPStatus.OK:
+        return None
+    try:
+        return msgspec.json.decode(reply.body, type=type_)
+    except DECODE_ERRORS:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """A model, and its name on the server.
@@ -259,9 +272,9 @@ class ServerCatalog:
         for owner, kind in OWNERS.items():
             if owner in owners and kind not in (OLLAMA, LM_STUDIO):
                 return kind
-        if await self._query_native("/api/tags", OllamaTags) is not None:
+        if await query_native(self.query, "/api/tags", OllamaTags) is not None:
             return OLLAMA
-        typed = await self._query_native("/api/v0/models", ServerModelList)
+        typed = await query_native(self.query, "/api/v0/models", ServerModelList)
         if typed is not None and any(each.type for each in typed.data or ()):
             return LM_STUDIO
         # mlx_lm.server runs on Python's http.server, and its models have no owners.
@@ -273,20 +286,8 @@ class ServerCatalog:
         load = await self.query(ServerQuery("/load_model", native=True))
         return TRANSFORMERS if load.status == HTTPStatus.METHOD_NOT_ALLOWED else UNKNOWN
 
-    async def _query_native(
-        self, path: str, type_: type[T], body: bytes | None = None
-    ) -> T | None:
-        """Query an endpoint outside the OpenAI API; None if it does not exist."""
-        reply = await self.query(ServerQuery(path, body, native=True))
-        if reply.status != 200:
-            return None
-        try:
-            return msgspec.json.decode(reply.body, type=type_)
-        except DECODE_ERRORS:
-            return None
-
     async def _ollama(self) -> list[ListedModel]:
-        tags = await self._query_native("/api/tags", OllamaTags)
+        tags = await query_native(self.query, "/api/tags", OllamaTags)
         if tags is None:
             raise Unavailable("it no longer lists its models")
         # Skip its cloud models: they run elsewhere, at the user's cost.
@@ -303,7 +304,7 @@ class ServerCatalog:
     async def _show(self, name: str) -> ServedModel:
         body = msgspec.json.encode({"model": name})
         details: dict[str, Any] = (
-            await self._query_native("/api/show", dict, body) or {}
+            await query_native(self.query, "/api/show", dict, body) or {}
         )
         capabilities = details.get("capabilities")
         if not isinstance(capabilities, list) or not capabilities:
@@ -330,7 +331,9 @@ class ServerCatalog:
     async def _llama_server(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
         # A router loads the models that it is asked about.
         is_router = any(each.status for each in entries)
-        props = None if is_router else await self._query_native("/props", LlamaProps)
+        props = (
+            None if is_router else await query_native(self.query, "/props", LlamaProps)
+        )
         if props is None or len(entries) != 1:
             # A router in front of several servers: each model has its own.
             return _listed(LLAMA_SERVER, entries)
@@ -358,11 +361,13 @@ class ServerCatalog:
             ],
             context=token_count(props.default_generation_settings.n_ctx),
         )
-        adapters = await self._query_native("/lora-adapters", tuple[LlamaAdapter, ...])
+        adapters = await query_native(
+            self.query, "/lora-adapters", tuple[LlamaAdapter, ...]
+        )
         return [*_adapted(ListedModel(model, entry.id), adapters or ())]
 
     async def _lm_studio(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
-        typed = await self._query_native("/api/v0/models", ServerModelList)
+        typed = await query_native(self.query, "/api/v0/models", ServerModelList)
         if typed is None:
             return [ListedModel(describe_model(LM_STUDIO, e.id), e.id) for e in entries]
         models = []

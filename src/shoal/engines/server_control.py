@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -26,10 +26,11 @@ from shoal.engines.catalog import (
     ListedModel,
     QueryServer,
     ServerQuery,
+    query_native,
     token_count,
 )
 from shoal.engines.gguf_files import model_size
-from shoal.engines.server_errors import DECODE_ERRORS, parse_problem
+from shoal.engines.server_errors import parse_problem
 from shoal.engines.server_kinds import (
     LLAMA_SERVER,
     LM_STUDIO,
@@ -43,8 +44,6 @@ POLL_INTERVAL = 1.0  # seconds between looks at a load that the server goes on w
 SIZE_MAX = 1 << 50  # bytes
 TEXT_MAX = 64  # characters of a quantization's name
 SILENT = "the server no longer says what it has loaded"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,19 +353,6 @@ class ServerControl:
             raise JobError(f"{self.kind.name if self.kind else 'the server'}: {said}")
 
 
-async def _ask(
-    query: QueryServer, path: str, type_: type[T], body: bytes | None = None
-) -> T | None:
-    """Ask an endpoint outside the OpenAI API; None if it does not exist."""
-    reply = await query(ServerQuery(path, body, native=True))
-    if reply.status != HTTPStatus.OK:
-        return None
-    try:
-        return msgspec.json.decode(reply.body, type=type_)
-    except DECODE_ERRORS:
-        return None
-
-
 def _size(number: Any) -> int:
     whole = isinstance(number, int) and not isinstance(number, bool)
     return number if whole and 0 < number <= SIZE_MAX else 0
@@ -394,8 +380,8 @@ class _OllamaModels(msgspec.Struct, frozen=True):
 async def _find_ollama(
     query: QueryServer, listed: Sequence[ListedModel]
 ) -> Residents | None:
-    running = await _ask(query, "/api/ps", _OllamaModels)
-    stored = await _ask(query, "/api/tags", _OllamaModels)
+    running = await query_native(query, "/api/ps", _OllamaModels)
+    stored = await query_native(query, "/api/tags", _OllamaModels)
     if running is None or stored is None:
         return None
     loaded = {each.name for each in running.models or ()}
@@ -440,7 +426,7 @@ class _StudioModels(msgspec.Struct, frozen=True):
 async def _find_lm_studio(
     query: QueryServer, listed: Sequence[ListedModel]
 ) -> Residents | None:
-    found = await _ask(query, "/api/v1/models", _StudioModels)
+    found = await query_native(query, "/api/v1/models", _StudioModels)
     if found is None:
         return None
     return {
@@ -479,7 +465,7 @@ class _RouterModels(msgspec.Struct, frozen=True):
 async def _find_llama_server(
     query: QueryServer, listed: Sequence[ListedModel]
 ) -> Residents | None:
-    found = await _ask(query, "/models", _RouterModels)
+    found = await query_native(query, "/models", _RouterModels)
     if found is None:
         return None  # it is no router
     sizes = await asyncio.to_thread(_router_sizes, found.data)
@@ -517,7 +503,7 @@ class _Sleep(msgspec.Struct, frozen=True):
 async def _find_vllm(
     query: QueryServer, listed: Sequence[ListedModel]
 ) -> Residents | None:
-    state = await _ask(query, "/is_sleeping", _Sleep)
+    state = await query_native(query, "/is_sleeping", _Sleep)
     if state is None:
         return None  # it runs without sleep mode, or without VLLM_SERVER_DEV_MODE
     # Adapters, and further names of the model, are no models of their own.
