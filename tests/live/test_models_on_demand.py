@@ -127,7 +127,7 @@ def test_what_fits_nowhere_is_refused_with_the_numbers(programs: Programs) -> No
         said(pool, "small")
 
     assert refused.value.status_code == 503
-    assert "anna has 0.0 GB" in str(refused.value)
+    assert "anna has 1 MB" in str(refused.value)
 
 
 def test_a_server_loads_models_by_its_own_api(programs: Programs) -> None:

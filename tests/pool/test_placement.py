@@ -313,7 +313,7 @@ def test_model_in_use_is_not_evicted(kept: LoadedModel) -> None:
 
     assert not placement.orders
     assert placement.pending == {
-        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 are in use by b"
+        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 GB are in use by b"
     }
     assert not placement.unplaced
 
@@ -337,7 +337,7 @@ def test_model_without_files_cannot_be_unloaded() -> None:
 
     assert not placement.orders
     assert placement.unplaced == {
-        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 are kept for x"
+        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 GB are kept for x"
     }
 
 
@@ -467,7 +467,7 @@ def test_pinned_model_is_not_evicted() -> None:
 
     assert not placement.orders
     assert placement.unplaced == {
-        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 are kept for b"
+        "a": "needs 4.4 GB: anna has 4.8 GB, of which 4.4 GB are kept for b"
     }
 
 

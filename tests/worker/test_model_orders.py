@@ -535,7 +535,7 @@ def test_order_for_more_than_is_free_now_fails_with_numbers() -> None:
         assert its.end("early") == Failed(
             JobId("early"),
             ONE,
-            "b needs 0.0 GB of memory (for 2 slots of 200 tokens), and only 0.0 GB of "
+            "b needs 0 MB of memory (for 2 slots of 200 tokens), and only 0 MB of "
             "this machine's are free now, less a tenth: end other programs there, or "
             "set --memory",
         )
@@ -799,10 +799,10 @@ def test_model_of_another_machine_is_copied_and_loaded() -> None:
         assert its.offered == ["far"]
         assert its.orders.memory == NEED
         progress = its.progress()
-        assert progress[0] == (None, "0.0 GB of 0.0 GB copied")
+        assert progress[0] == (None, "0 MB of 0 MB copied")
         assert progress[1][0] == pytest.approx(0.225)
         assert progress[3][0] == pytest.approx(0.675)
-        assert progress[5][1] == "0.0 GB in memory"
+        assert progress[5][1] == "0 MB in memory"
         assert progress == sorted(progress, key=lambda each: each[0] or 0.0)
 
     play(script, Stage(PULLS))
@@ -838,7 +838,7 @@ def test_copied_model_beyond_the_memory_fails_its_order() -> None:
 
         end = its.end()
         assert isinstance(end, Failed)
-        assert end.error.startswith("far needs 0.0 GB of memory")
+        assert end.error.startswith("far needs 0 MB of memory")
         assert its.orders.memory == 0
 
     play(script, Stage(replace(PULLS, memory=NEED - 1)))

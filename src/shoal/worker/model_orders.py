@@ -24,6 +24,7 @@ from shoal.domain.errors import (
 from shoal.domain.work import ModelAction, ModelOrder, Work
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.engine import Activity, Finished, Progress
+from shoal.pool.models.machine import shown_size
 from shoal.worker.agent import WorkerEvent
 from shoal.worker.jobs import AWAY, EngineSlots, ModelBackend
 from shoal.worker.lending import Lender
@@ -41,7 +42,6 @@ COPY_SHARE = 0.9  # of a load, if the model is copied first
 SHOWN_STEP = 0.1  # of a load, between lines for the owner
 SLOTS_MAX = 1024  # of a model
 CONTEXT_MAX = 2**31 - 1  # tokens
-GB = 1e9
 NO_GROUPS = "this machine runs no models together with others"
 
 FetchModel: TypeAlias = Callable[
@@ -114,11 +114,11 @@ class _HeldModel:
         if self.engine is None:
             if not (self.copied or self.whole):
                 return 0.0, "another machine hashes it, to send it"
-            of = f" of {_gb(self.whole)}" if self.whole else ""
+            of = f" of {shown_size(self.whole)}" if self.whole else ""
             share = begun * self.copied / self.whole if self.whole else 0.0
-            return share, f"{_gb(self.copied)}{of} copied"
+            return share, f"{shown_size(self.copied)}{of} copied"
         loaded = min(0.99, now.memory / self.memory) if self.memory else 0.0
-        return begun + (1.0 - begun) * loaded, f"{_gb(now.memory)} in memory"
+        return begun + (1.0 - begun) * loaded, f"{shown_size(now.memory)} in memory"
 
 
 class ModelOrders:
@@ -389,9 +389,9 @@ class ModelOrders:
         """Raise JobError if a model needs more than is left; ``what`` it is for."""
         limit = self._library().memory
         if limit and self.memory + need > limit:
-            lent, taken = _gb(limit), _gb(self.memory)
+            lent, taken = shown_size(limit), shown_size(self.memory)
             raise JobError(
-                f"{name} needs {_gb(need)} of memory{what}, and of the {lent} "
+                f"{name} needs {shown_size(need)} of memory{what}, and of the {lent} "
                 f"that this machine lends to models, {taken} are taken; unload "
                 "another, or raise --memory there"
             )
@@ -405,10 +405,11 @@ class ModelOrders:
                 coming += max(0, each.memory - done.memory) if each.loading else 0
         free = self._free(mapped)
         if free and need + coming > free:
+            left = shown_size(max(0, free - coming))
             raise JobError(
-                f"{name} needs {_gb(need)} of memory{what}, and only "
-                f"{_gb(max(0, free - coming))} of this machine's are free now, less a "
-                "tenth: end other programs there, or set --memory"
+                f"{name} needs {shown_size(need)} of memory{what}, and only {left} of "
+                "this machine's are free now, less a tenth: end other programs there, "
+                "or set --memory"
             )
 
     async def _copied(
@@ -546,10 +547,6 @@ class ModelOrders:
 
 def _no_model(order: ModelOrder) -> str:
     return f"this machine has no model {order.name!a:.256} to load"
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:.1f} GB"
 
 
 def _unbound(*args: object) -> None:

@@ -376,7 +376,7 @@ class Room:
         """Return whether what keeps a model from here passes by itself, and what."""
         machine, shown = self.machine, self.machine.shown_name
         if need > self.capacity:  # nothing that passes changes that
-            return False, f"{shown} has {self.capacity / GB:.1f} GB"
+            return False, f"{shown} has {shown_size(self.capacity)}"
         until, why = machine.failed.get(name, (-inf, ""))
         if until > self.now and not why:
             return True, f"{shown} said that it loaded it, and does not offer it"
@@ -405,11 +405,8 @@ class Room:
         how = "in use by" if passes else "kept for"
         if not machine.library.memory:
             return passes, f"{shown} has room for one model, and it is {how} {names}"
-        size = f"{self.capacity / GB:.1f} GB"
-        return (
-            passes,
-            f"{shown} has {size}, of which {taken / GB:.1f} are {how} {names}",
-        )
+        size, part = shown_size(self.capacity), shown_size(taken)
+        return passes, f"{shown} has {size}, of which {part} are {how} {names}"
 
 
 def shown_size(size: int) -> str:

@@ -10,7 +10,6 @@ from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
-    GB,
     NAMES_MAX,
     Bid,
     Claim,
@@ -18,6 +17,7 @@ from shoal.pool.models.machine import (
     Machine,
     PlacementRules,
     Room,
+    shown_size,
     some_of,
 )
 
@@ -513,7 +513,7 @@ class _Call:
             (passing if passes else lasting).append(why)
             if len(passing) == NAMES_MAX:
                 break
-        size = f"needs {min(needs) / GB:.1f} GB: " if needs else ""
+        size = f"needs {shown_size(min(needs))}: " if needs else ""
         text = f"{size}{some_of(passing or lasting, '; ')}"
         if passing:
             self.pending[name] = text
