@@ -10,6 +10,8 @@ import click
 from rich.filesize import decimal
 
 from shoal.cli.terminal import console, printable
+from shoal.cli.use.models.deployments import PATH as DEPLOYMENTS
+from shoal.cli.use.models.deployments import deployment_path, machine_name
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError, Forbidden, JobError, NotFound
 
@@ -20,7 +22,9 @@ PATIENCE = 3600.0  # seconds for a model to be loaded: it may be copied over a s
 def split_plan(api: CoordinatorApi, model: str, on: str) -> Mapping[str, Any]:
     """Return how a model would be split over the machines of a pool."""
     query = f"?{urlencode({'on': on})}" if on else ""
-    plan: Mapping[str, Any] = api.request(f"/admin/splits/{_quoted(model)}{query}")
+    plan: Mapping[str, Any] = api.request(
+        f"/admin/splits/{quote(model, safe='')}{query}"
+    )
     return plan
 
 
@@ -30,11 +34,13 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield printable(f"{plan['model']} cannot be split: {plan['why']}")
         return
     parts = plan["parts"]
-    shown = ", ".join(f"{_name(each)} ({decimal(each['bytes'])})" for each in parts)
+    shown = ", ".join(
+        f"{machine_name(each)} ({decimal(each['bytes'])})" for each in parts
+    )
     size = decimal(sum(each["bytes"] for each in parts))
     yield printable(f"{plan['model']}: {size}, split over {shown}")
     for each in parts:
-        yield printable(f"  {_name(each)}: {each['layers']} layers")
+        yield printable(f"  {machine_name(each)}: {each['layers']} layers")
     yield f"  about {plan['tokens_per_second']:.1f} tokens a second, if links are quick"
 
 
@@ -53,7 +59,7 @@ def kept_loaded(api: CoordinatorApi, model: str, on: str) -> Iterator[None]:
             )
         yield
         return
-    path = f"/admin/deployments/{_quoted(model)}"
+    path = deployment_path(model)
     names = [each.strip() for each in on.split(",") if each.strip()]
     api.request(path, {"replicas": 1, "on": names}, method="PUT")
     try:
@@ -74,7 +80,7 @@ def _await_loaded(api: CoordinatorApi, model: str) -> None:
             for replica in deployed["present"]:
                 for part in replica["parts"]:
                     line = (
-                        f"{_name(part)}: {part['layers']} layers, "
+                        f"{machine_name(part)}: {part['layers']} layers, "
                         f"{decimal(part['bytes'])}"
                     )
                     if line not in shown:
@@ -106,14 +112,5 @@ def needs_split(api: CoordinatorApi, model: str) -> bool:
 
 
 def _deployment(api: CoordinatorApi, model: str) -> Mapping[str, Any] | None:
-    found = api.request("/admin/deployments")["data"]
+    found = api.request(DEPLOYMENTS)["data"]
     return next((each for each in found if each["name"] == model), None)
-
-
-def _name(part: Mapping[str, Any]) -> str:
-    name: str = part["name"] or part["node"]
-    return name
-
-
-def _quoted(model: str) -> str:
-    return quote(model, safe="")

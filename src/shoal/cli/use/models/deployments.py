@@ -1,6 +1,6 @@
 """``shoal models deploy``, ``undeploy`` and ``deployments``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -104,7 +104,7 @@ def deploy(
         "exclusive_group": group,
         "schedule": schedule,
     }
-    deployed = api.request(_path(name), wanted, method="PUT")
+    deployed = api.request(deployment_path(name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
 
 
@@ -113,7 +113,7 @@ def deploy(
 @pass_api_with_json
 def undeploy(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Keep a model loaded no longer; it is unloaded when it is idle."""
-    removed = api.request(_path(name), method="DELETE")
+    removed = api.request(deployment_path(name), method="DELETE")
     line = f"{name} is unloaded once it is idle, or its memory is needed"
     show(removed, as_json, printable(line))
 
@@ -148,20 +148,25 @@ def _count(deployed: dict[str, Any]) -> str:
 
 def _replicas(deployed: dict[str, Any]) -> Iterator[str]:
     for each in deployed["present"]:
-        name = each["name"] or each["node"]
         done = ""
         if each["bytes"] is not None and each["size"]:
             done = f" {each['bytes'] / each['size']:.0%}"
-        yield f"{each['state']}{done} on {name}{with_others(each)}"
+        yield f"{each['state']}{done} on {machine_name(each)}{with_others(each)}"
 
 
 def with_others(replica: dict[str, Any]) -> str:
     """Return the machines that run a model with this one; empty: it runs it alone."""
     others = [
-        f"{each['name'] or each['node']} ({each['layers']} layers)"
+        f"{machine_name(each)} ({each['layers']} layers)"
         for each in replica.get("parts", [])[:-1]  # earlier coordinators have none
     ]
     return f" with {', '.join(others)}" if others else ""
+
+
+def machine_name(each: Mapping[str, Any]) -> str:
+    """Return what a machine is called, for users."""
+    name: str = each["name"] or each["node"]
+    return name
 
 
 def _whole(text: str) -> int:
@@ -170,5 +175,6 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _path(name: str) -> str:
+def deployment_path(name: str) -> str:
+    """Return the path of a deployment in the API."""
     return f"{PATH}/{quote(name, safe='')}"

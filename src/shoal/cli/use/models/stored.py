@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from shoal.cli.options import json_option, pass_api_with_json, yes_option
 from shoal.cli.terminal import Columns, printable, show, show_table, table
-from shoal.cli.use.models.deployments import with_others
+from shoal.cli.use.models.deployments import machine_name, with_others
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config import data_folder
 from shoal.domain.errors import NotFound, ShoalError
@@ -164,13 +164,12 @@ def _places(api: CoordinatorApi, name: str) -> Iterator[str]:
         return  # as for a key that sees no machines
     for placed in (each for each in listed if each["id"] == name):
         for each in placed.get("replicas", ()):
-            where = each["name"] or each["node"]
-            yield f"{each['state']} on {where}{with_others(each)}"
+            yield f"{each['state']} on {machine_name(each)}{with_others(each)}"
         for each in placed.get("stored", ()):
             needs = f", needs {decimal(each['memory'])}" if each["memory"] else ""
             size = decimal(each["size"]) if each["size"] else "size unknown"
-            where = each["name"] or each["node"]
-            yield f"on the disk of {where} ({size}{needs}, {each['engine']})"
+            about = f"({size}{needs}, {each['engine']})"
+            yield f"on the disk of {machine_name(each)} {about}"
         for each in placed["fits"]:
             if each["fits"]:
                 yield f"would fit on {each['node']}: {each['why']}"
