@@ -12,7 +12,7 @@ from shoal.processes.programs import describe_exit
 
 EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
 CLOSED = "the engine was closed"
-BY_SIGNAL = 128  # and the signal's number: how a status tells the end of another
+BY_SIGNAL = 128  # and the signal's number: the status of a process that a signal ended
 SIGNALLED = range(BY_SIGNAL + 1, BY_SIGNAL + 65)
 LOG_MAX = 8192  # bytes of its standard error that are kept for error texts
 

@@ -49,14 +49,14 @@ async def free_memory_of_gpus(script: str = _ASK_GPUS) -> int:
     )
     try:
         async with asyncio.timeout(GPU_LIMIT):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         return 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    last = said.split()[-1:]
+    last = output.split()[-1:]
     return int(last[0]) if last and last[0].isdigit() else 0
 
 

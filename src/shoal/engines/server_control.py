@@ -73,7 +73,7 @@ Residents: TypeAlias = Mapping[str, Resident]
 
 @dataclass(frozen=True, slots=True)
 class ControlApi:
-    """How a kind of server is asked, and told, about its models.
+    """The requests by which a kind of server reports, loads and unloads its models.
 
     ``find`` returns None if the server lacks the API.  ``load`` returns the request for
     a model, with a context in tokens (0: the server's choice), and ``unload`` that for
@@ -177,7 +177,7 @@ class ServerControl:
     def library(
         self, select: Callable[[Sequence[ServedModel]], Sequence[ServedModel]]
     ) -> list[LoadableModel]:
-        """Return the models that it may be told to load, under their offered names."""
+        """Return the models that it can load on order, under their offered names."""
         return [
             structs.replace(self._describe(listed), name=model.name)
             for model in select(self.served)
@@ -219,7 +219,7 @@ class ServerControl:
         if known.adapter is not None:
             await self._load_adapter(api, listed, known.adapter)
             return
-        known = await self._look(api, listed)  # another client may have told it
+        known = await self._look(api, listed)  # another client may have begun it
         if not (known.is_loading or known.instances):
             await self._order(api.load(listed, context))
         while not api.waits:
@@ -349,8 +349,8 @@ class ServerControl:
         reply = await self._query(query)
         if reply.status != HTTPStatus.OK:
             problem = parse_problem(reply.body)
-            said = f"status {reply.status}" if problem is None else problem.message
-            raise JobError(f"{self.kind.name if self.kind else 'the server'}: {said}")
+            reason = f"status {reply.status}" if problem is None else problem.message
+            raise JobError(f"{self.kind.name if self.kind else 'the server'}: {reason}")
 
 
 def _size(number: Any) -> int:
@@ -367,21 +367,21 @@ def _tell(path: str, **body: object) -> ServerQuery:
     return ServerQuery(path, msgspec.json.encode(body), native=True)
 
 
-class _OllamaModel(msgspec.Struct, frozen=True):
+class _OllamaEntry(msgspec.Struct, frozen=True):
     name: str
     size: Any = None
     details: Any = None
 
 
-class _OllamaModels(msgspec.Struct, frozen=True):
-    models: tuple[_OllamaModel, ...] | None
+class _OllamaList(msgspec.Struct, frozen=True):
+    models: tuple[_OllamaEntry, ...] | None
 
 
 async def _find_ollama(
     query: QueryServer, listed: Sequence[ListedModel]
 ) -> Residents | None:
-    running = await query_native(query, "/api/ps", _OllamaModels)
-    stored = await query_native(query, "/api/tags", _OllamaModels)
+    running = await query_native(query, "/api/ps", _OllamaList)
+    stored = await query_native(query, "/api/tags", _OllamaList)
     if running is None or stored is None:
         return None
     loaded = {each.name for each in running.models or ()}
@@ -484,7 +484,7 @@ async def _find_llama_server(
 
 
 def _router_sizes(models: Sequence[_RouterModel]) -> Mapping[str, int]:
-    """Return the sizes of models: a router tells those of loaded ones, and files."""
+    """Return the sizes of models: a router reports those of loaded ones, and files."""
     sizes = {}
     for each in models:
         size = _size(each.meta.get("size")) if isinstance(each.meta, dict) else 0

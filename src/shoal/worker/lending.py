@@ -33,7 +33,7 @@ Raises ShoalError.
 
 
 @dataclass(slots=True, eq=False)
-class _Shard:
+class _HeldShard:
     """A part of a model that this machine holds.
 
     ``changed`` is set when the machine that runs the model connects or leaves, and
@@ -81,7 +81,7 @@ class Lender:
         self._host = host
         self._throttle = throttle
         self._report = report
-        self._shards: dict[str, _Shard] = {}  # by group
+        self._shards: dict[str, _HeldShard] = {}  # by group
         self._endings: set[asyncio.Task[None]] = set()
         self._failures = 0
         self._lends_again = 0.0  # event loop time
@@ -115,7 +115,7 @@ class Lender:
         except ShoalError as error:
             self._count_failure()
             raise JobError(f"no part of {order.name} can be held: {error}") from error
-        shard = self._shards[order.group] = _Shard(order, port)
+        shard = self._shards[order.group] = _HeldShard(order, port)
         port.on_use = shard.changed.set
         shard.watching = asyncio.create_task(self._watch(shard))
         size = shown_size(order.own_memory)
@@ -157,7 +157,7 @@ class Lender:
             )
         return ""
 
-    async def _watch(self, shard: _Shard) -> None:
+    async def _watch(self, shard: _HeldShard) -> None:
         """Free a shard when its process has ended, or no machine has used it."""
         port = shard.port
         while not port.lost.done():
@@ -177,7 +177,7 @@ class Lender:
         self._count_failure()
         await self._end(shard, port.lost.result())
 
-    async def _end(self, shard: _Shard, reason: str) -> None:
+    async def _end(self, shard: _HeldShard, reason: str) -> None:
         if shard.ending:
             await shard.gone.wait()
             return
@@ -216,4 +216,4 @@ class Lender:
 
 
 def _ignore() -> None:
-    """Tell nothing of a change: no coordinator is connected yet."""
+    """Report no change: no coordinator is connected yet."""

@@ -31,7 +31,7 @@ class Purpose(Enum):
 
 
 class ShardHello(msgspec.Struct, frozen=True):
-    """Who connects, and what for.
+    """The machine that connects, and its purpose.
 
     ``key`` and ``signature`` are in hexadecimal; ``protocol`` is llama.cpp's.
     """
@@ -112,8 +112,8 @@ def _bytes_of(hex: str) -> bytes:
         return b""
 
 
-class LineEnd:
-    """An end of a connection that begins with lines, and may be spliced then."""
+class LineConnection:
+    """A connection that begins with lines, and may be spliced then."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -140,13 +140,13 @@ class LineEnd:
         self.spliced.early = bytearray(rest)
         return bytes(line)
 
-    def say(self, answer: ShardAnswer) -> None:
+    def send(self, answer: ShardAnswer) -> None:
         """Send a line, if it is open."""
         self.spliced.write(write_line(answer))
 
-    async def say_last(self, answer: ShardAnswer) -> None:
+    async def send_last(self, answer: ShardAnswer) -> None:
         """Send a line, and close the connection."""
-        self.say(answer)
+        self.send(answer)
         if self.spliced.transport is not None:
             self.spliced.transport.close()
             with contextlib.suppress(TimeoutError):

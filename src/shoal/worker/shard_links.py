@@ -2,7 +2,7 @@
 
 llama.cpp connects to a loopback port for each shard, several times at its start.  Each
 connection is passed on, encrypted, to the machine of the shard.  A heartbeat beside
-them tells soon when a shard is lost: llama.cpp itself would wait for ever.
+them detects a lost shard soon: llama.cpp itself would wait for ever.
 
 The loopback ports are for this user alone, and where psutil has to find that out, for
 this program's own children: the other end of each connection is looked up.  Another
@@ -32,7 +32,7 @@ from shoal.transports.tls import context_of_any
 from shoal.worker.shard_hello import (
     HEARTBEAT,
     SILENCE_MAX,
-    LineEnd,
+    LineConnection,
     Purpose,
     ShardAnswer,
     write_hello,
@@ -111,7 +111,7 @@ class ShardLinks:
         end = await self._dial(shard, Purpose.HEARTBEAT)
         self._start(self._beat(shard, end))
 
-    async def _beat(self, shard: Shard, end: LineEnd) -> None:
+    async def _beat(self, shard: Shard, end: LineConnection) -> None:
         """Ask whether the shard works, until it does not."""
         fault = ""
         try:
@@ -151,7 +151,7 @@ class ShardLinks:
 
     async def _pass_on(self, shard: Shard, near: Spliced) -> None:
         """Pass on a connection of llama.cpp to its shard, until either ends it."""
-        far = LineEnd()
+        far = LineConnection()
         try:
             assert near.transport is not None, "it has just been made"
             source = near.transport.get_extra_info("peername")[1]
@@ -168,12 +168,12 @@ class ShardLinks:
             near.abort()
             far.spliced.abort()
 
-    async def _dial(self, shard: Shard, purpose: Purpose) -> LineEnd:
+    async def _dial(self, shard: Shard, purpose: Purpose) -> LineConnection:
         """Connect to a shard.  Raises Unavailable."""
         known = self._hosts.get(shard.machine)
         reasons = []
         for host in shard.hosts if known is None else (known,):
-            end = LineEnd()
+            end = LineConnection()
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     certificate = await _connect(end, host, shard.port)
@@ -205,7 +205,7 @@ class ShardLinks:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _connect(end: LineEnd, host: str, port: int) -> bytes:
+async def _connect(end: LineConnection, host: str, port: int) -> bytes:
     """Connect; return the SHA-256 of the certificate that the listener shows."""
     transport, _ = await asyncio.get_running_loop().create_connection(
         *(lambda: end.spliced, host, port),
@@ -218,7 +218,7 @@ async def _connect(end: LineEnd, host: str, port: int) -> bytes:
     return hashlib.sha256(shown or b"").digest()
 
 
-async def _answer(end: LineEnd) -> ShardAnswer:
+async def _answer(end: LineConnection) -> ShardAnswer:
     """Raises PeerError."""
     try:
         return msgspec.json.decode(await end.line(), type=ShardAnswer)

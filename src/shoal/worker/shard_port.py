@@ -24,7 +24,7 @@ from shoal.transports.tls import ServerTls, self_signed_tls
 from shoal.worker.shard_hello import (
     HELLO_TIMEOUT,
     SILENCE_MAX,
-    LineEnd,
+    LineConnection,
     Purpose,
     ShardAnswer,
     read_hello,
@@ -87,7 +87,7 @@ class ShardPort:
         self._runner = runner
         self._process = process
         self.on_use: Callable[[], None] = _ignore
-        self._heart: LineEnd | None = None  # of the machine that runs the model
+        self._heart: LineConnection | None = None  # of the machine that runs the model
         self._data: set[Spliced] = set()
         self._strangers = bounded_strangers(LoopClock(), SHARE)
         self._strangers.meter_handshakes(tls.context)
@@ -133,7 +133,7 @@ class ShardPort:
     async def close(self) -> None:
         """Close the port and all connections, and end the process."""
         if self._heart is not None:
-            await self._heart.say_last(ShardAnswer("its machine lends it no more"))
+            await self._heart.send_last(ShardAnswer("its machine lends it no more"))
         self._closing.set()
         await self._listening
         await self._process.close()
@@ -149,7 +149,7 @@ class ShardPort:
     ) -> None:
         """Serve a connection until it ends."""
         assert stranger is not None, "without a first look, no client is known"
-        end = LineEnd()
+        end = LineConnection()
         try:
             purpose = await self._admit(end, sock, stranger)
             if purpose is Purpose.DATA:
@@ -158,13 +158,13 @@ class ShardPort:
                 await self._beat(end)
         except (PeerError, Unavailable) as error:
             log.info(REFUSED, address, error, extra=BY_STRANGER)
-            await end.say_last(ShardAnswer(str(error)))
+            await end.send_last(ShardAnswer(str(error)))
         finally:
             stranger.leave()
             end.spliced.abort()
 
     async def _admit(
-        self, end: LineEnd, sock: socket.socket, stranger: Stranger
+        self, end: LineConnection, sock: socket.socket, stranger: Stranger
     ) -> Purpose:
         """Begin TLS and read the hello; return its purpose.  Raises PeerError."""
         try:
@@ -194,7 +194,7 @@ class ShardPort:
         set_options(sock)
         return purpose
 
-    async def _beat(self, end: LineEnd) -> None:
+    async def _beat(self, end: LineConnection) -> None:
         """Answer heartbeats until the machine falls silent; cut its connections then.
 
         Raises PeerError if another connection has this place.
@@ -203,14 +203,14 @@ class ShardPort:
             raise PeerError("this shard is in use by another process of that machine")
         self._heart = end
         self.on_use()
-        end.say(ShardAnswer())
+        end.send(ShardAnswer())
         watch = asyncio.ensure_future(self._report_exit(end))
         try:
             with suppress(PeerError, TimeoutError):  # it has left, or is silent
                 while True:
                     async with asyncio.timeout(SILENCE_MAX):
                         await end.line()
-                    end.say(ShardAnswer(self._process.fault() or ""))
+                    end.send(ShardAnswer(self._process.fault() or ""))
         finally:
             watch.cancel()
             self._heart = None
@@ -218,11 +218,11 @@ class ShardPort:
             for each in [*self._data]:
                 each.abort()
 
-    async def _report_exit(self, end: LineEnd) -> None:
+    async def _report_exit(self, end: LineConnection) -> None:
         await asyncio.wait({self._process.exited})
-        end.say(ShardAnswer(self._process.exited.result()))
+        end.send(ShardAnswer(self._process.exited.result()))
 
-    async def _pass_on(self, end: LineEnd) -> None:
+    async def _pass_on(self, end: LineConnection) -> None:
         """Pass bytes on between the machine and the process, until either ends it.
 
         Raises PeerError without a heartbeat, and Unavailable.
@@ -235,7 +235,7 @@ class ShardPort:
         await connect_to(self._process, far)
         self._data.add(end.spliced)
         try:
-            end.say(ShardAnswer())
+            end.send(ShardAnswer())
             end.spliced.join(far)
             await end.ended()
         finally:
@@ -275,4 +275,4 @@ def _bind(host: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
 
 
 def _ignore() -> None:
-    """Tell nobody."""
+    """Do nothing."""

@@ -15,7 +15,7 @@ from shoal.engines.llama_child import MODEL, ModelToOpen
 from shoal.engines.server_kinds import TEXT
 from shoal.engines.shards.programs import find_programs
 from shoal.engines.shards.shard_process import ShardProcess
-from shoal.engines.shards.split_child import Split, command_of, placement
+from shoal.engines.shards.split_child import SplitOptions, command_of, placement
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.worker.shard_links import ShardLinks
 from worker.fake_shards import GROUP, PROTOCOL, RUNNER, open_port, shard_at
@@ -35,7 +35,7 @@ from worker.fake_shards import GROUP, PROTOCOL, RUNNER, open_port, shard_at
 def test_output_stays_where_the_model_is_run(
     device: str, layers: tuple[int, ...], expected: Mapping[str, object]
 ) -> None:
-    split = Split("llama-server", device, (1,) * (len(layers) - 1), layers, 512)
+    split = SplitOptions("llama-server", device, (1,) * (len(layers) - 1), layers, 512)
 
     options = dict(placement(split))
 
@@ -48,7 +48,7 @@ def test_output_stays_where_the_model_is_run(
 def test_server_gets_the_options_that_it_knows(tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
     write_program(program, 'test "$1" = --help && echo "--no-slots  --cache-ram N"')
-    split = Split(str(program), "CPU", (81, 82), (1, 1, 1), 64)
+    split = SplitOptions(str(program), "CPU", (81, 82), (1, 1, 1), 64)
     model = ModelToOpen("m.gguf", "p.gguf", 2, 100, 3, 8)
 
     command = command_of(split, model, TEXT)

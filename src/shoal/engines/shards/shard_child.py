@@ -7,7 +7,7 @@ that listens outside it: it hands connected sockets out.
 It is run by its path with the standard library alone, so that as little as possible
 is in reach.  Standard input asks for a connection by each byte, which is a local socket
 over which that comes.  It ends with that, so it never outlives the worker; standard
-output gets one line of JSON, a ``Reply``.
+output gets one line of JSON, a ``ShardReply``.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class ShardOptions(TypedDict):
     own: Sequence[str]
 
 
-class Reply(TypedDict):
+class ShardReply(TypedDict):
     """It listens, or there is an ``error``; ``hides_files``: it sees its own alone."""
 
     error: str
@@ -74,21 +74,21 @@ def main() -> None:
         await_listener(program, options["port"])
         # An end by itself ends this process; the worker knows from that.
         threading.Thread(target=end_with, args=[program], daemon=True).start()
-        reply(Reply(error="", hides_files=landlock_version() > 0))
+        reply(ShardReply(error="", hides_files=landlock_version() > 0))
         hand_out(options["port"])
     finally:
         program.kill()
     os._exit(0)
 
 
-def reply(message: Reply) -> None:
-    """Tell the worker."""
+def reply(message: ShardReply) -> None:
+    """Send the worker its one line."""
     print(json.dumps(message), flush=True)
 
 
 def fail(error: str) -> None:
     """Say why the shard does not start, and exit."""
-    reply(Reply(error=error, hides_files=False))
+    reply(ShardReply(error=error, hides_files=False))
     sys.exit(1)
 
 
@@ -129,7 +129,7 @@ def end_with(program: subprocess.Popen[bytes]) -> None:
 
 
 def status_of(code: int) -> int:
-    """Return the exit status that tells how a process has ended."""
+    """Return the exit status that stands for how a process ended."""
     return code if code >= 0 else BY_SIGNAL - code
 
 

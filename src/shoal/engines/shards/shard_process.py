@@ -1,8 +1,8 @@
 """A shard: some layers of a model, held by llama.cpp's rpc-server in a child process.
 
-Whoever uses a shard must be assumed able to run code in it.  Where the system allows
+Assume that the machine which uses a shard can run code in it.  Where the system allows
 it, the child has a network, process ids and a user namespace of its own, and sees no
-files but its cache; ``is_isolated`` and ``hides_files`` tell.
+files but its cache; see ``is_isolated`` and ``hides_files``.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from shoal.engines.shards.programs import (
     free_port,
     program_environment,
 )
-from shoal.engines.shards.shard_child import Reply, ShardOptions
+from shoal.engines.shards.shard_child import ShardOptions, ShardReply
 
 CONNECT_TIMEOUT = 10.0  # seconds
 OWN_MEMORY = 128 << 20  # bytes that rpc-server needs beside what is stored in it
@@ -66,7 +66,7 @@ class ShardProcess:
         programs: ShardPrograms,
         port: int,
         is_isolated: bool,
-        reply: Reply,
+        reply: ShardReply,
     ) -> None:
         self.pid = child.pid
         self.protocol = programs.protocol
@@ -89,7 +89,7 @@ class ShardProcess:
         memory: int | None = None,
         threads: int | None = None,
     ) -> "ShardProcess":
-        """Start a shard without layers: who connects to it sends them.
+        """Start a shard without layers, which its client sends.
 
         Args:
             programs: llama.cpp's programs of this machine.
@@ -128,7 +128,7 @@ class ShardProcess:
             line = await process.stdout.readline()
             if not line:
                 raise Unavailable(f"a shard cannot be started: {await child.exited}")
-            reply = msgspec.json.decode(line, type=Reply)
+            reply = msgspec.json.decode(line, type=ShardReply)
             if reply["error"]:
                 raise Unavailable(f"a shard cannot be started: {reply['error']}")
             return cls(child, worker, programs, port, bool(isolation), reply)
@@ -189,7 +189,7 @@ class ShardProcess:
                 raise ConnectionResetError("it has ended")
             if answer == bytes([number]):
                 break
-            for each in sockets:  # whose asker has left
+            for each in sockets:  # of a request that was cancelled
                 each.close()
         if not sockets:
             raise ConnectionRefusedError("it does not answer")
@@ -273,5 +273,5 @@ def _chain(pid: int) -> Sequence[psutil.Process]:
 
 def _explain_exit(ended: str, log: str) -> str:
     # It prints something for each connection, too.
-    said = last_unformatted_line(log) if "SIGABRT" in ended or "status" in ended else ""
-    return f"the shard {ended}{said}"
+    why = last_unformatted_line(log) if "SIGABRT" in ended or "status" in ended else ""
+    return f"the shard {ended}{why}"

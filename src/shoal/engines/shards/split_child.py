@@ -42,7 +42,7 @@ POLL_TIMEOUT = 10.0  # seconds for an answer
 ALL_LAYERS = 999  # more than any model has
 
 OPTIONAL = (
-    ("--fit", "off"),  # it would change what it was told
+    ("--fit", "off"),  # it would change these options
     ("--no-ui",),
     ("--no-slots",),
     ("--offline",),
@@ -52,7 +52,7 @@ OPTIONAL = (
 """Options that not every version has."""
 
 
-class Split(msgspec.Struct, frozen=True):
+class SplitOptions(msgspec.Struct, frozen=True):
     """How many ``layers`` of a model each machine has, of which the last is this one.
 
     The others' shards are reached at loopback ``ports``, and ``device`` is the first
@@ -70,7 +70,7 @@ class Split(msgspec.Struct, frozen=True):
 def main() -> None:
     # Ctrl-C reaches the whole process group; the engine decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    split = msgspec.json.decode(sys.argv[1], type=Split)
+    split = msgspec.json.decode(sys.argv[1], type=SplitOptions)
     commands, replies = claim_pipes()
     with os.fdopen(commands, "rb") as engine:
         if not (line := engine.readline()):
@@ -112,7 +112,7 @@ def die_with_parent() -> None:
 
 
 def command_of(
-    split: Split, model: ModelToOpen, kinds: frozenset[JobKind]
+    split: SplitOptions, model: ModelToOpen, kinds: frozenset[JobKind]
 ) -> Sequence[str]:
     """Return the server's command; ``llama_child.open_server`` says why."""
     batch = split.batch if kinds == TEXT else model.context
@@ -151,7 +151,7 @@ def command_of(
     return command + [word for each in OPTIONAL if each[0] in known for word in each]
 
 
-def placement(split: Split) -> Mapping[str, object]:
+def placement(split: SplitOptions) -> Mapping[str, object]:
     """Return the options that say where the layers are.
 
     A processor has the first layers; other devices have theirs in the order of

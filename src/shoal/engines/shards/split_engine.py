@@ -24,7 +24,7 @@ from shoal.engines.llama_engine import CONTEXT, LlamaEngine
 from shoal.engines.llama_process import LlamaProcess
 from shoal.engines.server_kinds import TEXT
 from shoal.engines.shards.programs import ShardPrograms
-from shoal.engines.shards.split_child import Split
+from shoal.engines.shards.split_child import SplitOptions
 
 CHILD = "shoal.engines.shards.split_child"
 REASON_WITHIN = 1.5  # seconds in which a lost shard is known after the server's end
@@ -80,7 +80,7 @@ class SplitEngine:
         assert programs.llama_server is not None, "only where it is, a model is run"
         self.model = model
         self.slots = slots
-        self._split = Split(
+        self._split = SplitOptions(
             str(programs.llama_server),
             programs.device,
             tuple(links.ports),

@@ -1,9 +1,9 @@
 """Groups of machines that run a model together, which fits on none of them.
 
-A group is formed in two steps: the machines that lend memory are told at once what they
-are to hold, and the one that runs the model is told to load it when all of them hold
-it.  What has been done is read from what the machines report, so it survives a restart
-of the coordinator.  If one of them cannot, is lost or leaves, the others are told to
+A group is formed in two steps: the machines that lend memory are ordered at once to
+hold their parts, and the one that runs the model is ordered to load it when all of them
+do.  What has been done is read from what the machines report, so it survives a restart
+of the coordinator.  If one of them cannot, is lost or leaves, the others are ordered to
 free what they hold, and another group is formed.
 """
 
@@ -36,8 +36,7 @@ def form_groups(
     """
     if not any(each.library.loan for each in machines):
         return placement
-    told = with_orders(machines, placement.orders)
-    call = _Groups(told, deployments, now)
+    call = _Groups(with_orders(machines, placement.orders), deployments, now)
     for name, why in sorted(placement.unplaced.items()):
         call.satisfy(name, why)
     call.free_shards()
@@ -130,7 +129,7 @@ class _Groups:
             self._form(name, why)
 
     def free_shards(self) -> None:
-        """Tell machines to free what they hold for groups that are no more."""
+        """Order machines to free what they hold for groups that have ended."""
         for machine, shard in self._shards():
             order = shard.order
             if (
@@ -145,7 +144,7 @@ class _Groups:
             self._order(freed, f"its group for {order.name} is no more")
 
     def _holding(self, name: str) -> Sequence[str]:
-        """Return the machines that hold a part of a model for a group that is no more.
+        """Return the machines that hold a part of a model for a group that has ended.
 
         Another group is formed when they have freed it: they may be in that too.
         """
@@ -191,7 +190,7 @@ class _Groups:
         return None
 
     def _form(self, name: str, why: str) -> None:
-        """Tell machines to lend what a model needs, or say why it is not split."""
+        """Order machines to lend what a model needs, or say why it is not split."""
         deployment = self.deployments.get(name)
         allowed = self.allowed(name, deployment.on if deployment else ())
         if not any(_can_run(each, name) for each in allowed) or not any(
@@ -280,7 +279,7 @@ class _Groups:
         return split_model(model, *self._settings(name, runner), place, lenders)
 
     def _begin(self, name: str, runner: Machine, split: ModelSplit) -> None:
-        """Make room for the runner's part, or tell the others to lend theirs."""
+        """Make room for the runner's part, or order the others to lend theirs."""
         bid = _room(runner, self.now).bid(name, split.shards[-1].memory, Claim.WAITED)
         if bid is None or bid.effort is not Effort.NONE:
             for victim in bid.victims if bid else ():

@@ -78,7 +78,7 @@ def split_model(
         return (
             f"{model.name} cannot be split: its file does not say where its layers are"
         )
-    parts = [_Parts(model, context, slots, batch) for batch in BATCHES]
+    parts = [_PartSizes(model, context, slots, batch) for batch in BATCHES]
     tried = (each.split(runner, lenders) for each in parts)
     found = [each for each in tried if each is not None]
     if not found:
@@ -86,7 +86,7 @@ def split_model(
     return min(found, key=lambda each: (len(each.shards), -each.batch))
 
 
-class _Parts:
+class _PartSizes:
     """The bytes of a model's parts, with the memory of its contexts."""
 
     def __init__(
